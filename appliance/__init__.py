@@ -1,0 +1,1 @@
+"""Who owns the processes and the decisions: supervisor, coordinator, command line."""

@@ -1,0 +1,451 @@
+"""The coordinator: decides about topics and producers, and tells everybody else.
+
+Owner: the catalog (SQLite); in shared memory the lanes that lead from it, and who has been fed.
+Waits on its doorbell: requests come from the fronts over lanes, like everything between processes (docs/adr/0001).
+Invariants: a decision is on the disk before anyone is told; a client is answered when the flusher has carried the decision out (its slot in the
+    partition table shows the version); a process that asks gets the whole catalog before anything newer.
+Crash: decisions in state `changing` or `deleting` are told again at start; telling twice changes nothing. Requests that were read but not
+    answered time out at the client.
+
+Run as `python -P -m appliance.coordinator`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from appliance import topic_settings
+from appliance.catalog import Catalog, CatalogFullError, Topic
+from shm.assignments import REPLAY, Assignment, LaneKind
+from shm.control import ProcessSlot
+from shm.doorbell import Doorbell
+from shm.lane import LaneReader, LaneWriter
+from shm.layout import ProcessWord, Role, SlotState, SlotWord
+from shm.partition_table import PartitionTable
+from tailrace.arrow_metadata import ArrowMetadataError, read_schema
+from tailrace.errors import (
+    InvalidRequestError,
+    InvalidSchemaError,
+    InvalidSettingError,
+    TailraceError,
+    TopicExistsError,
+    UnknownTopicError,
+)
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.wire import Api
+
+logger = logging.getLogger(__name__)
+
+SCHEMA_MAX_BYTES = 256 << 10
+CHANGE_TIMEOUT_NS = 30_000_000_000
+PENDING_RETRY_NS = 50_000_000
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A lane to one process, and what does not fit it yet."""
+
+    role: Role
+    index: int
+    lane: LaneWriter
+    bell: Doorbell
+    slot: ProcessSlot
+    queue: deque[tuple[int, int, int, int, int, bytes]] = field(default_factory=deque)
+    """(kind, slot, flags, session, correlation_id, payload)"""
+
+
+@dataclass(slots=True)
+class Requester:
+    """Whom to answer."""
+
+    front: int
+    session: int
+    correlation_id: int
+
+
+@dataclass(slots=True)
+class Change:
+    """Decisions on their way into the partition table; answered when all are there."""
+
+    requester: Requester | None
+    topics: list[Topic]
+    results: list[dict[str, Any]]
+    deadline_ns: int
+
+
+class Coordinator:
+    """An agent (see `shm.process`)."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        outgoing: list[Outgoing],
+        incoming: dict[int, LaneReader],
+        tables: list[PartitionTable],
+        describe_processes: Callable[[], list[dict[str, Any]]],
+        worker_count: int,
+        front_count: int,
+        ring_bytes: int,
+        lane_bytes: int,
+        cluster_id: str,
+        default_schema: Callable[[], bytes],
+        now_us: Callable[[], int],
+        start_ns: int,
+    ) -> None:
+        self._catalog = catalog
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._tables = tables
+        self._describe_processes = describe_processes
+        self._worker_count = worker_count
+        self._front_count = front_count
+        self._ring_bytes = ring_bytes
+        self._lane_bytes = lane_bytes
+        self._cluster_id = cluster_id
+        self._default_schema = default_schema
+        self._now_us = now_us
+        self._changes: list[Change] = []
+        self._now_ns = start_ns
+        self._topics: dict[str, Topic] = {topic.name: topic for topic in catalog.topics()}
+        self._restart_changes()
+
+    # ---- agent -----------------------------------------------------------------------------------------------------------------------
+
+    def step(self, now_ns: int) -> int:
+        self._now_ns = now_ns
+        work = self._feed_whoever_asks()
+        for front, lane in self._incoming.items():
+            while (message := lane.peek()) is not None:
+                if message.kind == LaneKind.REQUEST:
+                    self._answer(Requester(front, message.session, message.correlation_id), message.slot, bytes(message.payload))
+                lane.advance(message)
+                lane.consume()
+                work += 1
+        work += self._finish_changes()
+        return work + self._send()
+
+    def next_deadline_ns(self) -> int | None:
+        # A lane that is full, or a table that is about to change: whoever moves it rings, but look again in any case.
+        return self._now_ns + PENDING_RETRY_NS if self._changes or any(out.queue for out in self._outgoing) else None
+
+    def begin_stop(self) -> None:
+        """Nothing to finish: undecided requests time out at their clients."""
+
+    def is_finished(self) -> bool:
+        return True
+
+    # ---- telling ---------------------------------------------------------------------------------------------------------------------
+
+    def _assignments(self, topic: Topic) -> list[Assignment]:
+        settings = topic_settings.complete(topic.given, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
+        return [
+            Assignment(
+                topic=topic.name, topic_id=topic.topic_id, partition=row.partition, partition_count=len(topic.partitions), slot=row.slot,
+                version=topic.version, worker=row.slot % self._worker_count, front=row.slot % self._front_count, data_dir=row.data_dir,
+                leader_epoch=row.leader_epoch, schema_id=topic.schema_id, schema=topic.schema, typed=topic.typed,
+                dropped=topic.state == "deleting", settings=settings,
+            )
+            for row in topic.partitions
+        ]  # fmt: skip
+
+    @staticmethod
+    def _concerns(out: Outgoing, assignment: Assignment) -> bool:
+        if out.role is Role.WORKER:
+            return assignment.worker == out.index
+        if out.role is Role.FLUSHER:
+            return assignment.data_dir == out.index
+        return True
+
+    def _feed_whoever_asks(self) -> int:
+        count = 0
+        for out in self._outgoing:
+            wanted = out.slot.load(ProcessWord.WANTS_FEED)
+            if wanted == out.slot.load(ProcessWord.FED_GENERATION):
+                continue
+            for topic in self._topics.values():
+                # A front may only know what is finished; a topic that is being deleted is nobody's to open.
+                if topic.state == "deleting" or (out.role is Role.FRONT and topic.state != "active"):
+                    continue
+                for assignment in self._assignments(topic):
+                    if self._concerns(out, assignment):
+                        out.queue.append((LaneKind.ASSIGN, 0, REPLAY, 0, 0, assignment.encode()))
+            out.queue.append((LaneKind.FED, 0, 0, 0, wanted, b""))
+            out.slot.store(ProcessWord.FED_GENERATION, wanted)
+            count += 1
+        return count
+
+    def _tell_workers(self, topic: Topic) -> None:
+        for assignment in self._assignments(topic):
+            payload = assignment.encode()
+            for out in self._outgoing:
+                if out.role is Role.WORKER and self._concerns(out, assignment):
+                    out.queue.append((LaneKind.ASSIGN, 0, 0, 0, 0, payload))
+
+    def _tell_fronts(self, topic: Topic) -> None:
+        for assignment in self._assignments(topic):
+            payload = assignment.encode()
+            for out in self._outgoing:
+                if out.role is Role.FRONT:
+                    out.queue.append((LaneKind.ASSIGN, 0, 0, 0, 0, payload))
+
+    def _send(self) -> int:
+        """Move what is queued into the lanes, as far as it fits."""
+        count = 0
+        for out in self._outgoing:
+            while out.queue:
+                kind, slot, flags, session, correlation_id, payload = out.queue[0]
+                if not out.lane.try_write(kind, slot, flags, session, correlation_id, self._now_ns, (payload,)):
+                    break
+                out.queue.popleft()
+                count += 1
+            if out.lane.publish():
+                out.bell.ring()
+        return count
+
+    def _respond(self, requester: Requester, code: ErrorCode, value: dict[str, Any]) -> None:
+        out = next(o for o in self._outgoing if o.role is Role.FRONT and o.index == requester.front)
+        out.queue.append((LaneKind.RESPONSE, 0, code, requester.session, requester.correlation_id, orjson.dumps(value)))
+
+    # ---- requests --------------------------------------------------------------------------------------------------------------------
+
+    def _answer(self, requester: Requester, api: int, payload: bytes) -> None:
+        """Decide one request. Whatever it holds, the answer is a code and a sentence."""
+        try:
+            request = orjson.loads(payload)
+            if api == Api.INIT_PRODUCER_ID:
+                self._init_producer(requester, request)
+            elif api == Api.DESCRIBE_CLUSTER:
+                self._respond(requester, ErrorCode.OK, self._describe_cluster())
+            elif api in (Api.CREATE_TOPICS, Api.DELETE_TOPICS, Api.ALTER_TOPICS):
+                self._change_topics(requester, Api(api), request)
+            else:
+                raise TailraceError(f"API {api} is not the coordinator's", ErrorCode.UNKNOWN_API)
+        except TailraceError as error:
+            self._respond(requester, error.code, {"message": error.detail})
+
+    def _init_producer(self, requester: Requester, request: dict[str, Any]) -> None:
+        producer_id, epoch = request.get("producer_id"), request.get("producer_epoch", 0)
+        if producer_id is None:
+            producer_id, epoch = self._catalog.new_producer()
+        elif isinstance(producer_id, int) and isinstance(epoch, int) and 0 <= producer_id < 2**62 and -1 <= epoch <= 32767:
+            producer_id, epoch = self._catalog.next_epoch(producer_id, epoch)
+        else:
+            raise InvalidRequestError("producer_id and producer_epoch must be whole numbers")
+        self._respond(requester, ErrorCode.OK, {"producer_id": producer_id, "producer_epoch": epoch})
+
+    def _change_topics(self, requester: Requester, api: Api, request: dict[str, Any]) -> None:
+        decide = {Api.CREATE_TOPICS: self._create, Api.DELETE_TOPICS: self._delete, Api.ALTER_TOPICS: self._alter}[api]
+        items = request.get("topics")
+        if not isinstance(items, list) or not items or len(items) > 1000:
+            raise InvalidRequestError("the request needs a list `topics` of 1 to 1000 entries")
+        topics: list[Topic] = []
+        results: list[dict[str, Any]] = []
+        for item in items:
+            result: dict[str, Any] = {"name": item.get("name") if isinstance(item, dict) else str(item), "code": 0}
+            try:
+                if not isinstance(item, dict):
+                    raise InvalidRequestError("each entry of `topics` must be an object")
+                topic = decide(item, bool(request.get("validate_only", False)))
+                if topic is not None:
+                    topics.append(topic)
+                    self._topics[topic.name] = topic
+                    self._tell_workers(topic)
+            except TailraceError as error:
+                result.update(code=int(error.code), message=error.detail)
+            except CatalogFullError as error:
+                result.update(code=int(ErrorCode.INVALID_SETTING), message=str(error))
+            results.append(result)
+        self._changes.append(Change(requester, topics, results, self._now_ns + CHANGE_TIMEOUT_NS))
+
+    def _create(self, item: dict[str, Any], validate_only: bool) -> Topic | None:
+        name = item.get("name")
+        topic_settings.check_topic_name(name)  # type: ignore[arg-type]
+        assert isinstance(name, str)
+        if name in self._topics:
+            raise TopicExistsError(f"topic {name!r} exists")
+        partitions = topic_settings.check_partitions(item.get("partitions", 1))
+        given = self._checked_settings(item.get("configs") or {})
+        typed = item.get("schema") is not None
+        schema = self._checked_schema(item["schema"]) if typed else self._default_schema()
+        return None if validate_only else self._catalog.create_topic(name, partitions, given, schema, typed, self._now_us())
+
+    def _checked_settings(self, given: Any) -> dict[str, Any]:
+        if not isinstance(given, dict):
+            raise InvalidSettingError("configs must be an object of names and values")
+        typed = {name: topic_settings.parse(name, value) for name, value in given.items()}
+        topic_settings.complete(typed, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
+        return typed
+
+    @staticmethod
+    def _checked_schema(encoded: Any) -> bytes:
+        try:
+            message = base64.b64decode(encoded, validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            raise InvalidSchemaError("the schema is not base64") from None
+        if len(message) > SCHEMA_MAX_BYTES:
+            raise InvalidSchemaError(f"the schema has {len(message)} bytes; {SCHEMA_MAX_BYTES} are allowed")
+        try:
+            read_schema(message)
+        except ArrowMetadataError as error:
+            raise InvalidSchemaError(str(error)) from None
+        return message
+
+    def _existing(self, item: dict[str, Any]) -> Topic:
+        topic = self._topics.get(str(item.get("name")))
+        if topic is None or topic.state == "deleting":
+            raise UnknownTopicError(f"there is no topic {item.get('name')!r}")
+        return topic
+
+    def _delete(self, item: dict[str, Any], validate_only: bool) -> Topic | None:
+        topic = self._existing(item)
+        if validate_only:
+            return None
+        marked = self._catalog.mark_deleting(topic)
+        self._tell_fronts(marked)  # before the files go: nothing more is sent there
+        return marked
+
+    def _alter(self, item: dict[str, Any], validate_only: bool) -> Topic | None:
+        topic = self._existing(item)
+        given = {**topic.given, **self._checked_settings(item.get("configs") or {})}
+        partitions = topic_settings.check_partitions(item.get("partitions") or len(topic.partitions))
+        if partitions < len(topic.partitions):
+            raise InvalidSettingError(f"topic {topic.name!r} has {len(topic.partitions)} partitions; their number can only grow")
+        topic_settings.complete(given, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
+        return None if validate_only else self._catalog.alter_topic(topic, given, partitions)
+
+    # ---- carrying out ----------------------------------------------------------------------------------------------------------------
+
+    def _restart_changes(self) -> None:
+        """Tell again what a predecessor may not have told."""
+        unfinished = [topic for topic in self._topics.values() if topic.state != "active"]
+        for topic in unfinished:
+            self._tell_workers(topic)
+        if unfinished:
+            self._changes.append(Change(None, unfinished, [], self._now_ns + CHANGE_TIMEOUT_NS))
+
+    def _is_applied(self, topic: Topic) -> bool:
+        for row in topic.partitions:
+            state = self._tables[row.data_dir].read(row.slot)
+            if state.topic_id != topic.topic_id or state.applied_version < topic.version:
+                return False
+        return True
+
+    def _finish_changes(self) -> int:
+        count = 0
+        for change in list(self._changes):
+            for topic in [t for t in change.topics if self._is_applied(t)]:
+                change.topics.remove(topic)
+                self._complete(topic, change)
+            if not change.topics:
+                if change.requester is not None:
+                    self._respond(change.requester, ErrorCode.OK, {"results": change.results})
+            elif self._now_ns >= change.deadline_ns and change.requester is not None:
+                self._respond(change.requester, ErrorCode.TIMED_OUT, {"message": "the change is decided but not carried out yet; look at `tailrace status`"})
+                change.requester = None
+                continue
+            else:
+                continue
+            self._changes.remove(change)
+            count += 1
+        return count
+
+    def _complete(self, topic: Topic, change: Change) -> None:
+        if topic.state == "deleting":
+            self._catalog.forget(topic.topic_id)
+            self._topics.pop(topic.name, None)
+            logger.info("topic_deleted topic=%s", topic.name)
+            return
+        self._catalog.mark_active(topic.topic_id)
+        active = self._catalog.topic(topic.name)
+        assert active is not None
+        self._topics[topic.name] = active
+        self._tell_fronts(active)
+        logger.info("topic_changed topic=%s version=%d partitions=%d", topic.name, topic.version, len(topic.partitions))
+        for row in topic.partitions:
+            reason = self._tables[row.data_dir].load(row.slot, SlotWord.REASON)
+            for result in change.results:
+                if reason and result["name"] == topic.name:
+                    result.update(code=reason, message=f"partition {row.partition} of {topic.name!r} could not be opened; see the appliance's log")
+
+    def _describe_cluster(self) -> dict[str, Any]:
+        partitions = [(topic, row, self._tables[row.data_dir].read(row.slot)) for topic in self._topics.values() for row in topic.partitions]
+        return {
+            "cluster_id": self._cluster_id,
+            "processes": self._describe_processes(),
+            "topics": len(self._topics),
+            "partitions": len(partitions),
+            "bytes": sum(state.size_bytes for _, _, state in partitions),
+            "offline": [
+                {"topic": topic.name, "partition": row.partition, "reason": ErrorCode(state.reason).name}
+                for topic, row, state in partitions
+                if state.state is SlotState.OFFLINE_FOR_WRITES
+            ],
+        }
+
+
+DEFAULT_SCHEMA_MESSAGE = base64.b64decode(
+    "/////5ABAAAQAAAAAAAKAAwABgAFAAgACgAAAAABBAAMAAAACAAIAAAABAAIAAAABAAAAAQAAAAYAQAA3AAAALAAAAAEAAAACP///wAAAQwUAAAAHAAAAAQA"
+    "AAABAAAAFAAAAAcAAABoZWFkZXJzADj///80////AAABDRgAAAAgAAAABAAAAAIAAABAAAAAFAAAAAQAAABpdGVtAAAAAGj///9k////AAABBBAAAAAYAAAA"
+    "BAAAAAAAAAAFAAAAdmFsdWUAAACQ////jP///wAAAQUQAAAAFAAAAAQAAAAAAAAAAwAAAGtleQC0////sP///wAAAQQQAAAAGAAAAAQAAAAAAAAABQAAAHZh"
+    "bHVlAAAA3P///9j///8AAAEEEAAAABgAAAAEAAAAAAAAAAMAAABrZXkABAAEAAQAAAAQABQACAAGAAcADAAAABAAEAAAAAAAAQoQAAAAJAAAAAQAAAAAAAAA"
+    "CQAAAHRpbWVzdGFtcAAAAAgADAAGAAgACAAAAAAAAgAEAAAAAwAAAFVUQwAAAAAA"
+)
+"""`tailrace.schema.DEFAULT_SCHEMA` as its message, so that no process of the appliance needs pyarrow to know it; a test compares the two."""
+
+
+def main() -> None:
+    """The process."""
+    from shm.process import configure_logging, process_name, run, start
+
+    context = start()
+    configure_logging(context)
+    spec = context.spec
+    settings = spec.settings
+    worker_count, front_count = int(settings["workers"]), int(settings["fronts"])
+    control = context.control
+    roles = [(Role.FRONT, f) for f in range(front_count)]
+    roles += [(Role.WORKER, w) for w in range(worker_count)]
+    roles += [(Role.FLUSHER, d) for d in range(len(spec.data_dirs))]
+
+    def describe_processes() -> list[dict[str, Any]]:
+        rows = []
+        for role, index in [(Role.SUPERVISOR, 0), (Role.COORDINATOR, 0), *roles]:
+            slot = control.process(role, index)
+            rows.append(
+                {"name": process_name(role, index), "pid": slot.load(ProcessWord.PID), "live": slot.is_live(), "restarts": slot.load(ProcessWord.RESTARTS)}
+            )
+        return rows
+
+    catalog = Catalog(f"{spec.data_dirs[0]}/coordinator.db", int(settings["slots"]))
+    coordinator = Coordinator(
+        catalog=catalog,
+        outgoing=[Outgoing(role, i, context.lane_writer(process_name(role, i)), context.bell(role, i), control.process(role, i)) for role, i in roles],
+        incoming={f: context.lane_reader(process_name(Role.FRONT, f)) for f in range(front_count)},
+        tables=[context.table(d) for d in range(len(spec.data_dirs))],
+        describe_processes=describe_processes,
+        worker_count=worker_count,
+        front_count=front_count,
+        ring_bytes=int(settings["ring_bytes"]),
+        lane_bytes=int(settings["lane_bytes"]),
+        cluster_id=spec.instance,
+        default_schema=lambda: DEFAULT_SCHEMA_MESSAGE,
+        now_us=lambda: time.time_ns() // 1000,
+        start_ns=time.monotonic_ns(),
+    )
+    context.report_ready()
+    run(coordinator, context)
+    catalog.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Which regions of shared memory an appliance of a given shape needs. Pure.
+
+Names are logical ("ring-0", "front-0>worker-1"); the supervisor maps them to shared-memory names and tells every child the mapping.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from appliance.settings import Settings
+from shm.layout import ControlLayout, LaneLayout, RegionKind, RingLayout, TableLayout
+
+CONTROL_LANE_BYTES = 1 << 20
+"""Lanes that carry decisions, not data: a topic's schema must fit one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionPlan:
+    logical_name: str
+    kind: RegionKind
+    size: int
+    first: int = 0
+    second: int = 0
+
+
+def plan_regions(settings: Settings, workers: int, fronts: int, flushers: int) -> list[RegionPlan]:
+    """Every region, in order of creation."""
+    plans = [RegionPlan("control", RegionKind.CONTROL, ControlLayout().size)]
+
+    def lane(source: str, target: str, size: int) -> None:
+        plans.append(RegionPlan(f"{source}>{target}", RegionKind.LANE, LaneLayout(size).size, size))
+
+    for d in range(flushers):
+        plans.append(RegionPlan(f"table-{d}", RegionKind.TABLE, TableLayout(settings.slots).size, settings.slots))
+        lane("coordinator", f"flusher-{d}", CONTROL_LANE_BYTES)
+    for w in range(workers):
+        ring = RingLayout(settings.ring_bytes, settings.ring_descriptors)
+        plans.append(RegionPlan(f"ring-{w}", RegionKind.RING, ring.size, settings.ring_bytes, settings.ring_descriptors))
+        lane("coordinator", f"worker-{w}", CONTROL_LANE_BYTES)
+        for f in range(fronts):
+            lane(f"front-{f}", f"worker-{w}", settings.lane_bytes)
+    for f in range(fronts):
+        lane("coordinator", f"front-{f}", CONTROL_LANE_BYTES)
+        lane(f"front-{f}", "coordinator", CONTROL_LANE_BYTES)
+    return plans

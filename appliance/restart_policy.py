@@ -1,0 +1,61 @@
+"""What the supervisor does when a child ends: one pure table. Which exit codes mean something, which halt the appliance, which restart the child.
+
+    how it ended                    stopping   running
+    0                               fine       restart at once (nobody asked it to end)
+    72 ADDRESS_IN_USE               halt       halt before it ever served, else restart with backoff
+    73 DATA_UNUSABLE, 74 CONFIG,
+    75 SHARED_MEMORY                halt       halt: the next try would fail alike
+    71 PARENT_GONE                  fine       restart (cannot be seen by a living supervisor)
+    other code, any signal          fine       restart with backoff: 0, 50, 100, 200 ... 5,000 ms while it keeps ending within 10 s of its start
+
+Invariants: a child that has served is always restarted; the delay never exceeds BACKOFF_MAX_MS; nothing is ever given up silently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from shm.process import EXIT_ADDRESS_IN_USE, EXIT_PARENT_GONE
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the appliance and its processes; `tailrace serve --help` lists them."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    PARENT_GONE = EXIT_PARENT_GONE
+    ADDRESS_IN_USE = EXIT_ADDRESS_IN_USE
+    DATA_UNUSABLE = 73
+    CONFIG = 74
+    SHARED_MEMORY = 75
+
+
+HALTING = frozenset({ExitCode.DATA_UNUSABLE, ExitCode.CONFIG, ExitCode.SHARED_MEMORY})
+BACKOFF_FIRST_MS = 50
+BACKOFF_MAX_MS = 5_000
+SETTLED_AFTER_MS = 10_000
+
+
+class Action(Enum):
+    RESTART = 1
+    HALT = 2
+    NOTHING = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    action: Action
+    delay_ms: int = 0
+
+
+def decide(exit_status: int, *, stopping: bool, had_served: bool, quick_failures: int) -> Decision:
+    """What to do with a child that ended with `exit_status` (negative: killed by that signal) after `quick_failures` earlier ends within SETTLED_AFTER_MS of a start."""
+    if stopping:
+        return Decision(Action.NOTHING)
+    if exit_status in HALTING or (exit_status == ExitCode.ADDRESS_IN_USE and not had_served):
+        return Decision(Action.HALT)
+    if exit_status == ExitCode.OK or quick_failures == 0:
+        return Decision(Action.RESTART)
+    return Decision(Action.RESTART, min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(quick_failures - 1, 10)))

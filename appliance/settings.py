@@ -1,0 +1,159 @@
+"""Settings of the appliance: every one documented beside its definition, merged in one place from file, environment and flags.
+
+Order, the later wins: defaults, the TOML file (`--config`), environment (TAILRACE_RING_BYTES, TAILRACE_FLUSH_LINGER_MS), flags (`--set flush.linger_ms=5`).
+Invariants: an unknown name is refused with the nearest known one; relations between settings are checked before anything is started;
+    processes get only what they use, as plain values.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from appliance.cores import CorePlan, plan_cores
+from shm.layout import FRONTS_MAX, WORKERS_MAX
+from tailrace.errors import InvalidSettingError
+
+ENVIRONMENT_PREFIX = "TAILRACE_"
+_INTERNAL_VARIABLES = ("TAILRACE_PROCESS", "TAILRACE_BOOTSTRAP")
+MIB = 1 << 20
+
+
+def _setting(default: Any, doc: str, *, minimum: int = 0, maximum: int = 1 << 40, name: str = "") -> Any:
+    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "name": name}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All of them; the file, `--set` and the documentation use the names in `setting_names()`."""
+
+    listen: list[str] = _setting(["tcp://127.0.0.1:7420"], "Where clients connect: tcp://HOST:PORT (port 0: any free one) and ipc://PATH.")
+    data_dirs: list[str] = _setting(["./tailrace-data"], "Where the log and the catalog live; one directory in this version.")
+    cores: str | list[int] = _setting("auto", 'Cores that workers are pinned to, one worker each: "auto" or a list such as [2, 3].')
+    ring_bytes: int = _setting(64 * MIB, "Size of a worker's ring in shared memory, bytes.", minimum=1 * MIB, maximum=1 << 36)
+    ring_descriptors: int = _setting(65_536, "How many requests a ring can hold, whatever their size.", minimum=1024, maximum=1 << 22)
+    lane_bytes: int = _setting(4 * MIB, "Size of a lane between two processes in shared memory, bytes; small enough to stay in cache.", minimum=256 << 10, maximum=1 << 30)
+    credit_bytes: int = _setting(64 * MIB, "Bytes that all producers together may have under way to a front.", minimum=1 * MIB)
+    slots: int = _setting(4096, "How many partitions there can be.", minimum=16, maximum=1 << 20)
+    stop_timeout_ms: int = _setting(20_000, "How long a clean stop may take before what is left is killed, ms.", minimum=100)
+    hang_timeout_ms: int = _setting(30_000, "A process that makes no progress for this long is killed and restarted, ms.", minimum=1000)
+    flush_linger_ms: int = _setting(0, "How long the flusher waits for a larger group, ms; 0: not at all, busy times group by themselves.", maximum=10_000, name="flush.linger_ms")
+    flush_batch_size: int = _setting(1 * MIB, "A group of this many bytes is flushed without waiting longer.", minimum=1, name="flush.batch_size")
+
+    def check(self, available_cores: set[int]) -> CorePlan:
+        """The relations between settings; answers the core plan. Raises InvalidSettingError."""
+        if len(self.data_dirs) != 1:
+            raise InvalidSettingError(f"data_dirs lists {len(self.data_dirs)} directories; this version takes one")
+        if not self.listen or len(self.listen) > FRONTS_MAX:
+            raise InvalidSettingError("listen needs at least one address such as tcp://127.0.0.1:7420")
+        for address in self.listen:
+            check_address(address)
+        for name, value in (("ring_bytes", self.ring_bytes), ("lane_bytes", self.lane_bytes)):
+            if value % 4096:
+                raise InvalidSettingError(f"{name} is {value}; it must be a multiple of 4096")
+        if self.credit_bytes < self.lane_bytes // 2:
+            raise InvalidSettingError(f"credit_bytes is {self.credit_bytes}; it must be at least half of lane_bytes ({self.lane_bytes}), so that one batch always fits")
+        return plan_cores(self.cores, available_cores, WORKERS_MAX)
+
+
+def check_address(address: str) -> None:
+    """Raise InvalidSettingError unless this is an address to listen on."""
+    scheme, _, rest = address.partition("://")
+    if scheme == "ipc" and rest:
+        if len(rest.encode()) > 100:
+            raise InvalidSettingError(f"{address!r} is too long: a Unix socket's path has at most 100 bytes")
+        return
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not port.isdigit() or int(port) > 65535:
+        raise InvalidSettingError(f"{address!r} is no address to listen on; write tcp://127.0.0.1:7420 or ipc:///run/tailrace/tailrace.sock")
+
+
+def setting_names() -> dict[str, Any]:
+    """Every setting's name as users write it -> its dataclass field."""
+    return {item.metadata["name"] or item.name: item for item in fields(Settings)}
+
+
+def load_settings(config_path: str | None, environment: Mapping[str, str], flags: list[tuple[str, Any]]) -> Settings:
+    """Merge file, environment and flags over the defaults. Raises InvalidSettingError, also when the file cannot be read."""
+    values: dict[str, Any] = {}
+    if config_path is not None:
+        for name, value in _flatten(_read_file(config_path)):
+            values[_known(name, config_path)] = value
+    by_variable = {ENVIRONMENT_PREFIX + name.replace(".", "_").upper(): name for name in setting_names()}
+    for variable, text in environment.items():
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in _INTERNAL_VARIABLES:
+            if variable not in by_variable:
+                raise InvalidSettingError(f"environment variable {variable} names no setting{_hint(variable, list(by_variable))}")
+            values[by_variable[variable]] = text
+    for name, value in flags:
+        values[_known(name, "--set")] = value
+    names = setting_names()
+    return Settings(**{names[name].name: _typed(name, names[name], value) for name, value in values.items()})
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise InvalidSettingError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidSettingError(f"{path} is not TOML: {error}") from None
+
+
+def _flatten(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    result = []
+    for name, value in table.items():
+        if isinstance(value, dict):
+            result += _flatten(value, f"{prefix}{name}.")
+        else:
+            result.append((prefix + name, value))
+    return result
+
+
+def _hint(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+
+
+def _known(name: str, where: str) -> str:
+    names = setting_names()
+    if name not in names:
+        raise InvalidSettingError(f"{where}: unknown setting {name!r}{_hint(name, list(names))}")
+    return name
+
+
+def _typed(name: str, item: Any, value: Any) -> Any:
+    """`value`, from TOML or as text, as the field's type."""
+    if item.type == "int":
+        try:
+            number = int(value) if not isinstance(value, (bool, float)) else None
+        except (TypeError, ValueError):
+            number = None
+        low, high = item.metadata["minimum"], item.metadata["maximum"]
+        if number is None or not low <= number <= high:
+            raise InvalidSettingError(f"{name} is {value!r}; it takes a whole number from {low} to {high}")
+        return number
+    if item.type == "list[str]":
+        items = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+        if not isinstance(items, list) or not all(isinstance(part, str) and part for part in items):
+            raise InvalidSettingError(f"{name} is {value!r}; it takes a list of texts")
+        return items
+    if isinstance(value, str) and value != "auto":  # cores
+        try:
+            return [int(part) for part in value.strip("[]").split(",")]
+        except ValueError:
+            raise InvalidSettingError(f'{name} is {value!r}; it takes "auto" or a list of core numbers such as [2, 3]') from None
+    return value
+
+
+def environment_settings() -> dict[str, str]:
+    """The process's environment, as `load_settings` wants it."""
+    return dict(os.environ)

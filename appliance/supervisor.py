@@ -1,0 +1,450 @@
+"""The supervisor: makes the shared memory and the doorbells, starts the processes, keeps them alive, stops them in order.
+
+Owner: shared-memory names, eventfds, the lock and manifest of the data directory; in the control region phase, generations, pids, liveness.
+Invariants: a replacement is never started before its predecessor is reaped; regions are removed only when their rings are drained; a region of
+    an earlier run that still holds something is named in the manifest until it is drained.
+Crash: children die with it (PDEATHSIG); what was acknowledged is in the rings, which outlive everybody, and the next start drains them.
+
+Start:  lock, identity | old rings found | regions, bells | coordinator, flusher, workers, fronts | flusher recovered: RUNNING | front bound: READY
+Stop:   fronts (nothing new) | workers (lanes empty) | flusher (rings settled, files synced) | coordinator | regions removed
+
+Run as `python -P -m appliance.supervisor`; `tailrace serve` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from appliance.memory_plan import plan_regions
+from appliance.ownership import DataDirectoryError, Ownership, remove_regions, take
+from appliance.restart_policy import SETTLED_AFTER_MS, Action, ExitCode, decide
+from appliance.sd_notify import Notifier
+from appliance.settings import Settings, environment_settings, load_settings
+from shm.control import Control
+from shm.doorbell import Doorbell
+from shm.layout import Phase, ProcessWord, RegionKind, Role
+from shm.process import SPEC_VARIABLE, ProcessSpec, comm_name, process_name, set_comm_name
+from shm.region import Region, RegionError, RegionMissingError, RegionVersionError
+from shm.ring import Ring
+from tailrace.errors import InvalidSettingError
+
+logger = logging.getLogger("appliance.supervisor")
+
+_MODULES = {
+    Role.COORDINATOR: "appliance.coordinator",
+    Role.FLUSHER: "workers.flusher",
+    Role.WORKER: "workers.worker",
+    Role.FRONT: "netfront.front",
+}
+_STOP_ORDER = (Role.FRONT, Role.WORKER, Role.FLUSHER, Role.COORDINATOR)
+NS_PER_MS = 1_000_000
+
+
+@dataclass(slots=True)
+class Child:
+    """One process that should be running."""
+
+    role: Role
+    index: int
+    cores: list[int] | None = None
+    pid: int = 0
+    pidfd: int = -1
+    generation: int = 0
+    started_ns: int = 0
+    restart_at_ns: int = 0
+    quick_failures: int = 0
+    has_served: bool = False
+    last_beat: int = -1
+    beat_changed_ns: int = 0
+
+    @property
+    def name(self) -> str:
+        return process_name(self.role, self.index)
+
+
+@dataclass(slots=True)
+class Halt(Exception):
+    """The appliance must end with this code; the reason is printed."""
+
+    code: int
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """One appliance. `run` returns its exit code."""
+
+    settings: Settings
+    ready_fd: int = -1
+    notifier: Notifier = field(default_factory=lambda: Notifier(None))
+    _children: list[Child] = field(default_factory=list)
+    _regions: dict[str, str] = field(default_factory=dict)
+    _bells: dict[str, Doorbell] = field(default_factory=dict)
+    _recover: list[dict[str, str]] = field(default_factory=list)
+    _old_regions: list[str] = field(default_factory=list)
+    _stop_requested: bool = False
+    _announced: bool = False
+    _checked_ns: int = 0
+    _mapped: list[Region] = field(default_factory=list)
+
+    # ---- start -----------------------------------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Start, supervise until told to stop, stop. Blocking; in the main thread, for PDEATHSIG and signals."""
+        plan = self.settings.check(os.sched_getaffinity(0))
+        owner = take(os.path.abspath(self.settings.data_dirs[0]))
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        try:
+            self._find_old_regions(owner)
+            control = self._create_regions(owner, len(plan.workers))
+            others = list(plan.others) if plan.others else None
+            self._children = [Child(Role.COORDINATOR, 0, others), Child(Role.FLUSHER, 0, others)]
+            self._children += [Child(Role.WORKER, w, None if core is None else [core]) for w, core in enumerate(plan.workers)]
+            self._children += [Child(Role.FRONT, 0, others)]
+            self._make_bells()
+            control.process(Role.SUPERVISOR, 0).store(ProcessWord.PID, os.getpid())
+            control.process(Role.SUPERVISOR, 0).store(ProcessWord.LIVE, 1)
+            for child in self._children:
+                self._spawn(owner, control, child)
+            owner.record_holder({child.name: child.pid for child in self._children})
+            code = ExitCode.OK
+            try:
+                self._supervise(owner, control, wake_read)
+            except Halt as halt:
+                code = ExitCode(halt.code)
+                _complain(halt.reason)
+            clean = self._stop(control)
+            return self._clean_up(owner, clean, code)
+        except RegionError as error:
+            remove_regions(list(self._regions.values()))
+            _complain(str(error))
+            return ExitCode.SHARED_MEMORY
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        self._stop_requested = True
+
+    def _find_old_regions(self, owner: Ownership) -> None:
+        """What an earlier run left in shared memory: rings that hold undrained batches are for the flusher, the rest goes."""
+        manifest = owner.read_manifest()
+        listed: dict[str, str] = dict(manifest["regions"]) if manifest else {}
+        candidates = [(name, listed.get("table-0", "")) for logical, name in listed.items() if logical.startswith("ring-")]
+        candidates += [(old["ring"], old["table"]) for old in (manifest or {}).get("old", [])]
+        keep: set[str] = set()
+        for ring_name, table_name in candidates:
+            try:
+                region = Region.attach(ring_name, RegionKind.RING, owner.instance)
+            except RegionMissingError:
+                continue
+            except RegionVersionError as error:
+                raise Halt(ExitCode.DATA_UNUSABLE, f"{error}: start the version that made it once, so that it can drain what it holds") from None
+            except RegionError as error:
+                logger.warning("stale_region_ignored name=%s reason=%r", ring_name, str(error))
+                continue
+            ring = Ring(region)
+            if ring.settled.load() != ring.head.load():
+                logger.info("undrained_ring name=%s descriptors=%d", ring_name, ring.head.load() - ring.settled.load())
+                self._recover.append({"ring": ring_name, "table": table_name})
+                keep |= {ring_name, table_name}
+        shm_names = ["/" + entry for entry in os.listdir("/dev/shm") if ("/" + entry).startswith(owner.prefix + "-")]
+        removed = remove_regions([name for name in shm_names if name not in keep])
+        if removed:
+            logger.info("stale_regions_removed count=%d", removed)
+        self._old_regions = sorted(keep)
+
+    def _create_regions(self, owner: Ownership, worker_count: int) -> Control:
+        run_id = os.urandom(4).hex()
+        plans = plan_regions(self.settings, worker_count, 1, 1)
+        self._regions = {plan.logical_name: f"{owner.prefix}-{run_id}-{plan.logical_name.replace('>', '.')}" for plan in plans}
+        owner.write_manifest(self._regions, self._recover)
+        control: Control | None = None
+        try:
+            for plan in plans:
+                region = Region.create(self._regions[plan.logical_name], plan.kind, plan.size, owner.instance, 1, plan.first, plan.second)
+                if plan.kind is RegionKind.CONTROL:
+                    control = Control(region)
+                    self._mapped.append(region)
+                elif plan.kind is RegionKind.RING:
+                    self._mapped.append(region)
+                else:
+                    region.close()
+        except RegionError:
+            # The old rings stay named in the manifest; the new ones go.
+            remove_regions(list(self._regions.values()))
+            owner.write_manifest({}, self._recover)
+            raise
+        assert control is not None
+        control.set_phase(Phase.RECOVERING)
+        return control
+
+    def _make_bells(self) -> None:
+        names = [process_name(Role.SUPERVISOR, 0)] + [child.name for child in self._children]
+        self._bells = {name: Doorbell.create() for name in names}
+        for bell in self._bells.values():
+            os.set_inheritable(bell.fd, True)
+
+    def _spawn(self, owner: Ownership, control: Control, child: Child) -> None:
+        """Start `child`'s next generation. Main thread only: PDEATHSIG watches the thread that spawned."""
+        child.generation += 1
+        slot = control.process(child.role, child.index)
+        slot.store(ProcessWord.GENERATION, child.generation)
+        slot.store(ProcessWord.LIVE, 1)
+        spec = ProcessSpec(
+            role=child.role, index=child.index, generation=child.generation, instance=owner.instance.hex(), parent_pid=os.getpid(),
+            data_dirs=[owner.path], regions=self._regions, doorbells={name: bell.fd for name, bell in self._bells.items()},
+            cores=child.cores, settings=self._child_settings(), recover=self._recover if child.role is Role.FLUSHER else [],
+        )  # fmt: skip
+        os.set_inheritable(owner.lock_fd, True)
+        arguments = [sys.executable, "-P", "-m", _MODULES[child.role]]
+        child.pid = os.posix_spawn(sys.executable, arguments, {**os.environ, SPEC_VARIABLE: spec.to_environment()})
+        child.pidfd = os.pidfd_open(child.pid)
+        child.started_ns = child.beat_changed_ns = time.monotonic_ns()
+        child.restart_at_ns = 0
+        slot.store(ProcessWord.PID, child.pid)
+
+    def _child_settings(self) -> dict[str, Any]:
+        s = self.settings
+        return {
+            "workers": sum(1 for name in self._regions if name.startswith("ring-")), "fronts": 1, "listen": s.listen, "slots": s.slots,
+            "ring_bytes": s.ring_bytes, "lane_bytes": s.lane_bytes, "credit_bytes": s.credit_bytes,
+            "flush.linger_ms": s.flush_linger_ms, "flush.batch_size": s.flush_batch_size,
+        }  # fmt: skip
+
+    # ---- supervision -----------------------------------------------------------------------------------------------------------------
+
+    def _supervise(self, owner: Ownership, control: Control, wake_fd: int) -> None:
+        """Until told to stop. Raises Halt."""
+        bell = self._bells[process_name(Role.SUPERVISOR, 0)]
+        while not self._stop_requested:
+            poll = select.poll()
+            poll.register(wake_fd, select.POLLIN)
+            poll.register(bell.fd, select.POLLIN)
+            if self.ready_fd >= 0:
+                poll.register(self.ready_fd, select.POLLIN)
+            for child in self._children:
+                if child.pidfd >= 0:
+                    poll.register(child.pidfd, select.POLLIN)
+            now_ns = time.monotonic_ns()
+            ready = dict(poll.poll(max(0, (self._next_wake_ns() - now_ns) // NS_PER_MS + 1)))
+            bell.clear()
+            _drain(wake_fd)
+            now_ns = time.monotonic_ns()
+            if self.ready_fd in ready and not os.read(self.ready_fd, 64):
+                logger.info("parent_gone stopping")
+                return
+            for child in self._children:
+                if child.pidfd in ready:
+                    self._reap(control, child, now_ns)
+            for child in self._children:
+                if child.restart_at_ns and now_ns >= child.restart_at_ns:
+                    control.process(child.role, child.index).store(ProcessWord.RESTARTS, child.generation)
+                    self._spawn(owner, control, child)
+                    owner.record_holder({c.name: c.pid for c in self._children})
+                    logger.info("restarted process=%s pid=%d generation=%d", child.name, child.pid, child.generation)
+            self._advance_phase(owner, control)
+            self._check_progress(control, now_ns)
+
+    def _next_wake_ns(self) -> int:
+        times = [child.restart_at_ns for child in self._children if child.restart_at_ns]
+        return min([*times, self._checked_ns + self._check_interval_ns()])
+
+    def _check_interval_ns(self) -> int:
+        interval = self.settings.hang_timeout_ms * NS_PER_MS // 4
+        return min(interval, self.notifier.watchdog_ns // 3) if self.notifier.watchdog_ns else interval
+
+    def _reap(self, control: Control, child: Child, now_ns: int, stopping: bool = False) -> None:
+        """A child has ended: collect it, and do what the policy says. Raises Halt."""
+        _, status = os.waitpid(child.pid, 0)
+        exit_status = os.waitstatus_to_exitcode(status)
+        os.close(child.pidfd)
+        child.pidfd = -1
+        control.process(child.role, child.index).store(ProcessWord.LIVE, 0)
+        quick = now_ns - child.started_ns < SETTLED_AFTER_MS * NS_PER_MS
+        decision = decide(exit_status, stopping=stopping, had_served=child.has_served, quick_failures=child.quick_failures)
+        child.quick_failures = child.quick_failures + 1 if quick else 0
+        if stopping:
+            if exit_status != 0:
+                logger.warning("ended_badly process=%s status=%d", child.name, exit_status)
+            return
+        logger.warning("ended process=%s pid=%d status=%d action=%s delay_ms=%d", child.name, child.pid, exit_status, decision.action.name, decision.delay_ms)
+        if decision.action is Action.HALT:
+            raise Halt(exit_status)
+        child.restart_at_ns = now_ns + decision.delay_ms * NS_PER_MS
+
+    def _is_ready(self, control: Control, child: Child) -> bool:
+        return control.process(child.role, child.index).load(ProcessWord.READY_GENERATION) == child.generation
+
+    def _advance_phase(self, owner: Ownership, control: Control) -> None:
+        """RECOVERING -> RUNNING when the flusher has recovered; READY when everything serves."""
+        for child in self._children:
+            child.has_served = child.has_served or self._is_ready(control, child)
+        if control.phase is Phase.RECOVERING and all(c.has_served for c in self._children if c.role is Role.FLUSHER):
+            control.set_phase(Phase.RUNNING)
+            self._recover = []
+            owner.write_manifest(self._regions, [])
+            remove_regions(self._old_regions)
+            self._old_regions = []
+            for bell in self._bells.values():
+                bell.ring()
+        if not self._announced and control.phase is Phase.RUNNING and all(c.has_served for c in self._children):
+            self._announced = True
+            self._announce(owner, control)
+
+    def _announce(self, owner: Ownership, control: Control) -> None:
+        port = control.port(0).load()
+        addresses = [f"{a.rpartition(':')[0]}:{port}" if a.startswith("tcp://") and a.endswith(":0") else a for a in self.settings.listen]
+        logger.info("ready address=%s data_dir=%s pid=%d", ",".join(addresses), owner.path, os.getpid())
+        self.notifier.ready(f"serving on {', '.join(addresses)}")
+        if self.ready_fd >= 0:
+            os.write(self.ready_fd, orjson.dumps({"address": addresses[0], "pid": os.getpid()}) + b"\n")
+
+    def _check_progress(self, control: Control, now_ns: int) -> None:
+        """Kill who hangs; feed systemd's watchdog while nobody does. Ringing makes idle processes show a beat."""
+        if now_ns < self._checked_ns + self._check_interval_ns():
+            return
+        self._checked_ns = now_ns
+        healthy = True
+        for child in self._children:
+            if child.pidfd < 0:
+                healthy = healthy and child.quick_failures < 5
+                continue
+            beat = control.process(child.role, child.index).load(ProcessWord.BEAT)
+            if beat != child.last_beat:
+                child.last_beat, child.beat_changed_ns = beat, now_ns
+            silent_ms = (now_ns - child.beat_changed_ns) // NS_PER_MS
+            healthy = healthy and silent_ms < self.settings.hang_timeout_ms * 3 // 4
+            if silent_ms >= self.settings.hang_timeout_ms:
+                logger.error("hangs process=%s pid=%d silent_ms=%d killing", child.name, child.pid, silent_ms)
+                signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+                child.beat_changed_ns = now_ns
+        for bell in self._bells.values():
+            bell.ring()
+        if healthy and self.notifier.watchdog_ns:
+            self.notifier.feed_watchdog()
+
+    # ---- stop ------------------------------------------------------------------------------------------------------------------------
+
+    def _stop(self, control: Control) -> bool:
+        """End the children in order, within stop_timeout_ms. False: some had to be killed."""
+        logger.info("stopping")
+        self.notifier.stopping()
+        control.set_phase(Phase.STOPPING if control.phase is Phase.RUNNING else control.phase)
+        deadline_ns = time.monotonic_ns() + self.settings.stop_timeout_ms * NS_PER_MS
+        for role in _STOP_ORDER:
+            group = [child for child in self._children if child.role is role and child.pidfd >= 0]
+            for child in group:
+                control.process(child.role, child.index).store(ProcessWord.STOP, child.generation)
+                self._bells[child.name].ring()
+            self._await(control, group, deadline_ns)
+        left = [child for child in self._children if child.pidfd >= 0]
+        for child in left:
+            logger.error("did_not_stop process=%s pid=%d killing", child.name, child.pid)
+            signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+        self._await(control, left, time.monotonic_ns() + 2_000 * NS_PER_MS)
+        return not left
+
+    def _await(self, control: Control, group: list[Child], deadline_ns: int) -> None:
+        while waiting := [child for child in group if child.pidfd >= 0]:
+            remaining_ms = (deadline_ns - time.monotonic_ns()) // NS_PER_MS
+            if remaining_ms <= 0:
+                return
+            poll = select.poll()
+            for child in waiting:
+                poll.register(child.pidfd, select.POLLIN)
+            for fd, _ in poll.poll(min(remaining_ms, 1000)):
+                self._reap(control, next(c for c in waiting if c.pidfd == fd), time.monotonic_ns(), stopping=True)
+            self.notifier.feed_watchdog()
+
+    def _clean_up(self, owner: Ownership, clean: bool, code: ExitCode) -> int:
+        """Remove shared memory, unless a ring still holds what is not on the disk: then the next start drains it."""
+        rings = [Ring(region) for region in self._mapped if region.header.kind is RegionKind.RING]
+        drained = all(ring.settled.load() == ring.head.load() for ring in rings) and not self._recover
+        if drained:
+            remove_regions(list(self._regions.values()))
+            owner.remove_manifest()
+            os.ftruncate(owner.lock_fd, 0)
+        else:
+            logger.error("rings_not_drained data_dir=%s the next start will drain them", owner.path)
+        logger.info("stopped clean=%s", clean and drained)
+        if code is not ExitCode.OK:
+            return code
+        return ExitCode.OK if clean and drained else ExitCode.FAILED
+
+
+def _drain(fd: int) -> None:
+    try:
+        while os.read(fd, 512):
+            pass
+    except OSError as error:
+        if error.errno != errno.EAGAIN:
+            raise
+
+
+def _complain(reason: str) -> None:
+    if reason:
+        red = "\x1b[31m" if sys.stderr.isatty() else ""
+        print(f"{red}tailrace: {reason}{red and chr(27) + '[0m'}", file=sys.stderr, flush=True)
+
+
+def parse_flags(arguments: list[str]) -> argparse.Namespace:
+    """The flags of `tailrace serve`, which documents them."""
+    parser = argparse.ArgumentParser(prog="tailrace serve", allow_abbrev=False)
+    parser.add_argument("--config")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--listen", action="append", default=[])
+    parser.add_argument("--set", action="append", default=[], metavar="section.key=value")
+    parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def settings_from_flags(flags: argparse.Namespace, environment: dict[str, str]) -> Settings:
+    """Merge everything. Raises InvalidSettingError."""
+    given: list[tuple[str, Any]] = []
+    for item in flags.set:
+        name, separator, value = item.partition("=")
+        if not separator:
+            raise InvalidSettingError(f"--set {item!r} has no value; write --set name=value")
+        given.append((name, value))
+    if flags.data_dir:
+        given.append(("data_dirs", [flags.data_dir]))
+    if flags.listen:
+        given.append(("listen", flags.listen))
+    return load_settings(flags.config, environment, given)
+
+
+def main() -> int:
+    """The process."""
+    flags = parse_flags(sys.argv[1:])
+    set_comm_name(comm_name(Role.SUPERVISOR, 0))
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s process=tr-super-0 %(message)s")
+    try:
+        settings = settings_from_flags(flags, environment_settings())
+        settings.check(os.sched_getaffinity(0))
+    except InvalidSettingError as error:
+        _complain(error.detail)
+        return ExitCode.USAGE
+    try:
+        return Supervisor(settings, flags.ready_fd, Notifier.from_environment()).run()
+    except DataDirectoryError as error:
+        _complain(str(error))
+        return ExitCode.DATA_UNUSABLE
+    except Halt as halt:
+        _complain(halt.reason)
+        return halt.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

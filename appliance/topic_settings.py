@@ -1,0 +1,100 @@
+"""Settings of a topic: names (Kafka's), types, defaults, bounds, each documented where it is defined.
+
+Owner: pure. The coordinator checks with it what clients ask for; assignments carry the complete, typed result.
+Invariants: `complete(complete(x)) == complete(x)`; an unknown name is refused with the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace.errors import InvalidSettingError, InvalidTopicNameError
+
+PARTITIONS_MAX = 1024
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_NEVER = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSetting:
+    name: str
+    kind: type
+    default: Any
+    doc: str
+    allowed: tuple[str, ...] = ()
+    minimum: int = 0
+    maximum: int = _NEVER
+
+
+_TABLE = (
+    TopicSetting("segment.bytes", int, 256 << 20, "A segment is sealed and a new one begun before it grows beyond this.", minimum=64 << 10, maximum=1 << 40),
+    TopicSetting("segment.ms", int, 7 * 86_400_000, "A segment is sealed this long after its first batch, also when nothing follows.", minimum=100),
+    TopicSetting("max.message.bytes", int, 1 << 20, "Largest batch accepted; at most a quarter of ring_bytes and less than half of lane_bytes.", minimum=1024, maximum=64 << 20),
+    TopicSetting("compression.type", str, "none", "Buffer compression that producers use unless told otherwise.", allowed=("none", "lz4", "zstd")),
+    TopicSetting("message.timestamp.type", str, "CreateTime", "Whose clock a record's timestamp is: the producer's, or the appliance's when it appends.", allowed=("CreateTime", "LogAppendTime")),
+    TopicSetting("durability", str, "disk", "disk: consumers see, and acks=all waits for, what was fdatasync'd. memory: what was written to the page cache.", allowed=("disk", "memory")),
+)  # fmt: skip
+TOPIC_SETTINGS: dict[str, TopicSetting] = {setting.name: setting for setting in _TABLE}
+
+LATER = {
+    "retention.ms": "nothing is deleted yet",
+    "retention.bytes": "nothing is deleted yet",
+    "cleanup.policy": "nothing is deleted or compacted yet",
+    "min.insync.replicas": "there are no replicas yet",
+    "worker.dedicated": "workers are shared by all topics yet",
+    "delay.enabled": "there is no delayed delivery yet",
+    "delay.levels": "there is no delayed delivery yet",
+}
+"""Settings of the public face that this version does not obey: refused with this reason rather than taken and ignored."""
+
+
+def check_topic_name(name: str) -> None:
+    """Raise InvalidTopicNameError unless `name` can be a topic's: it becomes part of a directory's name."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
+        shown = name if isinstance(name, str) and len(name) <= 60 else f"{str(name)[:57]}..."
+        raise InvalidTopicNameError(f"topic name {shown!r} ({len(str(name))} characters) is not allowed")
+
+
+def check_partitions(count: Any) -> int:
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= PARTITIONS_MAX:
+        raise InvalidSettingError(f"partitions is {count!r}; allowed are 1 to {PARTITIONS_MAX}")
+    return count
+
+
+def parse(name: str, value: Any) -> Any:
+    """`value` (a string as users write it, or already typed) as the setting's type. Raises InvalidSettingError."""
+    setting = TOPIC_SETTINGS.get(name)
+    if setting is None:
+        if name in LATER:
+            raise InvalidSettingError(f"topic setting {name} is not supported by this version: {LATER[name]}")
+        near = difflib.get_close_matches(name, TOPIC_SETTINGS, 1, 0.5)
+        hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(TOPIC_SETTINGS)}"
+        raise InvalidSettingError(f"unknown topic setting {name!r}{hint}")
+    if setting.kind is int:
+        try:
+            number = int(value) if not isinstance(value, bool) else None
+        except (TypeError, ValueError):
+            number = None
+        if number is None or not setting.minimum <= number <= setting.maximum:
+            raise InvalidSettingError(f"topic setting {name} is {value!r}; it takes a whole number from {setting.minimum} to {setting.maximum}")
+        return number
+    if value not in setting.allowed:
+        raise InvalidSettingError(f"topic setting {name} is {value!r}; allowed are {', '.join(setting.allowed)}")
+    return value
+
+
+def complete(given: dict[str, Any], *, ring_bytes: int, lane_bytes: int) -> dict[str, Any]:
+    """Defaults, overlaid with `given`, checked against each other and the appliance's sizes. Raises InvalidSettingError."""
+    settings = {name: setting.default for name, setting in TOPIC_SETTINGS.items()}
+    largest = min(ring_bytes // 4, lane_bytes // 2 - 128)
+    settings["max.message.bytes"] = min(settings["max.message.bytes"], largest)
+    settings.update({name: parse(name, value) for name, value in given.items()})
+    if settings["max.message.bytes"] > largest:
+        raise InvalidSettingError(
+            f"max.message.bytes is {settings['max.message.bytes']}, above {largest}, what a ring of {ring_bytes} and lanes of {lane_bytes} bytes carry; "
+            "raise the appliance's ring_bytes or lane_bytes"
+        )
+    return settings

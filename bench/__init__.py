@@ -1,0 +1,1 @@
+"""Benchmarks: ratios on one machine, results kept with machine and commit."""

@@ -1,0 +1,1 @@
+"""Who owns the socket: sessions, credits, answers and fetches."""

@@ -1,0 +1,554 @@
+"""The front: owns the socket of one address, passes batches to workers, answers, serves fetches.
+
+Owner: its ZeroMQ socket, sessions and credits; in shared memory the tails of its lanes and its cursor in each ring.
+Invariants: a request is answered once (acks=0: never); whatever comes in, the front lives: what does not parse is answered with a code and forgotten;
+    a connection's batches reach their worker in the order they came.
+Crash: nothing of it survives, nothing needs to: clients see another generation, connect anew and send again what was not acknowledged; workers
+    recognise what they have.
+
+Run as `python -P -m netfront.front`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import orjson
+
+from netfront.acks import AckWalker, Answer
+from netfront.credits import Credit, CreditLedger
+from netfront.fetches import Fetch, FetchService
+from netfront.log_reader import LogReader, LogReadError
+from netfront.reader_pool import ReaderPool
+from netfront.routing import Routing
+from netfront.sessions import Session, Sessions
+from shm.assignments import Assignment, LaneKind
+from shm.control import ProcessSlot
+from shm.doorbell import Doorbell
+from shm.lane import LaneReader, LaneWriter
+from shm.layout import ACKS_ALL, ACKS_LEADER, ACKS_NONE, ProcessWord
+from shm.ring import Ring
+from tailrace.batch_header import HEADER_BYTES
+from tailrace.checksum import Readable
+from tailrace.protocol import requests
+from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
+from tailrace.protocol.requests import FetchedEntry
+from tailrace.protocol.wire import (
+    API_VERSIONS,
+    FRAMES_MAX,
+    JSON_MAX_BYTES,
+    PUSH_CORRELATION_ID,
+    Api,
+    RequestHeader,
+    WireError,
+    check_body,
+    decode_request_header,
+    encode_response,
+)
+from workers.timing_wheel import TimingWheel
+
+logger = logging.getLogger(__name__)
+
+RECEIVE_LIMIT = 256
+"""Messages taken from the socket before everything else has its turn."""
+SESSION_CHECK_NS = 30_000_000_000
+SESSION_IDLE_NS = 600_000_000_000
+CREDIT_IDLE_NS = 60_000_000_000
+OVERDRAFT_BYTES = 1 << 20
+_ACKS = {0: ACKS_NONE, 1: ACKS_LEADER, requests.ACKS_ALL: ACKS_ALL}
+
+
+class Transport(Protocol):
+    """What a front needs of its socket (see `router.Router`)."""
+
+    def try_receive(self) -> list[bytes] | None: ...
+    def try_send(self, identity: bytes, frames: Sequence[Readable]) -> bool: ...
+    def try_send_buffer(self, identity: bytes, frames: Sequence[Readable], data: memoryview) -> bool: ...
+    def new_buffer(self, size: int) -> bytearray: ...
+
+
+class Waiting(NamedTuple):
+    """A batch that does not fit its lane yet."""
+
+    slot: int
+    flags: int
+    session: Session
+    correlation_id: int
+    arrival_ns: int
+    batch: bytes
+
+
+@dataclass(slots=True)
+class WorkerLink:
+    """The way to one worker."""
+
+    lane: LaneWriter
+    bell: Doorbell
+    ring: Ring
+    acks: AckWalker
+    waiting: deque[Waiting]
+
+
+class Front:
+    """An agent (see `shm.process`)."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        generation: int,
+        process_generation: int,
+        workers: list[WorkerLink],
+        to_coordinator: LaneWriter,
+        from_coordinator: LaneReader,
+        coordinator_bell: Doorbell,
+        routing: Routing,
+        reader: LogReader,
+        pool: ReaderPool,
+        ledger: CreditLedger,
+        slot: ProcessSlot,
+        cluster_id: str,
+        on_ready: Callable[[], None],
+        start_ns: int,
+    ) -> None:
+        self._transport = transport
+        self._generation = generation
+        self._process_generation = process_generation
+        self._workers = workers
+        self._to_coordinator = to_coordinator
+        self._from_coordinator = from_coordinator
+        self._coordinator_bell = coordinator_bell
+        self._routing = routing
+        self._reader = reader
+        self._pool = pool
+        self._ledger = ledger
+        self._slot = slot
+        self._cluster_id = cluster_id
+        self._on_ready = on_ready
+        self._sessions = Sessions(generation)
+        self._fetch_wheel: TimingWheel[Fetch] = TimingWheel(start_ns)
+        self._fetches = FetchService(reader, routing, pool, self._fetch_wheel, self._respond_fetch, transport.new_buffer)
+        self._asked: dict[tuple[int, int], int] = {}
+        """(session word, correlation id) -> API of a request that the coordinator is deciding."""
+        self._requests: deque[tuple[int, int, int, bytes]] = deque()
+        self._fed = False
+        self._stopping = False
+        self._next_check_ns = start_ns + SESSION_CHECK_NS
+        self._now_ns = start_ns
+        self._handlers: dict[int, Callable[[Session, RequestHeader, list[bytes]], None]] = {
+            Api.PING: self._on_ping,
+            Api.PRODUCE: self._on_produce,
+            Api.FETCH: self._on_fetch,
+            Api.METADATA: self._on_metadata,
+            Api.LIST_OFFSETS: self._on_list_offsets,
+            Api.CREDIT: self._on_credit,
+            Api.CREATE_TOPICS: self._on_decision,
+            Api.DELETE_TOPICS: self._on_decision,
+            Api.ALTER_TOPICS: self._on_decision,
+            Api.INIT_PRODUCER_ID: self._on_decision,
+            Api.DESCRIBE_CLUSTER: self._on_decision,
+        }
+
+    # ---- agent -----------------------------------------------------------------------------------------------------------------------
+
+    def step(self, now_ns: int) -> int:
+        self._now_ns = now_ns
+        work = self._read_coordinator()
+        if self._fed and not self._stopping:
+            work += self._receive()
+        work += self._pass_on()
+        work += self._walk_rings()
+        work += self._fetches.on_reads_completed(now_ns)
+        work += self._fetches.on_timeouts(now_ns)
+        if now_ns >= self._next_check_ns:
+            self._check_sessions(now_ns)
+        return work
+
+    def next_deadline_ns(self) -> int | None:
+        deadline = self._fetch_wheel.next_deadline_ns()
+        if len(self._sessions) and (deadline is None or self._next_check_ns < deadline):
+            deadline = self._next_check_ns
+        return deadline
+
+    def begin_stop(self) -> None:
+        """Read nothing more; what was read is passed on and answered."""
+        self._stopping = True
+        self._fetches.answer_all()
+
+    def is_finished(self) -> bool:
+        return all(not link.waiting and link.lane.is_empty() and link.acks.is_caught_up() for link in self._workers)
+
+    # ---- coordinator -----------------------------------------------------------------------------------------------------------------
+
+    def _read_coordinator(self) -> int:
+        lane = self._from_coordinator
+        count = 0
+        while (message := lane.peek()) is not None:
+            if message.kind == LaneKind.ASSIGN:
+                assignment = Assignment.decode(message.payload)
+                if assignment.dropped:
+                    self._reader.forget(assignment)
+                self._routing.apply(assignment)
+            elif message.kind == LaneKind.FED and message.correlation_id == self._process_generation and not self._fed:
+                self._fed = True
+                self._on_ready()
+            elif message.kind == LaneKind.RESPONSE:
+                session = self._sessions.by_word(message.session)
+                api = self._asked.pop((message.session, message.correlation_id), 0)
+                if session is not None:
+                    self._send(session, api, 1, message.correlation_id, ErrorCode(message.flags), [bytes(message.payload)])
+            lane.advance(message)
+            lane.consume()
+            count += 1
+        return count
+
+    def _on_decision(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
+        """Pass a request on to the coordinator."""
+        self._one_frame(header, body)
+        requests.decode_json(body[0])
+        if len(body[0]) > self._to_coordinator.payload_max:
+            raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"{len(body[0])} bytes of JSON; {self._to_coordinator.payload_max} are allowed here")
+        self._asked[(session.word, header.correlation_id)] = header.api
+        self._requests.append((header.api, session.word, header.correlation_id, body[0]))
+
+    # ---- requests --------------------------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> int:
+        count = 0
+        while count < RECEIVE_LIMIT and (frames := self._transport.try_receive()) is not None:
+            count += 1
+            self._handle(frames)
+        return count
+
+    def _handle(self, frames: list[bytes]) -> None:
+        """One message: header, session, handler. Whatever is wrong with it is answered."""
+        identity, *message = frames
+        api = correlation_id = 0
+        session = self._sessions.by_identity(identity)
+        try:
+            if not 1 <= len(message) <= FRAMES_MAX:
+                raise WireError(ErrorCode.MALFORMED_REQUEST, f"{len(message)} frames; a request has 1 to {FRAMES_MAX}")
+            header = decode_request_header(message[0])
+            api, correlation_id = header.api, header.correlation_id
+            body = message[1:]
+            check_body(header.body_length, body)
+            if api == Api.HANDSHAKE:
+                self._on_handshake(identity, header, body)
+                return
+            if session is None:
+                raise WireError(ErrorCode.SESSION_UNKNOWN, "make a handshake first")
+            session.last_seen_ns = self._now_ns
+            handler = self._handlers.get(api)
+            if handler is None:
+                raise WireError(ErrorCode.UNKNOWN_API, f"API {api} is unknown")
+            low, high = API_VERSIONS[Api(api)]
+            if not low <= header.version <= high:
+                raise WireError(ErrorCode.UNSUPPORTED_VERSION, f"version {header.version} of {Api(api).name}; this front speaks {low} to {high}")
+            handler(session, header, body)
+        except WireError as error:
+            self._refuse(identity, session, api, correlation_id, error)
+
+    def _refuse(self, identity: bytes, session: Session | None, api: int, correlation_id: int, error: WireError) -> None:
+        if error.code is not ErrorCode.SESSION_UNKNOWN:
+            logger.info("request_refused client=%s api=%d code=%s reason=%r", session.client_id if session else "?", api, error.code.name, error.detail)
+        self._slot.store(ProcessWord.REFUSED_COUNT, self._slot.load(ProcessWord.REFUSED_COUNT) + 1)
+        body = [orjson.dumps({"message": error.detail})]
+        limit = session.credit.limit if session else 0
+        self._transport.try_send(identity, encode_response(api, 1, correlation_id, error.code, limit, self._generation, body))
+
+    @staticmethod
+    def _one_frame(header: RequestHeader, body: list[bytes]) -> None:
+        if len(body) != 1:
+            raise WireError(ErrorCode.MALFORMED_REQUEST, f"API {header.api} takes one body frame, {len(body)} came")
+        if len(body[0]) > JSON_MAX_BYTES:
+            raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"{len(body[0])} bytes; {JSON_MAX_BYTES} are allowed")
+
+    def _on_handshake(self, identity: bytes, header: RequestHeader, body: list[bytes]) -> None:
+        self._one_frame(header, body)
+        request = requests.decode_json(body[0])
+        offered = request.get("versions")
+        if not isinstance(offered, dict):
+            raise WireError(ErrorCode.MALFORMED_REQUEST, "the handshake needs `versions`: API number -> [lowest, highest]")
+        chosen: dict[str, int] = {}
+        for api, (low, high) in API_VERSIONS.items():
+            theirs = offered.get(str(int(api)))
+            if isinstance(theirs, list) and len(theirs) == 2 and all(isinstance(v, int) for v in theirs):
+                common = min(high, theirs[1])
+                if common >= max(low, theirs[0]):
+                    chosen[str(int(api))] = common
+        if str(int(Api.HANDSHAKE)) not in chosen:
+            raise WireError(ErrorCode.UNSUPPORTED_VERSION, f"no version in common; this front speaks {API_VERSIONS[Api.HANDSHAKE]} of HANDSHAKE")
+        old = self._sessions.by_identity(identity)
+        if old is not None:
+            self._drop(old)
+        client_id = str(request.get("client_id", ""))[:100]
+        session = self._sessions.open(identity, client_id, self._ledger.open(), self._now_ns)
+        self._slot.store(ProcessWord.SESSIONS, len(self._sessions))
+        answer = {"versions": chosen, "generation": self._generation, "session": session.number, "cluster_id": self._cluster_id, "server": "tailrace"}
+        self._send(session, Api.HANDSHAKE, 1, header.correlation_id, ErrorCode.OK, [orjson.dumps(answer)])
+
+    def _on_ping(self, session: Session, header: RequestHeader, _body: list[bytes]) -> None:
+        self._send(session, Api.PING, 1, header.correlation_id, ErrorCode.OK)
+
+    def _on_metadata(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
+        """Topics by name, or all (`topics` null; with `names_only`, only their names)."""
+        self._one_frame(header, body)
+        request = requests.decode_json(body[0])
+        names = request.get("topics")
+        if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            raise WireError(ErrorCode.MALFORMED_REQUEST, "`topics` must be a list of names, or null for all")
+        wanted = self._routing.names() if names is None else names
+        if request.get("names_only"):
+            answer: dict[str, Any] = {"topics": [{"name": name, "partitions": self._routing.partition_count(name)} for name in wanted]}
+        else:
+            described = [(name, self._routing.describe(name)) for name in wanted]
+            answer = {"topics": [topic or {"name": name, "code": int(ErrorCode.UNKNOWN_TOPIC)} for name, topic in described]}
+        self._send(session, Api.METADATA, 1, header.correlation_id, ErrorCode.OK, [orjson.dumps(answer)])
+
+    def _on_list_offsets(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
+        self._one_frame(header, body)
+        wanted = requests.decode_json(body[0]).get("partitions")
+        if not isinstance(wanted, list) or not all(isinstance(item, dict) for item in wanted):
+            raise WireError(ErrorCode.MALFORMED_REQUEST, "`partitions` must be a list of {topic, partition, at}")
+        self._send(session, Api.LIST_OFFSETS, 1, header.correlation_id, ErrorCode.OK, [orjson.dumps({"offsets": [self._offset_of(w) for w in wanted]})])
+
+    def _offset_of(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """One entry of a LIST_OFFSETS answer: `at` is "earliest", "latest", or a time in microseconds, for which it is the offset of the batch to look in (-1: none)."""
+        topic, partition, at = wanted.get("topic"), wanted.get("partition"), wanted.get("at")
+        answer: dict[str, Any] = {"topic": topic, "partition": partition, "code": 0, "offset": -1}
+        if not isinstance(topic, str) or not isinstance(partition, int):
+            return {**answer, "code": int(ErrorCode.INVALID_REQUEST)}
+        route = self._routing.find_by_name(topic, partition)
+        if route is None:
+            known = self._routing.partition_count(topic)
+            return {**answer, "code": int(ErrorCode.PARTITION_OUT_OF_RANGE if known else ErrorCode.UNKNOWN_TOPIC)}
+        try:
+            state = self._reader.state(route)
+            answer.update(
+                beginning=state.log_start_offset, end=state.high_watermark, leader_epoch=state.leader_epoch, size_bytes=state.size_bytes,
+                max_timestamp_us=state.max_timestamp_us, state=state.state.name,
+            )  # fmt: skip
+            if at == "earliest":
+                answer["offset"] = state.log_start_offset
+            elif at == "latest":
+                answer["offset"] = state.high_watermark
+            elif isinstance(at, int):
+                found = self._reader.find_time(route, at)
+                answer["offset"] = -1 if found is None else found
+            else:
+                answer["code"] = int(ErrorCode.INVALID_REQUEST)
+        except LogReadError as error:
+            answer["code"] = int(error.code)
+        except OSError as error:
+            logger.error("read_failed topic=%s partition=%d error=%r", topic, partition, str(error))
+            answer["code"] = int(ErrorCode.STORAGE_ERROR)
+        return answer
+
+    def _on_credit(self, session: Session, _header: RequestHeader, body: list[bytes]) -> None:
+        if len(body) != 1:
+            raise WireError(ErrorCode.MALFORMED_REQUEST, "CREDIT takes one body frame")
+        requests.decode_credit(body[0])
+        self._tell_credit(self._ledger.ask(session.credit))
+
+    # ---- produce ---------------------------------------------------------------------------------------------------------------------
+
+    def _on_produce(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
+        if len(body) != 2:
+            raise WireError(ErrorCode.MALFORMED_REQUEST, f"PRODUCE takes two body frames, {len(body)} came")
+        request = requests.decode_produce(body[0])
+        batch = body[1]
+        if not self._ledger.receive(session.credit, len(batch)) and session.credit.received > session.credit.granted + OVERDRAFT_BYTES:
+            self._ledger.release(session.credit, len(batch))
+            raise WireError(ErrorCode.CREDIT_EXCEEDED, f"{session.credit.received} bytes sent, {session.credit.granted} were granted")
+        route = self._routing.find(request.topic_id, request.partition)
+        code = self._check_produce(route, request.topic_id, batch)
+        if code is not ErrorCode.OK or route is None:
+            self._tell_credit(self._ledger.release(session.credit, len(batch)))
+            if request.acks:
+                raise WireError(code, ERROR_TABLE[code].meaning)
+            return
+        waiting = Waiting(route.slot, _ACKS[request.acks], session, header.correlation_id, self._now_ns, batch)
+        link = self._workers[route.worker]
+        if link.waiting or not self._write(link, waiting):
+            link.waiting.append(waiting)
+
+    def _check_produce(self, route: Assignment | None, topic_id: bytes, batch: bytes) -> ErrorCode:
+        if route is None:
+            return ErrorCode.PARTITION_OUT_OF_RANGE if self._routing.knows(topic_id) else ErrorCode.UNKNOWN_TOPIC
+        if len(batch) > int(route.settings["max.message.bytes"]):
+            return ErrorCode.RECORD_TOO_LARGE
+        return ErrorCode.OK if len(batch) > HEADER_BYTES else ErrorCode.UNSUPPORTED_BATCH
+
+    def _write(self, link: WorkerLink, item: Waiting) -> bool:
+        """Copy a batch into its worker's lane; its credit is released."""
+        batch = item.batch
+        if not link.lane.try_write(LaneKind.PRODUCE, item.slot, item.flags, item.session.word, item.correlation_id, item.arrival_ns, (batch,)):
+            return False
+        self._tell_credit(self._ledger.release(item.session.credit, len(batch)), item.session)
+        return True
+
+    def _pass_on(self) -> int:
+        """Move what waited into the lanes, publish, ring: once per group."""
+        count = 0
+        for link in self._workers:
+            while link.waiting and self._write(link, link.waiting[0]):
+                link.waiting.popleft()
+                count += 1
+            if link.lane.publish():
+                link.bell.ring()
+        while self._requests:
+            api, session, correlation_id, payload = self._requests[0]
+            if not self._to_coordinator.try_write(LaneKind.REQUEST, api, 0, session, correlation_id, self._now_ns, (payload,)):
+                break
+            self._requests.popleft()
+            count += 1
+        if self._to_coordinator.publish():
+            self._coordinator_bell.ring()
+        return count
+
+    def _walk_rings(self) -> int:
+        count = 0
+        settled: set[int] = set()
+        for link in self._workers:
+            passed = link.acks.walk(self._answer, settled)
+            if passed and link.ring.is_crowded():
+                link.bell.ring()
+            count += passed
+        if settled:
+            self._fetches.on_settled(settled)
+        return count
+
+    def _answer(self, answer: Answer) -> None:
+        session = self._sessions.by_word(answer.session)
+        if session is None:
+            return
+        if answer.code is not ErrorCode.OK:
+            body: Readable = orjson.dumps({"message": ERROR_TABLE[answer.code].meaning})
+        else:
+            flags = requests.PRODUCED_DUPLICATE if answer.is_duplicate else 0
+            body = requests.encode_produced(requests.ProduceResponse(answer.base_offset, answer.append_time_us, answer.leader_epoch, flags))
+        self._send(session, Api.PRODUCE, 1, answer.correlation_id, answer.code, [body])
+
+    # ---- fetch -----------------------------------------------------------------------------------------------------------------------
+
+    def _on_fetch(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
+        if len(body) != 1:
+            raise WireError(ErrorCode.MALFORMED_REQUEST, "FETCH takes one body frame")
+        request = requests.decode_fetch(body[0])
+        session.fetch_received = min(request.received_bytes, session.fetch_sent)
+        self._fetches.begin(Fetch(session, header.correlation_id, request), self._now_ns)
+
+    def _respond_fetch(self, fetch: Fetch, entries: list[FetchedEntry], data: memoryview) -> None:
+        body: list[Readable] = [requests.encode_fetched(entries)]
+        session = fetch.session
+        length = len(body[0]) + len(data)
+        head = encode_response(Api.FETCH, 1, fetch.correlation_id, ErrorCode.OK, session.credit.limit, self._generation, body)
+        if not len(data):
+            sent = self._transport.try_send(session.identity, head)
+        else:
+            head = encode_response(Api.FETCH, 1, fetch.correlation_id, ErrorCode.OK, session.credit.limit, self._generation, [*body, data])[:-1]
+            sent = self._transport.try_send_buffer(session.identity, head, data)
+        self._slot.store(ProcessWord.BYTES_COUNT, self._slot.load(ProcessWord.BYTES_COUNT) + length)
+        if not sent:
+            self._drop(session)
+
+    # ---- sessions --------------------------------------------------------------------------------------------------------------------
+
+    def _send(self, session: Session, api: int, version: int, correlation_id: int, code: ErrorCode, body: Sequence[Readable] = ()) -> None:
+        frames = encode_response(api, version, correlation_id, code, session.credit.limit, self._generation, body)
+        if not self._transport.try_send(session.identity, frames):
+            self._drop(session)
+
+    def _tell_credit(self, raised: list[Credit], but: Session | None = None) -> None:
+        """Tell connections of a higher limit; `but` hears it with its next answer."""
+        for credit in raised:
+            session = self._sessions.by_credit(credit)
+            if session is not None and session is not but:
+                self._send(session, Api.CREDIT, 1, PUSH_CORRELATION_ID, ErrorCode.OK)
+
+    def _drop(self, session: Session) -> None:
+        """The client is gone, takes nothing, or came anew."""
+        if self._sessions.by_word(session.word) is None:
+            return
+        self._sessions.close(session)
+        self._fetches.forget_session(session)
+        self._slot.store(ProcessWord.SESSIONS, len(self._sessions))
+        self._tell_credit(self._ledger.close(session.credit))
+
+    def _check_sessions(self, now_ns: int) -> None:
+        self._next_check_ns = now_ns + SESSION_CHECK_NS
+        for session in self._sessions.all():
+            silent_ns = now_ns - session.last_seen_ns
+            if silent_ns > SESSION_IDLE_NS:
+                logger.info("session_idle client=%s dropped", session.client_id)
+                self._drop(session)
+            elif silent_ns > CREDIT_IDLE_NS:
+                self._tell_credit(self._ledger.lapse(session.credit))
+
+
+def main() -> None:
+    """The process."""
+    from netfront.router import AddressInUseError, Router
+    from shm.layout import RegionKind, Role
+    from shm.process import EXIT_ADDRESS_IN_USE, configure_logging, process_name, run, start
+    from shm.ring import Ring
+
+    context = start()
+    configure_logging(context)
+    spec = context.spec
+    settings = spec.settings
+    try:
+        router = Router(list(settings["listen"]))
+    except AddressInUseError as error:
+        print(f"tailrace: {error}", file=sys.stderr, flush=True)
+        sys.exit(EXIT_ADDRESS_IN_USE)
+    context.control.port(spec.index).store(router.port)
+    generation = int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF | 1
+    workers = []
+    for w in range(int(settings["workers"])):
+        ring = Ring(context.attach(f"ring-{w}", RegionKind.RING))
+        workers.append(WorkerLink(context.lane_writer(process_name(Role.WORKER, w)), context.bell(Role.WORKER, w), ring, AckWalker(ring, spec.index, generation), deque()))
+    lane_half = int(settings["lane_bytes"]) // 2
+    start_ns = time.monotonic_ns()
+    front = Front(
+        transport=router,
+        generation=generation,
+        process_generation=spec.generation,
+        workers=workers,
+        to_coordinator=context.lane_writer("coordinator"),
+        from_coordinator=context.lane_reader("coordinator"),
+        coordinator_bell=context.bell(Role.COORDINATOR, 0),
+        routing=Routing(),
+        reader=LogReader(spec.data_dirs, [context.table(d) for d in range(len(spec.data_dirs))]),
+        pool=ReaderPool(context.doorbell.ring),
+        ledger=CreditLedger(int(settings["credit_bytes"]), 4 * lane_half, lane_half),
+        slot=context.slot,
+        cluster_id=spec.instance,
+        on_ready=context.report_ready,
+        start_ns=start_ns,
+    )
+    poll = select.poll()
+    poll.register(router.socket.fileno(), select.POLLIN)
+    poll.register(context.doorbell.fd, select.POLLIN)
+
+    def wait(timeout_ms: float | None) -> None:
+        # ZeroMQ's descriptor tells of changes only: `step` has read until there was nothing, so whatever comes now makes it readable.
+        if not router.has_input():
+            poll.poll(timeout_ms)
+        context.doorbell.clear()
+
+    context.ask_for_feed()
+    run(front, context, wait)
+    router.close()
+
+
+if __name__ == "__main__":
+    main()

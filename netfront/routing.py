@@ -1,0 +1,68 @@
+"""Where a topic's partitions are served: the front's copy of the catalog, fed by the coordinator.
+
+Owner: one front. Invariants: a route is only there when the partition is open for it; older versions never replace newer ones.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from shm.assignments import Assignment
+
+
+class Routing:
+    """Topics by name, partitions by (topic id, partition)."""
+
+    def __init__(self) -> None:
+        self._routes: dict[tuple[bytes, int], Assignment] = {}
+        self._topics: dict[str, bytes] = {}
+
+    def apply(self, assignment: Assignment) -> None:
+        """Take in one partition's news."""
+        key = (assignment.topic_id, assignment.partition)
+        known = self._routes.get(key)
+        if known is not None and known.version > assignment.version:
+            return
+        if assignment.dropped:
+            self._routes.pop(key, None)
+            if self._topics.get(assignment.topic) == assignment.topic_id:
+                del self._topics[assignment.topic]
+            return
+        self._routes[key] = assignment
+        self._topics[assignment.topic] = assignment.topic_id
+
+    def find(self, topic_id: bytes, partition: int) -> Assignment | None:
+        return self._routes.get((topic_id, partition))
+
+    def knows(self, topic_id: bytes) -> bool:
+        return (topic_id, 0) in self._routes
+
+    def find_by_name(self, topic: str, partition: int) -> Assignment | None:
+        topic_id = self._topics.get(topic)
+        return None if topic_id is None else self._routes.get((topic_id, partition))
+
+    def partition_count(self, topic: str) -> int:
+        """0 when there is no such topic."""
+        first = self.find_by_name(topic, 0)
+        return 0 if first is None else first.partition_count
+
+    def names(self) -> list[str]:
+        return sorted(self._topics)
+
+    def describe(self, topic: str) -> dict[str, Any] | None:
+        """What a client needs to know of a topic, for JSON; None when there is none."""
+        first = self.find_by_name(topic, 0)
+        if first is None:
+            return None
+        routes = [self._routes.get((first.topic_id, p)) for p in range(first.partition_count)]
+        return {
+            "name": topic,
+            "topic_id": first.topic_id.hex(),
+            "version": first.version,
+            "typed": first.typed,
+            "schema_id": first.schema_id,
+            "schema": base64.b64encode(first.schema).decode("ascii"),
+            "settings": first.settings,
+            "partitions": [{"front": r.front, "leader_epoch": r.leader_epoch} for r in routes if r is not None],
+        }

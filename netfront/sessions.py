@@ -1,0 +1,64 @@
+"""Sessions: who is connected to this front, from handshake to silence.
+
+Owner: one front. A session's number, under the front's generation, is what descriptors carry, so an answer finds its way back.
+Invariants: one session per ZeroMQ identity; numbers are never reused within a generation.
+"""
+
+from __future__ import annotations
+
+from netfront.credits import Credit
+
+
+class Session:
+    """One connected client."""
+
+    __slots__ = ("client_id", "credit", "fetch_received", "fetch_sent", "identity", "last_seen_ns", "number", "word")
+
+    def __init__(self, number: int, word: int, identity: bytes, client_id: str, credit: Credit, now_ns: int) -> None:
+        self.number = number
+        self.word = word
+        """Front generation << 32 | number: what lanes and descriptors carry."""
+        self.identity = identity
+        self.client_id = client_id
+        self.credit = credit
+        self.last_seen_ns = now_ns
+        self.fetch_sent = 0
+        self.fetch_received = 0
+        """Bytes of batches sent to this client, and of them how many it says it has taken in."""
+
+
+class Sessions:
+    """All sessions of one front generation."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self._by_identity: dict[bytes, Session] = {}
+        self._by_word: dict[int, Session] = {}
+        self._next_number = 1
+
+    def __len__(self) -> int:
+        return len(self._by_identity)
+
+    def open(self, identity: bytes, client_id: str, credit: Credit, now_ns: int) -> Session:
+        number = self._next_number
+        self._next_number += 1
+        session = Session(number, self.generation << 32 | number, identity, client_id, credit, now_ns)
+        self._by_identity[identity] = session
+        self._by_word[session.word] = session
+        return session
+
+    def by_identity(self, identity: bytes) -> Session | None:
+        return self._by_identity.get(identity)
+
+    def by_word(self, word: int) -> Session | None:
+        return self._by_word.get(word)
+
+    def by_credit(self, credit: Credit) -> Session | None:
+        return next((s for s in self._by_identity.values() if s.credit is credit), None)
+
+    def close(self, session: Session) -> None:
+        self._by_identity.pop(session.identity, None)
+        self._by_word.pop(session.word, None)
+
+    def all(self) -> list[Session]:
+        return list(self._by_identity.values())

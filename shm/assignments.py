@@ -1,0 +1,71 @@
+"""What the coordinator tells the other processes about a partition, and how requests pass between fronts and coordinator: the messages on their lanes.
+
+Owner: the coordinator writes assignments; workers copy them into their rings as control descriptors, so that the flusher meets them in order with the data.
+Invariants: `version` grows with every change of a topic; applying an assignment twice, or an older one after a newer, changes nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import orjson
+
+
+class LaneKind(IntEnum):
+    """The `kind` of a lane message."""
+
+    PRODUCE = 0
+    ASSIGN = 1
+    """Payload: an Assignment. `flags` 1: a replay for a restarted process, nothing new."""
+    FED = 2
+    """The whole catalog was sent to the process generation in `correlation_id`."""
+    REQUEST = 3
+    """Front to coordinator; `slot` is the API number, payload JSON."""
+    RESPONSE = 4
+    """Coordinator to front; `flags` is the error code, payload JSON."""
+
+
+REPLAY = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One partition: who serves it and how. `dropped` takes it away."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    partition_count: int
+    slot: int
+    version: int
+    worker: int
+    front: int
+    data_dir: int
+    leader_epoch: int
+    schema_id: int
+    schema: bytes
+    """An encapsulated Arrow schema message."""
+    typed: bool
+    dropped: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The topic's settings, complete and of the right types (see `appliance.topic_settings`)."""
+
+    @property
+    def directory_name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    def encode(self) -> bytes:
+        fields = asdict(self)
+        fields["topic_id"] = self.topic_id.hex()
+        fields["schema"] = base64.b64encode(self.schema).decode("ascii")
+        return orjson.dumps(fields)
+
+    @classmethod
+    def decode(cls, payload: bytes | memoryview) -> Assignment:
+        fields = orjson.loads(payload)
+        fields["topic_id"] = bytes.fromhex(fields["topic_id"])
+        fields["schema"] = base64.b64decode(fields["schema"])
+        return cls(**fields)

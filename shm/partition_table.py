@@ -1,0 +1,74 @@
+"""The partition table: what readers may know of each partition, published by the flusher of its data directory.
+
+Owner: the flusher writes every word of its table; fronts, workers, coordinator and `status` read.
+Invariants: log_start_offset <= high_watermark <= log_end_offset; high_watermark never moves back while the region lives;
+    the words of a change are stored before `high_watermark`, so whoever has read the watermark finds the rest at least as new.
+Layout: `TableLayout`, `SlotWord`.
+Crash: a killed flusher's successor writes every slot anew from disk and ring.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from shm.cell import Cell
+from shm.layout import SlotState, SlotWord, TableLayout
+from shm.region import Region
+
+_ID = struct.Struct(">QQ")
+
+
+class PartitionState(NamedTuple):
+    """One slot, read at one time."""
+
+    topic_id: bytes
+    partition: int
+    state: SlotState
+    leader_epoch: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    live_segment_base: int
+    live_valid_end: int
+    applied_version: int
+    max_timestamp_us: int
+    size_bytes: int
+    reason: int
+    live_since_us: int
+
+
+class PartitionTable:
+    """The slots of one data directory."""
+
+    def __init__(self, region: Region) -> None:
+        self.layout = TableLayout(region.header.first)
+        self._words = region.words
+        self.slot_count = self.layout.slot_count
+
+    def cell(self, slot: int, word: SlotWord) -> Cell:
+        if not 0 <= slot < self.slot_count:
+            raise IndexError(f"slot {slot} of {self.slot_count}")
+        return Cell(self._words, self.layout.word(slot, word))
+
+    def load(self, slot: int, word: SlotWord) -> int:
+        return self._words[self.layout.word(slot, word) // 8]
+
+    def read(self, slot: int) -> PartitionState:
+        """All words of a slot; the watermark is read first, so the others are at least as new."""
+        start = self.layout.word(slot, SlotWord(0)) // 8
+        watermark = self._words[start + SlotWord.HIGH_WATERMARK]  # SYNC POINT: high watermark
+        w = self._words[start : start + len(SlotWord)].tolist()
+        return PartitionState(
+            _ID.pack(w[0], w[1]), w[2], SlotState(w[3]), w[4], w[5], watermark, w[7], w[8], w[9], w[10], w[11], w[12], w[13], w[14]
+        )
+
+    def write(self, slot: int, state: PartitionState) -> None:
+        """The flusher: replace a slot, watermark last."""
+        start = self.layout.word(slot, SlotWord(0)) // 8
+        high, low = _ID.unpack(state.topic_id)
+        values = (high, low, *state[1:])
+        for index, value in enumerate(values):
+            if index != SlotWord.HIGH_WATERMARK:
+                self._words[start + index] = value
+        self._words[start + SlotWord.HIGH_WATERMARK] = state.high_watermark  # SYNC POINT: high watermark

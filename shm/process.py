@@ -1,0 +1,204 @@
+"""How every child process begins: its specification, its name, its tie to the supervisor, its signals.
+
+Owner: the supervisor writes the specification into the environment of the child it starts; `start()` reads it.
+Invariants: a child never outlives its supervisor (PDEATHSIG, and the parent is checked after it is set, since it may have died in between);
+    SIGINT and SIGTERM are the supervisor's affair (terminals, `timeout` and some service managers send them to the whole group, and the children
+    must end in order): a child is stopped by its STOP word and a ring.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import orjson
+
+from shm.cell import Cell
+from shm.control import Control, ProcessSlot
+from shm.doorbell import Doorbell
+from shm.lane import LaneReader, LaneWriter
+from shm.layout import ProcessWord, RegionKind, Role
+from shm.partition_table import PartitionTable
+from shm.region import Region
+
+SPEC_VARIABLE = "TAILRACE_PROCESS"
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+EXIT_PARENT_GONE = 71
+EXIT_ADDRESS_IN_USE = 72
+"""Exit codes of children that mean something; the rest of the table is `appliance.restart_policy`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """Everything a child needs to know to serve, or to go on where its predecessor was killed."""
+
+    role: int
+    index: int
+    generation: int
+    instance: str
+    """32 hexadecimal digits, the data directory's identity."""
+    parent_pid: int
+    data_dirs: list[str]
+    regions: dict[str, str]
+    """Logical name ("control", "ring-0", "table-0", "front-0>worker-0") -> shared-memory name."""
+    doorbells: dict[str, int]
+    """Process name ("worker-0") -> file descriptor."""
+    cores: list[int] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    recover: list[dict[str, str]] = field(default_factory=list)
+    """Rings and tables that an earlier run left; a flusher drains them first."""
+
+    def to_environment(self) -> str:
+        return orjson.dumps(asdict(self)).decode()
+
+    @classmethod
+    def from_environment(cls) -> ProcessSpec:
+        return cls(**orjson.loads(os.environ[SPEC_VARIABLE]))
+
+
+def process_name(role: Role, index: int) -> str:
+    """How processes are called in doorbell and lane names: "worker-0", but "coordinator"."""
+    return role.name.lower() if role in (Role.SUPERVISOR, Role.COORDINATOR, Role.CONSOLE) else f"{role.name.lower()}-{index}"
+
+
+def comm_name(role: Role, index: int) -> str:
+    """What `ps` and /proc/PID/comm show; 15 bytes at most."""
+    short = {Role.SUPERVISOR: "super", Role.COORDINATOR: "coord", Role.FLUSHER: "flusher", Role.SCHEDULER: "sched"}.get(role, role.name.lower())
+    return f"tr-{short}-{index}"[:15]
+
+
+def set_comm_name(name: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+class ProcessContext:
+    """A started child: its memory attached, its bells, its stop flag."""
+
+    def __init__(self, spec: ProcessSpec) -> None:
+        self.spec = spec
+        self.role = Role(spec.role)
+        self.index = spec.index
+        self.instance = bytes.fromhex(spec.instance)
+        self.doorbell = Doorbell(spec.doorbells[process_name(self.role, spec.index)])
+        self.control = Control(self.attach("control", RegionKind.CONTROL))
+        self.slot: ProcessSlot = self.control.process(self.role, spec.index)
+
+    def attach(self, logical_name: str, kind: RegionKind) -> Region:
+        return Region.attach(self.spec.regions[logical_name], kind, self.instance)
+
+    def bell(self, role: Role, index: int) -> Doorbell:
+        return Doorbell(self.spec.doorbells[process_name(role, index)])
+
+    def lane_names(self, *, source: str | None = None, target: str | None = None) -> list[tuple[str, str]]:
+        """(source, target) of the lanes that there are, of one source or to one target."""
+        pairs = [tuple(name.split(">", 1)) for name in self.spec.regions if ">" in name]
+        return [(s, t) for s, t in pairs if source in (None, s) and target in (None, t)]
+
+    def lane_writer(self, target: str) -> LaneWriter:
+        return LaneWriter(self.attach(f"{process_name(self.role, self.index)}>{target}", RegionKind.LANE))
+
+    def lane_reader(self, source: str, resume_at: int = 0) -> LaneReader:
+        return LaneReader(self.attach(f"{source}>{process_name(self.role, self.index)}", RegionKind.LANE), resume_at)
+
+    def table(self, data_dir: int) -> PartitionTable:
+        return PartitionTable(self.attach(f"table-{data_dir}", RegionKind.TABLE))
+
+    def ask_for_feed(self) -> None:
+        """Have the coordinator send the whole catalog to this generation."""
+        self.slot.store(ProcessWord.WANTS_FEED, self.spec.generation)
+        self.bell(Role.COORDINATOR, 0).ring()
+
+    def report_ready(self) -> None:
+        """Tell coordinator and supervisor that this generation serves."""
+        self.slot.store(ProcessWord.READY_GENERATION, self.spec.generation)
+        self.bell(Role.COORDINATOR, 0).ring()
+        self.bell(Role.SUPERVISOR, 0).ring()
+
+
+def start() -> ProcessContext:
+    """Turn this interpreter into the child that its specification describes."""
+    spec = ProcessSpec.from_environment()
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != spec.parent_pid:
+        sys.exit(EXIT_PARENT_GONE)
+    libc.prctl(_PR_SET_NAME, comm_name(Role(spec.role), spec.index).encode(), 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if spec.cores:
+        os.sched_setaffinity(0, spec.cores)
+    return ProcessContext(spec)
+
+
+def configure_logging(context: ProcessContext) -> None:
+    """key=value lines on standard error, under the process's name."""
+    name = comm_name(context.role, context.index)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s %(levelname)s process={name} %(message)s")
+
+
+class Agent(Protocol):
+    """A process's work, cut into steps that never wait (the word and the idea are Aeron's)."""
+
+    def step(self, now_ns: int) -> int:
+        """Do what can be done now; answer how much was done (0: nothing, sleep)."""
+
+    def next_deadline_ns(self) -> int | None:
+        """When there is something to do without a ring."""
+
+    def begin_stop(self) -> None:
+        """Take nothing new; finish what was taken."""
+
+    def is_finished(self) -> bool:
+        """After `begin_stop`: whether everything taken is finished."""
+
+
+COLLECT_INTERVAL_NS = 2_000_000_000
+
+
+def run(agent: Agent, context: ProcessContext, wait: Callable[[float | None], None] | None = None) -> None:
+    """Step `agent` until it is told to stop and has finished; sleep on the doorbell (or by `wait`) when there is nothing to do.
+
+    Garbage is collected only when idle: everything alive at start-up is frozen, and a busy loop makes no cycles.
+    """
+    sleep = wait or context.doorbell.wait
+    beat: Cell = context.slot.cell(ProcessWord.BEAT)
+    work_count: Cell = context.slot.cell(ProcessWord.WORK_COUNT)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    collected_at = time.monotonic_ns()
+    stop: Cell = context.slot.cell(ProcessWord.STOP)
+    generation = context.spec.generation
+    stopping = False
+    total = 0
+    while True:
+        now_ns = time.monotonic_ns()
+        beat.store(now_ns)
+        if not stopping and stop.load() == generation:
+            stopping = True
+            agent.begin_stop()
+        work = agent.step(now_ns)
+        if work:
+            total += work
+            work_count.store(total)
+            continue
+        if stopping and agent.is_finished():
+            return
+        if now_ns - collected_at > COLLECT_INTERVAL_NS:
+            gc.collect()
+            collected_at = now_ns
+        deadline_ns = agent.next_deadline_ns()
+        if stopping:
+            deadline_ns = min(deadline_ns or now_ns + 20_000_000, now_ns + 20_000_000)
+        # Rounded up: a poll that wakes early would spin until the deadline.
+        sleep(None if deadline_ns is None else max(0.0, (deadline_ns - now_ns + 999_999) // 1_000_000))

@@ -1,0 +1,127 @@
+"""Regions of POSIX shared memory: created and removed by the supervisor, attached by everyone else.
+
+Owner: the supervisor creates and unlinks; attaching never unlinks (and nothing here registers with a resource tracker that would).
+Invariants: a region's pages exist before anyone maps it (`posix_fallocate`: a mapping past what tmpfs holds kills its user with SIGBUS);
+    a region is used only if magic, layout version, kind, size and instance match.
+Layout: `REGION_HEADER` in `layout`.
+Crash: a region outlives every process; the manifest in the data directory lists what to look for (see `appliance.ownership`).
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from dataclasses import dataclass
+
+import posix_ipc
+
+from shm.layout import LAYOUT_VERSION, REGION_HEADER, REGION_MAGIC, RegionKind
+
+
+class RegionError(RuntimeError):
+    """A region cannot be created or is not what it should be; the sentence says what to do."""
+
+
+class RegionMissingError(RegionError):
+    """There is no region of this name."""
+
+
+class RegionVersionError(RegionError):
+    """Another version of Tailrace made this region."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionHeader:
+    kind: RegionKind
+    boot_id: bytes
+    instance: bytes
+    generation: int
+    size: int
+    first: int
+    """The layout's parameters, so that a region can be read whatever the configuration says now."""
+    second: int
+
+
+def boot_id() -> bytes:
+    """16 bytes that change with each boot of the machine: shared memory of another boot cannot exist."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return bytes.fromhex(file.read().strip().replace("-", ""))
+
+
+class Region:
+    """One mapped region: `.bytes` for bulk data, `.words` for `Cell`s."""
+
+    def __init__(self, name: str, memory: mmap.mmap, header: RegionHeader) -> None:
+        self.name = name
+        self.header = header
+        self._memory = memory
+        self.bytes = memoryview(memory)
+        self.words = self.bytes.cast("Q")
+
+    @classmethod
+    def create(cls, name: str, kind: RegionKind, size: int, instance: bytes, generation: int, first: int, second: int = 0) -> Region:
+        """Make a new region of zeroes. Raises RegionError when the name is taken or /dev/shm has no room."""
+        try:
+            shared = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
+        except posix_ipc.ExistentialError:
+            raise RegionError(f"shared memory {name} exists already; another appliance uses it, or remove /dev/shm{name}") from None
+        try:
+            os.posix_fallocate(shared.fd, 0, size)
+            memory = mmap.mmap(shared.fd, size)
+        except OSError as error:
+            posix_ipc.unlink_shared_memory(name)
+            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+                raise RegionError(
+                    f"/dev/shm has no room for {size >> 20} MiB of {name.rsplit('-', 1)[-1]}; enlarge it (mount -o remount,size=... /dev/shm) "
+                    "or lower ring_bytes and lane_bytes"
+                ) from None
+            raise
+        finally:
+            os.close(shared.fd)
+        header = RegionHeader(kind, boot_id(), instance, generation, size, first, second)
+        region = cls(name, memory, header)
+        REGION_HEADER.pack_into(region.bytes, 0, 0, LAYOUT_VERSION, kind, header.boot_id, instance, generation, size, first, second)
+        region.words[0] = REGION_MAGIC  # last: a region without it is unfinished
+        return region
+
+    @classmethod
+    def attach(cls, name: str, kind: RegionKind, instance: bytes | None = None) -> Region:
+        """Map an existing region. Raises RegionMissingError, RegionVersionError, RegionError."""
+        try:
+            shared = posix_ipc.SharedMemory(name)
+        except posix_ipc.ExistentialError:
+            raise RegionMissingError(f"shared memory {name} does not exist; is the appliance running?") from None
+        try:
+            actual = os.fstat(shared.fd).st_size
+            if actual < REGION_HEADER.size:
+                raise RegionError(f"shared memory {name} has {actual} bytes, too few for a header")
+            memory = mmap.mmap(shared.fd, actual)
+        finally:
+            os.close(shared.fd)
+        magic, version, found_kind, boot, owner, generation, size, first, second = REGION_HEADER.unpack_from(memory, 0)
+        if magic != REGION_MAGIC or size != actual or found_kind != kind:
+            raise RegionError(f"shared memory {name} is not a finished {kind.name.lower()} region")
+        if version != LAYOUT_VERSION:
+            raise RegionVersionError(f"shared memory {name} has layout {version}, this build has {LAYOUT_VERSION}")
+        if boot != boot_id() or (instance is not None and owner != instance):
+            raise RegionError(f"shared memory {name} belongs to another instance")
+        return cls(name, memory, RegionHeader(kind, boot, owner, generation, size, first, second))
+
+    def close(self) -> None:
+        """Unmap. Views that others still hold keep the mapping until they go."""
+        self.words.release()
+        self.bytes.release()
+        try:
+            self._memory.close()
+        except BufferError:
+            pass  # a ring or lane still holds a view; the mapping ends with it
+
+
+def remove(name: str) -> bool:
+    """Unlink a region; False when there was none."""
+    try:
+        posix_ipc.unlink_shared_memory(name)
+    except posix_ipc.ExistentialError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Spark reads topics."""

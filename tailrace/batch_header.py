@@ -1,0 +1,301 @@
+"""The broker's header inside a record batch: plain bytes in, plain bytes out, no Arrow library.
+
+A batch is one Arrow IPC encapsulated message whose metadata padding carries this header, so a file of batches is an Arrow IPC stream:
+
+    0          4              8                       8 + metadata_size - 136   8 + metadata_size          batch_length
+    +----------+--------------+-----------------+-----+-----------+-------------+--------------------------+
+    |0xFFFFFFFF| metadata_size| flatbuffer      | pad | extension | HEADER 136 B| body (Arrow buffers)     |
+    +----------+--------------+-----------------+-----+-----------+-------------+--------------------------+
+    |<------------- body_crc32c ------------------------->|<- header_crc32c  -->|<----- body_crc32c ------>|
+
+Owner: the producer writes every field once; the worker that appends the batch rewrites `base_offset`, `append_time_us`, `leader_epoch`,
+`durable_offset` and the header's checksum, and nothing else. Nobody rewrites the body or its checksum.
+
+Invariants:
+    8 + metadata_size is a multiple of 8;  HEADER_BYTES + extension_length <= metadata_size
+    0 <= record_count - 1 <= last_offset_delta for data batches (fewer rows than offsets once compaction has removed some)
+    record_count == 0 and last_offset_delta == 0 for control batches
+    header_crc32c is seeded with topic id and partition: a batch in the wrong file is never taken for its own
+
+Layout: `_FIELDS` below, little endian, every field at a multiple of its size. The last fields are `header_length, version, magic`, so the header
+is found from its end. All fields are reserved now, whoever fills them later; a change of layout is a new `version`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from tailrace.checksum import Readable, crc32c
+
+BATCH_MAGIC = 0x31425254  # "TRB1" in the file
+BATCH_VERSION = 1
+HEADER_BYTES = 136
+EXTENSION_MAX_BYTES = 4096
+METADATA_MAX_BYTES = 1 << 20
+PREFIX_BYTES = 8
+CONTINUATION = 0xFFFFFFFF
+END_OF_STREAM = struct.pack("<II", CONTINUATION, 0)
+
+ATTRIBUTE_TRANSACTIONAL = 1
+ATTRIBUTE_CONTROL = 2
+ATTRIBUTE_DELAYED = 4
+ATTRIBUTE_SPARSE = 8
+ATTRIBUTE_LOG_APPEND_TIME = 16
+ATTRIBUTE_COMPRESSED = 32
+KNOWN_ATTRIBUTES = 63
+
+NO_PRODUCER = -1
+NO_SEQUENCE = -1
+SEQUENCE_MODULUS = 1 << 31
+
+#       crc attr body length | base  delta count | first max append | producer sequence epoch _ leader schema
+_FIELDS = struct.Struct("<IIIIqIIqqqqihHiIqqqqIIQHHI")
+_PREFIX = struct.Struct("<II")
+_TAIL = struct.Struct("<HHI")
+_APPEND = struct.Struct("<q")
+_SEED = struct.Struct("<16si")
+_U32 = struct.Struct("<I")
+assert _FIELDS.size == HEADER_BYTES
+
+# Offsets from the header's first byte of what the broker rewrites.
+OFFSET_HEADER_CRC = 0
+OFFSET_BASE_OFFSET = 16
+OFFSET_APPEND_TIME = 48
+OFFSET_PRODUCER = 56
+OFFSET_LEADER_EPOCH = 72
+OFFSET_DURABLE_OFFSET = 80
+
+
+class BatchFormatError(ValueError):
+    """These bytes are not a batch of this version; `reason` says which check failed."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class BatchChecksumError(BatchFormatError):
+    """The bytes have the form of a batch, but a checksum does not match."""
+
+
+@dataclass(slots=True)
+class BatchHeader:
+    """The header's fields. Times are microseconds since 1970 UTC; offsets are record numbers; -1 means "none" where signed."""
+
+    attributes: int = 0
+    body_crc32c: int = 0
+    batch_length: int = 0
+    base_offset: int = 0
+    last_offset_delta: int = 0
+    record_count: int = 0
+    first_timestamp_us: int = 0
+    max_timestamp_us: int = 0
+    append_time_us: int = -1
+    producer_id: int = NO_PRODUCER
+    base_sequence: int = NO_SEQUENCE
+    producer_epoch: int = -1
+    leader_epoch: int = -1
+    schema_id: int = 0
+    durable_offset: int = 0
+    due_us: int = -1
+    delay_position: int = -1
+    min_tick: int = -1
+    extension_length: int = 0
+    header_crc32c: int = 0
+    reserved_a: int = 0
+    reserved_b: int = 0
+    reserved_c: int = 0
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & ATTRIBUTE_CONTROL)
+
+    def to_bytes(self) -> bytes:
+        """The 136 bytes, with `header_crc32c` as it stands in the field (see `seal_header`)."""
+        return _FIELDS.pack(
+            self.header_crc32c, self.attributes, self.body_crc32c, self.batch_length, self.base_offset, self.last_offset_delta,
+            self.record_count, self.first_timestamp_us, self.max_timestamp_us, self.append_time_us, self.producer_id,
+            self.base_sequence, self.producer_epoch, self.reserved_a, self.leader_epoch, self.schema_id, self.durable_offset,
+            self.due_us, self.delay_position, self.min_tick, self.extension_length, self.reserved_b, self.reserved_c,
+            HEADER_BYTES, BATCH_VERSION, BATCH_MAGIC,
+        )  # fmt: skip
+
+
+def checksum_seed(topic_id: bytes, partition: int) -> int:
+    """What header checksums of this partition start from: CRC32C of the 16-byte topic id and the partition number."""
+    return crc32c(_SEED.pack(topic_id, partition))
+
+
+def metadata_size_of(data: Readable, start: int = 0) -> int:
+    """The metadata size of the message at `start`; 0 is the end-of-stream mark. Needs 8 bytes. Raises BatchFormatError."""
+    continuation, metadata_size = _PREFIX.unpack_from(data, start)
+    if continuation != CONTINUATION:
+        raise BatchFormatError("no Arrow message starts here (the continuation mark 0xFFFFFFFF is missing)")
+    if metadata_size == 0:
+        return 0
+    if metadata_size % 8 or not HEADER_BYTES <= metadata_size <= METADATA_MAX_BYTES:
+        raise BatchFormatError(f"metadata size {metadata_size} is not that of a batch")
+    return int(metadata_size)
+
+
+def read_header(data: Readable, start: int = 0) -> BatchHeader:
+    """The header of the batch at `start`, which must lie wholly inside `data` up to its body. Checks form, not checksums. Raises BatchFormatError."""
+    if len(data) - start < PREFIX_BYTES:
+        raise BatchFormatError("shorter than a message prefix")
+    metadata_size = metadata_size_of(data, start)
+    if metadata_size == 0:
+        raise BatchFormatError("an end-of-stream mark, not a batch")
+    position = start + PREFIX_BYTES + metadata_size - HEADER_BYTES
+    if position + HEADER_BYTES > len(data):
+        raise BatchFormatError("cut off inside its metadata")
+    return header_at(data, position, metadata_size)
+
+
+def header_at(data: Readable, position: int, metadata_size: int) -> BatchHeader:
+    """The header whose first byte is at `position`. Raises BatchFormatError for another magic, version or length, or sizes that contradict."""
+    (
+        header_crc, attributes, body_crc, batch_length, base_offset, last_offset_delta, record_count, first_timestamp, max_timestamp,
+        append_time, producer_id, base_sequence, producer_epoch, reserved_a, leader_epoch, schema_id, durable_offset, due, delay_position,
+        min_tick, extension_length, reserved_b, reserved_c, header_length, version, magic,
+    ) = _FIELDS.unpack_from(data, position)  # fmt: skip
+    if magic != BATCH_MAGIC:
+        raise BatchFormatError(f"batch magic is 0x{magic:08x}, expected 0x{BATCH_MAGIC:08x}")
+    if version != BATCH_VERSION:
+        raise BatchFormatError(f"batch version is {version}, this build reads {BATCH_VERSION}")
+    if header_length != HEADER_BYTES:
+        raise BatchFormatError(f"header length is {header_length}, version {version} has {HEADER_BYTES}")
+    if extension_length > EXTENSION_MAX_BYTES or extension_length + HEADER_BYTES > metadata_size:
+        raise BatchFormatError(f"extension length {extension_length} does not fit the metadata")
+    if batch_length < PREFIX_BYTES + metadata_size or batch_length % 8:
+        raise BatchFormatError(f"batch length {batch_length} contradicts a metadata size of {metadata_size}")
+    if attributes & ~KNOWN_ATTRIBUTES:
+        raise BatchFormatError(f"unknown attribute bits 0x{attributes & ~KNOWN_ATTRIBUTES:x}")
+    if base_offset < 0 or last_offset_delta >= SEQUENCE_MODULUS:
+        raise BatchFormatError("offsets out of range")
+    if attributes & ATTRIBUTE_CONTROL:
+        if record_count or last_offset_delta:
+            raise BatchFormatError("a control batch has no rows and takes one offset")
+    elif record_count == 0 or record_count - 1 > last_offset_delta:
+        raise BatchFormatError(f"{record_count} records do not fit {last_offset_delta + 1} offsets")
+    elif record_count - 1 != last_offset_delta and not attributes & ATTRIBUTE_SPARSE:
+        raise BatchFormatError("gaps in a batch that is not marked sparse")
+    return BatchHeader(
+        attributes, body_crc, batch_length, base_offset, last_offset_delta, record_count, first_timestamp, max_timestamp, append_time,
+        producer_id, base_sequence, producer_epoch, leader_epoch, schema_id, durable_offset, due, delay_position, min_tick,
+        extension_length, header_crc, reserved_a, reserved_b, reserved_c,
+    )  # fmt: skip
+
+
+def header_position(data: Readable, start: int = 0) -> int:
+    """Where in `data` the header of the (already checked) batch at `start` begins."""
+    return start + int(_U32.unpack_from(data, start + 4)[0]) + PREFIX_BYTES - HEADER_BYTES
+
+
+def compute_header_crc(data: memoryview, position: int, extension_length: int, seed: int) -> int:
+    """The checksum that belongs into the header at `position`: its extension, then every header byte behind the checksum field."""
+    if extension_length:
+        seed = crc32c(data[position - extension_length : position], seed)
+    return crc32c(data[position + 4 : position + HEADER_BYTES], seed)
+
+
+def compute_body_crc(batch: memoryview, position: int, extension_length: int) -> int:
+    """The checksum of all of `batch` but extension and header; `position` is the header's."""
+    return crc32c(batch[position + HEADER_BYTES :], crc32c(batch[: position - extension_length]))
+
+
+def verify_batch(batch: memoryview, seed: int) -> BatchHeader:
+    """The header of `batch` (exactly one whole batch) with form and both checksums proven. Raises BatchFormatError, BatchChecksumError."""
+    header = read_header(batch)
+    if header.batch_length != len(batch):
+        raise BatchFormatError(f"{len(batch)} bytes where the header says {header.batch_length}")
+    position = header_position(batch)
+    if compute_header_crc(batch, position, header.extension_length, seed) != header.header_crc32c:
+        raise BatchChecksumError("header checksum does not match (damaged, or a batch of another topic or partition)")
+    if compute_body_crc(batch, position, header.extension_length) != header.body_crc32c:
+        raise BatchChecksumError("body checksum does not match")
+    return header
+
+
+def seal_header(batch: memoryview, position: int, extension_length: int, seed: int) -> None:
+    """Write the header's checksum over the fields as they now stand."""
+    _U32.pack_into(batch, position + OFFSET_HEADER_CRC, compute_header_crc(batch, position, extension_length, seed))
+
+
+def stamp_appended(
+    batch: memoryview, position: int, header: BatchHeader, *, base_offset: int, append_time_us: int, leader_epoch: int, durable_offset: int, seed: int
+) -> None:
+    """What the worker writes when it appends: offset, time, epoch, the partition's durable offset, and the header's checksum."""
+    _APPEND.pack_into(batch, position + OFFSET_BASE_OFFSET, base_offset)
+    _APPEND.pack_into(batch, position + OFFSET_APPEND_TIME, append_time_us)
+    struct.pack_into("<i", batch, position + OFFSET_LEADER_EPOCH, leader_epoch)
+    _APPEND.pack_into(batch, position + OFFSET_DURABLE_OFFSET, durable_offset)
+    seal_header(batch, position, header.extension_length, seed)
+
+
+def stamp_producer(batch: memoryview, *, producer_id: int, producer_epoch: int, base_sequence: int, seed: int) -> None:
+    """What the SDK writes when a batch is first sent, or sent anew under another epoch."""
+    position = header_position(batch)
+    struct.pack_into("<qih", batch, position + OFFSET_PRODUCER, producer_id, base_sequence, producer_epoch)
+    seal_header(batch, position, _U32.unpack_from(batch, position + 112)[0], seed)
+
+
+def insert_header(message: Readable, header: BatchHeader, seed: int) -> bytearray:
+    """An Arrow IPC message as `pyarrow` makes it, with our header appended to its metadata padding and every length and checksum set.
+
+    One copy of the body. `header` says everything but the lengths and checksums, which are computed here.
+    """
+    view = memoryview(message)
+    continuation, metadata_size = _PREFIX.unpack_from(view, 0)
+    if continuation != CONTINUATION or metadata_size % 8:
+        raise BatchFormatError("not an encapsulated Arrow message")
+    body_start = PREFIX_BYTES + metadata_size
+    header.batch_length = len(view) + HEADER_BYTES
+    header.extension_length = 0
+    prefix = _PREFIX.pack(CONTINUATION, metadata_size + HEADER_BYTES)
+    header.body_crc32c = crc32c(view[body_start:], crc32c(view[PREFIX_BYTES:body_start], crc32c(prefix)))
+    batch = bytearray(b"").join((prefix, view[PREFIX_BYTES:body_start], header.to_bytes(), view[body_start:]))
+    with memoryview(batch) as writable:
+        seal_header(writable, body_start, 0, seed)
+    return batch
+
+
+def stamp_append_time(batch: memoryview, position: int, header: BatchHeader, append_time_us: int) -> None:
+    """Topics with message.timestamp.type=LogAppendTime: mark the batch so, and let its largest timestamp be the append time. Before `stamp_appended`."""
+    header.attributes |= ATTRIBUTE_LOG_APPEND_TIME
+    header.first_timestamp_us = header.max_timestamp_us = append_time_us
+    _U32.pack_into(batch, position + 4, header.attributes)
+    struct.pack_into("<qq", batch, position + 32, append_time_us, append_time_us)
+
+
+_LENGTH = struct.Struct("<IqI")
+
+
+def frame_at(data: Readable, start: int, end: int) -> tuple[int, int, int] | None:
+    """(batch_length, base_offset, next_offset) of the batch at `start` if its metadata lies before `end`, else None. Form only; the quick look of those who pass batches on.
+
+    Raises BatchFormatError; an end-of-stream mark is a length of 0.
+    """
+    if end - start < PREFIX_BYTES:
+        return None
+    metadata_size = metadata_size_of(data, start)
+    if metadata_size == 0:
+        return 0, 0, 0
+    position = start + PREFIX_BYTES + metadata_size - HEADER_BYTES
+    if position + HEADER_BYTES > end:
+        return None
+    header_length, version, magic = _TAIL.unpack_from(data, position + HEADER_BYTES - _TAIL.size)
+    if magic != BATCH_MAGIC or version != BATCH_VERSION or header_length != HEADER_BYTES:
+        raise BatchFormatError("not a batch header of this version")
+    batch_length, base_offset, last_offset_delta = _LENGTH.unpack_from(data, position + 12)
+    if batch_length < PREFIX_BYTES + metadata_size:
+        raise BatchFormatError(f"batch length {batch_length} contradicts a metadata size of {metadata_size}")
+    return batch_length, base_offset, base_offset + last_offset_delta + 1

@@ -1,0 +1,154 @@
+"""Exceptions of Tailrace: one subclass per error code that a user may want to catch, made from the one table of codes.
+
+`.code` is the number's name, `.retriable` whether the same call may succeed later, `.advice` what to do, `.detail` what happened here.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
+
+
+class TailraceError(Exception):
+    """Anything Tailrace refuses or fails to do."""
+
+    default_code: ClassVar[ErrorCode] = ErrorCode.INTERNAL_ERROR
+
+    def __init__(self, detail: str = "", code: ErrorCode | None = None) -> None:
+        self.code = self.default_code if code is None else code
+        row = ERROR_TABLE[self.code]
+        self.detail = detail or row.meaning.rstrip(".")
+        self.retriable = row.retriable
+        self.advice = row.advice
+        super().__init__(detail, code)
+
+    def __str__(self) -> str:
+        detail = self.detail if self.detail.endswith((".", "!", "?")) else self.detail + "."
+        return f"{detail[0].upper()}{detail[1:]} {self.advice} [{self.code.name}]"
+
+
+class UnknownTopicError(TailraceError):
+    default_code = ErrorCode.UNKNOWN_TOPIC
+
+
+class PartitionOutOfRangeError(TailraceError):
+    default_code = ErrorCode.PARTITION_OUT_OF_RANGE
+
+
+class RecordTooLargeError(TailraceError):
+    default_code = ErrorCode.RECORD_TOO_LARGE
+
+
+class CorruptBatchError(TailraceError):
+    default_code = ErrorCode.CORRUPT_BATCH
+
+
+class UnsupportedBatchError(TailraceError):
+    default_code = ErrorCode.UNSUPPORTED_BATCH
+
+
+class UnsafeBatchError(TailraceError):
+    default_code = ErrorCode.UNSAFE_BATCH
+
+
+class SchemaMismatchError(TailraceError):
+    default_code = ErrorCode.SCHEMA_MISMATCH
+
+
+class InvalidSchemaError(TailraceError):
+    default_code = ErrorCode.INVALID_SCHEMA
+
+
+class InvalidTopicNameError(TailraceError):
+    default_code = ErrorCode.INVALID_TOPIC_NAME
+
+
+class TopicExistsError(TailraceError):
+    default_code = ErrorCode.TOPIC_EXISTS
+
+
+class InvalidSettingError(TailraceError, ValueError):
+    default_code = ErrorCode.INVALID_SETTING
+
+
+class OffsetOutOfRangeError(TailraceError):
+    default_code = ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+class OutOfOrderSequenceError(TailraceError):
+    default_code = ErrorCode.OUT_OF_ORDER_SEQUENCE
+
+
+class UnknownSequenceError(TailraceError):
+    default_code = ErrorCode.UNKNOWN_SEQUENCE
+
+
+class StaleProducerEpochError(TailraceError):
+    default_code = ErrorCode.STALE_PRODUCER_EPOCH
+
+
+class StorageError(TailraceError):
+    default_code = ErrorCode.STORAGE_ERROR
+
+
+class PartitionOfflineError(TailraceError):
+    default_code = ErrorCode.PARTITION_OFFLINE
+
+
+class DiskFullError(TailraceError):
+    default_code = ErrorCode.DISK_FULL
+
+
+class RequestTimeoutError(TailraceError, TimeoutError):
+    default_code = ErrorCode.TIMED_OUT
+
+
+class UnsupportedVersionError(TailraceError):
+    default_code = ErrorCode.UNSUPPORTED_VERSION
+
+
+class MalformedRequestError(TailraceError):
+    default_code = ErrorCode.MALFORMED_REQUEST
+
+
+class LogTruncatedError(TailraceError):
+    default_code = ErrorCode.LOG_TRUNCATED
+
+
+class NotSupportedError(TailraceError):
+    default_code = ErrorCode.NOT_SUPPORTED
+
+
+class DeliveryTimeoutError(TailraceError, TimeoutError):
+    default_code = ErrorCode.DELIVERY_TIMEOUT
+
+
+class BufferExhaustedError(TailraceError, BufferError):
+    default_code = ErrorCode.BUFFER_EXHAUSTED
+
+
+class NotReachableError(TailraceError, ConnectionError):
+    default_code = ErrorCode.NOT_REACHABLE
+
+
+class ClientClosedError(TailraceError):
+    default_code = ErrorCode.CLIENT_CLOSED
+
+
+class InvalidRecordError(TailraceError, TypeError):
+    default_code = ErrorCode.INVALID_RECORD
+
+
+class InvalidRequestError(TailraceError):
+    default_code = ErrorCode.INVALID_REQUEST
+
+
+_BY_CODE: dict[ErrorCode, type[TailraceError]] = {
+    subclass.default_code: subclass for subclass in TailraceError.__subclasses__()
+}
+
+
+def error_for(code: ErrorCode, detail: str = "") -> TailraceError:
+    """The exception that stands for `code`; of the most fitting subclass."""
+    return _BY_CODE.get(code, TailraceError)(detail, code)

@@ -1,0 +1,1 @@
+"""The wire protocol, sans-IO: bytes to values and back, state machines, the error table. Nothing here touches a socket."""

@@ -1,0 +1,181 @@
+"""Bodies of requests and responses: produce and fetch in fixed binary, everything else in JSON.
+
+Each pair is `encode_x` / `decode_x` and a dataclass or NamedTuple between them. Decoders raise WireError and allocate nothing that the bytes at hand do not already pay for.
+
+Layout (little endian; topic ids are 16 raw bytes):
+
+    PRODUCE  request   topic_id 16s | partition i32 | acks i32 (0, 1, -1 = all) | timeout_ms u32 | reserved u32, then one frame: the batch
+             response  base_offset i64 | append_time_us i64 | leader_epoch i32 | flags u32 (1: this was a duplicate)
+    FETCH    request   max_wait_ms u32 | min_bytes u32 | max_bytes u32 | count u32 | received_bytes u64, then `count` x
+                       { topic_id 16s | partition i32 | leader_epoch i32 | offset i64 | max_bytes u32 | reserved u32 }
+             response  count u32 | reserved u32, then `count` x
+                       { topic_id 16s | partition i32 | error u16 | flags u16 | leader_epoch i32 | data_length u32 |
+                         high_watermark i64 | log_start_offset i64 },
+                       then one frame with the batches of all of them, one after the other
+    CREDIT   request   wanted_bytes u64
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from tailrace.checksum import Readable
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.wire import JSON_MAX_BYTES, WireError
+
+ACKS_ALL = -1
+FETCH_PARTITIONS_MAX = 4096
+
+_PRODUCE = struct.Struct("<16siiII")
+_PRODUCED = struct.Struct("<qqiI")
+_FETCH = struct.Struct("<IIIIQ")
+_FETCH_ENTRY = struct.Struct("<16siiqII")
+_FETCHED = struct.Struct("<II")
+_FETCHED_ENTRY = struct.Struct("<16siHHiIqq")
+_CREDIT = struct.Struct("<Q")
+PRODUCED_DUPLICATE = 1
+
+
+class ProduceRequest(NamedTuple):
+    topic_id: bytes
+    partition: int
+    acks: int
+    timeout_ms: int
+
+
+class ProduceResponse(NamedTuple):
+    base_offset: int
+    append_time_us: int
+    leader_epoch: int
+    flags: int
+
+
+class FetchEntry(NamedTuple):
+    topic_id: bytes
+    partition: int
+    leader_epoch: int
+    """The epoch of the last batch read, -1 when unknown."""
+    offset: int
+    max_bytes: int
+
+
+class FetchRequest(NamedTuple):
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    received_bytes: int
+    """How many bytes of batches this connection has taken in so far: what the front may have under way is bounded by it."""
+    entries: list[FetchEntry]
+
+
+class FetchedEntry(NamedTuple):
+    topic_id: bytes
+    partition: int
+    error: int
+    leader_epoch: int
+    data_length: int
+    high_watermark: int
+    log_start_offset: int
+
+
+def _malformed(detail: str) -> WireError:
+    return WireError(ErrorCode.MALFORMED_REQUEST, detail)
+
+
+def encode_produce(request: ProduceRequest) -> bytes:
+    return _PRODUCE.pack(*request, 0)
+
+
+def decode_produce(frame: Readable) -> ProduceRequest:
+    if len(frame) != _PRODUCE.size:
+        raise _malformed(f"a produce request has {_PRODUCE.size} bytes before its batch, this one {len(frame)}")
+    topic_id, partition, acks, timeout_ms, _ = _PRODUCE.unpack(frame)
+    if acks not in (0, 1, ACKS_ALL):
+        raise _malformed(f"acks is {acks}; allowed are 0, 1 and -1 (all)")
+    return ProduceRequest(topic_id, partition, acks, timeout_ms)
+
+
+def encode_produced(response: ProduceResponse) -> bytes:
+    return _PRODUCED.pack(*response)
+
+
+def decode_produced(frame: Readable) -> ProduceResponse:
+    if len(frame) != _PRODUCED.size:
+        raise _malformed(f"a produce response has {_PRODUCED.size} bytes, this one {len(frame)}")
+    return ProduceResponse(*_PRODUCED.unpack(frame))
+
+
+def encode_fetch(request: FetchRequest) -> bytes:
+    entries = request.entries
+    head = _FETCH.pack(request.max_wait_ms, request.min_bytes, request.max_bytes, len(entries), request.received_bytes)
+    return head + b"".join(_FETCH_ENTRY.pack(*entry, 0) for entry in entries)
+
+
+def decode_fetch(frame: Readable) -> FetchRequest:
+    if len(frame) < _FETCH.size:
+        raise _malformed("a fetch request is cut off")
+    max_wait_ms, min_bytes, max_bytes, count, received_bytes = _FETCH.unpack_from(frame, 0)
+    if not 1 <= count <= FETCH_PARTITIONS_MAX:
+        raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"{count} partitions in one fetch; 1 to {FETCH_PARTITIONS_MAX} are allowed")
+    if len(frame) != _FETCH.size + count * _FETCH_ENTRY.size:
+        raise _malformed(f"a fetch of {count} partitions has {_FETCH.size + count * _FETCH_ENTRY.size} bytes, this one {len(frame)}")
+    entries = [FetchEntry(*fields[:5]) for fields in _FETCH_ENTRY.iter_unpack(memoryview(frame)[_FETCH.size :])]
+    return FetchRequest(max_wait_ms, min_bytes, max_bytes, received_bytes, entries)
+
+
+def encode_fetched(entries: Sequence[FetchedEntry]) -> bytes:
+    return _FETCHED.pack(len(entries), 0) + b"".join(
+        _FETCHED_ENTRY.pack(e.topic_id, e.partition, e.error, 0, e.leader_epoch, e.data_length, e.high_watermark, e.log_start_offset)
+        for e in entries
+    )
+
+
+def decode_fetched(body: Sequence[Readable]) -> list[tuple[FetchedEntry, memoryview]]:
+    """The entries of a fetch response, each with its batches."""
+    if not body or len(body[0]) < _FETCHED.size:
+        raise _malformed("a fetch response is cut off")
+    count, _ = _FETCHED.unpack_from(body[0], 0)
+    if count > FETCH_PARTITIONS_MAX or len(body[0]) != _FETCHED.size + count * _FETCHED_ENTRY.size:
+        raise _malformed("a fetch response whose length contradicts its count")
+    data = memoryview(body[1]) if len(body) > 1 else memoryview(b"")
+    result = []
+    position = 0
+    for topic_id, partition, error, _, epoch, length, watermark, start in _FETCHED_ENTRY.iter_unpack(memoryview(body[0])[_FETCHED.size :]):
+        if position + length > len(data):
+            raise _malformed("a fetch response that claims more bytes than came")
+        result.append((FetchedEntry(topic_id, partition, error, epoch, length, watermark, start), data[position : position + length]))
+        position += length
+    if position != len(data):
+        raise _malformed("a fetch response with bytes that belong to no partition")
+    return result
+
+
+def encode_credit(wanted_bytes: int) -> bytes:
+    return _CREDIT.pack(wanted_bytes)
+
+
+def decode_credit(frame: Readable) -> int:
+    if len(frame) != _CREDIT.size:
+        raise _malformed("a credit request has 8 bytes")
+    return int(_CREDIT.unpack(frame)[0])
+
+
+def encode_json(value: Any) -> bytes:
+    return orjson.dumps(value)
+
+
+def decode_json(frame: Readable) -> dict[str, Any]:
+    """A JSON object of at most JSON_MAX_BYTES."""
+    if len(frame) > JSON_MAX_BYTES:
+        raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"{len(frame)} bytes of JSON; {JSON_MAX_BYTES} are allowed")
+    try:
+        value = orjson.loads(frame)
+    except orjson.JSONDecodeError as error:
+        raise _malformed(f"the body is not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise _malformed("the body is not a JSON object")
+    return value

@@ -1,0 +1,168 @@
+"""Segment files: their names, their framing, and the walk that proves what is in one.
+
+Layout: an Arrow schema message, then batches (see `tailrace.batch_header`), and in a sealed one Arrow's end-of-stream mark. So a segment is an
+ordinary Arrow IPC stream. Beside `<base offset, 20 digits>.arrow` lies `.index` (see `tailrace.segment_index`), and `.producers` holds what was known of producers
+when the segment began.
+Owner: the flusher of the data directory; readers never write.
+Invariants: the first batch's base offset is the file's; each batch begins where the one before ended, in bytes and in offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from tailrace.batch_header import (
+    BATCH_MAGIC,
+    END_OF_STREAM,
+    HEADER_BYTES,
+    PREFIX_BYTES,
+    BatchFormatError,
+    BatchHeader,
+    compute_header_crc,
+    header_at,
+    metadata_size_of,
+    read_header,
+    verify_batch,
+)
+
+SEGMENT_SUFFIX = ".arrow"
+INDEX_SUFFIX = ".index"
+PRODUCERS_SUFFIX = ".producers"
+READ_CHUNK_BYTES = 4 << 20
+
+ReadAt = Callable[[int, int], bytes]
+"""(length, position) -> at most that many bytes."""
+
+
+def file_name(base_offset: int, suffix: str = SEGMENT_SUFFIX) -> str:
+    return f"{base_offset:020d}{suffix}"
+
+
+def segment_bases(names: list[str]) -> list[int]:
+    """Base offsets of the segments among a directory's names, ascending."""
+    stems = (name[: -len(SEGMENT_SUFFIX)] for name in names if name.endswith(SEGMENT_SUFFIX))
+    return sorted(int(stem) for stem in stems if len(stem) == 20 and stem.isdigit())
+
+
+class Ending(Enum):
+    """How a walk over a segment ended."""
+
+    SEALED = "the end-of-stream mark"
+    CLEAN = "the end of the file, behind a whole batch"
+    TORN = "something that is no intact batch"
+
+
+@dataclass(slots=True)
+class Walk:
+    """Where a walk stands; filled as it goes on."""
+
+    position: int
+    next_offset: int
+    ending: Ending = Ending.CLEAN
+    reason: str = ""
+
+
+def schema_message_length(read_at: ReadAt) -> int:
+    """Bytes of the schema message that a segment begins with; 0 when there is none whole."""
+    head = read_at(PREFIX_BYTES, 0)
+    if len(head) < PREFIX_BYTES or head[:4] != b"\xff\xff\xff\xff":
+        return 0
+    size = int.from_bytes(head[4:8], "little", signed=True)
+    return PREFIX_BYTES + size if 0 < size <= 16 << 20 and size % 8 == 0 else 0
+
+
+def walk_batches(read_at: ReadAt, size: int, walk: Walk, seed: int) -> Iterator[tuple[int, BatchHeader]]:
+    """Every intact batch from `walk.position` on, as (file position, header); form, both checksums and the offset's place are proven.
+
+    Stops at the first thing that is not an intact batch and leaves in `walk` where and why.
+    """
+    chunk = memoryview(b"")
+    chunk_start = walk.position
+    while walk.position < size:
+        at = walk.position - chunk_start
+        needed = _needed(chunk, at)
+        if at + needed > len(chunk):
+            chunk_start = walk.position
+            chunk = memoryview(read_at(max(READ_CHUNK_BYTES, needed), chunk_start))
+            at = 0
+            needed = _needed(chunk, 0)
+            if needed > len(chunk):
+                chunk = memoryview(read_at(min(needed, size - chunk_start), chunk_start))
+                needed = _needed(chunk, 0)
+            if needed > len(chunk):
+                if needed > len(chunk) and needed <= size - chunk_start:  # learnt its length only now
+                    chunk = memoryview(read_at(needed, chunk_start))
+                if needed > len(chunk):
+                    walk.ending, walk.reason = Ending.TORN, "the file ends inside a batch"
+                    return
+        try:
+            if metadata_size_of(chunk, at) == 0:
+                walk.ending = Ending.SEALED
+                return
+            length = read_header(chunk, at).batch_length
+            header = verify_batch(chunk[at : at + length], seed)
+        except BatchFormatError as error:
+            walk.ending, walk.reason = Ending.TORN, error.reason
+            return
+        if header.base_offset != walk.next_offset:
+            walk.ending, walk.reason = Ending.TORN, f"a batch of offset {header.base_offset} where {walk.next_offset} belongs"
+            return
+        yield walk.position, header
+        walk.position += length
+        walk.next_offset = header.next_offset
+    walk.ending = Ending.CLEAN
+
+
+def _needed(chunk: memoryview, at: int) -> int:
+    """How many bytes from `at` on must be at hand to judge what is there: prefix, then metadata, then the whole batch."""
+    available = len(chunk) - at
+    if available < PREFIX_BYTES:
+        return PREFIX_BYTES
+    try:
+        metadata_size = metadata_size_of(chunk, at)
+        if metadata_size == 0:
+            return PREFIX_BYTES
+        if available < PREFIX_BYTES + metadata_size:
+            return PREFIX_BYTES + metadata_size
+        return read_header(chunk, at).batch_length
+    except BatchFormatError:
+        return PREFIX_BYTES  # judged, and refused, by the caller
+
+
+def find_intact_behind(read_at: ReadAt, size: int, position: int, seed: int, bad_offset: int) -> BatchHeader | None:
+    """A batch behind `position` whose header is intact and says that `bad_offset` was durable when it was written: then what lies at
+    `position` is not a torn tail but corruption."""
+    magic = BATCH_MAGIC.to_bytes(4, "little")
+    overlap = HEADER_BYTES
+    start = position
+    while start < size:
+        chunk = read_at(READ_CHUNK_BYTES + overlap, start)
+        view = memoryview(chunk)
+        found = chunk.find(magic)
+        while found >= 0:
+            head = found + 4 - HEADER_BYTES
+            if head >= 0:
+                try:
+                    header = header_at(view, head, 1 << 20)
+                except BatchFormatError:
+                    header = None
+                if (
+                    header is not None
+                    and header.extension_length == 0
+                    and compute_header_crc(view, head, 0, seed) == header.header_crc32c
+                    and header.durable_offset > bad_offset
+                ):
+                    return header
+            found = chunk.find(magic, found + 1)
+        if len(chunk) <= overlap:
+            return None
+        start += len(chunk) - overlap
+        if start + overlap >= size:
+            return None
+    return None
+
+
+def is_sealed(read_at: ReadAt, size: int) -> bool:
+    return size >= len(END_OF_STREAM) and read_at(len(END_OF_STREAM), size - len(END_OF_STREAM)) == END_OF_STREAM

@@ -1,0 +1,1 @@
+"""Tests of Tailrace; the tree mirrors the packages."""

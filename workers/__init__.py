@@ -1,0 +1,1 @@
+"""Who owns the log: the worker appends, the flusher writes."""

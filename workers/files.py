@@ -1,0 +1,98 @@
+"""The file operations that the log makes: one small interface, so that tests can put a failing or a forgetting disk behind it.
+
+Owner: the flusher (and the worker, which only reads). Errors are OSError, unwrapped; short writes are finished here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from tailrace.checksum import Readable
+
+IOV_MAX = 1024
+
+
+class Files(Protocol):
+    """What the log needs of a file system."""
+
+    def open_for_write(self, path: str, *, exclusive: bool = False) -> int: ...
+    def open_for_read(self, path: str) -> int: ...
+    def close(self, fd: int) -> None: ...
+    def write_at(self, fd: int, pieces: Sequence[Readable], position: int) -> None: ...
+    def read_at(self, fd: int, length: int, position: int) -> bytes: ...
+    def size(self, fd: int) -> int: ...
+    def truncate(self, fd: int, length: int) -> None: ...
+    def sync_data(self, fd: int) -> None: ...
+    def sync_directory(self, path: str) -> None: ...
+    def list(self, path: str) -> list[str]: ...
+    def make_directory(self, path: str) -> None: ...
+    def rename(self, source: str, target: str) -> None: ...
+    def unlink(self, path: str) -> None: ...
+    def remove_directory(self, path: str) -> None: ...
+    def exists(self, path: str) -> bool: ...
+
+
+class DiskFiles:
+    """The real thing."""
+
+    def open_for_write(self, path: str, *, exclusive: bool = False) -> int:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if exclusive else 0), 0o640)
+
+    def open_for_read(self, path: str) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def write_at(self, fd: int, pieces: Sequence[Readable], position: int) -> None:
+        """Write all pieces, one after the other, from `position` on."""
+        remaining = [piece for piece in pieces if len(piece)]
+        while remaining:
+            written = os.pwritev(fd, remaining[:IOV_MAX], position)
+            position += written
+            index = 0
+            while index < len(remaining) and written >= len(remaining[index]):
+                written -= len(remaining[index])
+                index += 1
+            del remaining[:index]
+            if written:
+                remaining[0] = memoryview(remaining[0])[written:]
+
+    def read_at(self, fd: int, length: int, position: int) -> bytes:
+        return os.pread(fd, length, position)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def truncate(self, fd: int, length: int) -> None:
+        os.ftruncate(fd, length)
+
+    def sync_data(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def sync_directory(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def list(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def make_directory(self, path: str) -> None:
+        os.mkdir(path, 0o750)
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def remove_directory(self, path: str) -> None:
+        os.rmdir(path)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)

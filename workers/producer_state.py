@@ -1,0 +1,109 @@
+"""Deduplication: what a partition remembers of each idempotent producer, and the decision on its next batch.
+
+Kafka's rules (KIP-98): a producer numbers its records per partition; the last five batches are remembered, so that a retry of any that may
+be in flight is recognised and answered with its first offset; a gap is refused; a higher epoch starts at sequence 0.
+
+Owner: the worker decides with it; the flusher keeps a copy from what it has flushed, and snapshots that when a segment is rolled.
+Invariants: at most REMEMBERED_BATCHES per producer, consecutive in sequence, ascending in offset.
+Crash: rebuilt from the snapshot of the live segment, the headers in it, and the ring's descriptors.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+from tailrace.batch_header import SEQUENCE_MODULUS
+from tailrace.protocol.errors import ErrorCode
+
+REMEMBERED_BATCHES = 5
+
+
+class Remembered(NamedTuple):
+    """One batch of a producer. `last_sequence` and `next_offset` say where the following one belongs."""
+
+    base_sequence: int
+    last_sequence: int
+    base_offset: int
+    next_offset: int
+    append_time_us: int
+
+
+class Decision(Enum):
+    APPEND = 1
+    DUPLICATE = 2
+    REFUSE = 3
+
+
+class Verdict(NamedTuple):
+    decision: Decision
+    original: Remembered | None = None
+    code: ErrorCode = ErrorCode.OK
+
+
+_APPEND = Verdict(Decision.APPEND)
+
+
+class _Producer:
+    __slots__ = ("batches", "epoch")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.batches: list[Remembered] = []
+
+
+class ProducerTable:
+    """The producers of one partition."""
+
+    def __init__(self) -> None:
+        self._producers: dict[int, _Producer] = {}
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def decide(self, producer_id: int, epoch: int, base_sequence: int, last_offset_delta: int) -> Verdict:
+        """What to do with a batch whose first record has `base_sequence` and which has `last_offset_delta + 1` of them."""
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            # Kafka accepts any sequence of an unknown producer; that can hide a loss. Here it has to begin at 0.
+            return _APPEND if base_sequence == 0 else Verdict(Decision.REFUSE, None, ErrorCode.UNKNOWN_SEQUENCE)
+        if epoch != producer.epoch:
+            if epoch < producer.epoch:
+                return Verdict(Decision.REFUSE, None, ErrorCode.STALE_PRODUCER_EPOCH)
+            return _APPEND if base_sequence == 0 else Verdict(Decision.REFUSE, None, ErrorCode.OUT_OF_ORDER_SEQUENCE)
+        batches = producer.batches
+        if base_sequence == (batches[-1].last_sequence + 1) % SEQUENCE_MODULUS:
+            return _APPEND
+        last_sequence = (base_sequence + last_offset_delta) % SEQUENCE_MODULUS
+        for batch in batches:
+            if batch.base_sequence == base_sequence and batch.last_sequence == last_sequence:
+                return Verdict(Decision.DUPLICATE, batch)
+        # Behind everything remembered: it was appended long ago and acknowledged; its offset is forgotten. Ahead: one is missing.
+        behind = (batches[-1].last_sequence - last_sequence) % SEQUENCE_MODULUS < SEQUENCE_MODULUS // 2
+        return Verdict(Decision.REFUSE, None, ErrorCode.UNKNOWN_SEQUENCE if behind else ErrorCode.OUT_OF_ORDER_SEQUENCE)
+
+    def record(self, producer_id: int, epoch: int, base_sequence: int, last_offset_delta: int, base_offset: int, next_offset: int, append_time_us: int) -> None:
+        """Remember an appended batch. One that lies at or before the newest remembered offset is known already."""
+        producer = self._producers.get(producer_id)
+        if producer is None or producer.epoch != epoch:
+            if producer is not None and producer.epoch > epoch:
+                return
+            producer = self._producers[producer_id] = _Producer(epoch)
+        batches = producer.batches
+        if batches and batches[-1].base_offset >= base_offset:
+            return
+        batches.append(Remembered(base_sequence, (base_sequence + last_offset_delta) % SEQUENCE_MODULUS, base_offset, next_offset, append_time_us))
+        if len(batches) > REMEMBERED_BATCHES:
+            del batches[0]
+
+    def to_snapshot(self) -> list[Any]:
+        """For `from_snapshot`; plain lists."""
+        return [[producer_id, p.epoch, [list(b) for b in p.batches]] for producer_id, p in self._producers.items()]
+
+    @classmethod
+    def from_snapshot(cls, snapshot: list[Any]) -> ProducerTable:
+        table = cls()
+        for producer_id, epoch, batches in snapshot:
+            producer = table._producers[producer_id] = _Producer(epoch)
+            producer.batches = [Remembered(*fields) for fields in batches]
+        return table

@@ -1,0 +1,377 @@
+"""The worker: owns the append order of its partitions. Reads lanes, checks, deduplicates, assigns offsets, publishes in its ring.
+
+Owner: its ring's descriptors, data, `head` and `reclaimed`; the `consumed` words of the lanes that lead to it.
+Invariants: one writer per partition; offsets are dense; an answer (also a refusal or a duplicate) is a descriptor, so every answer comes from one
+    place and in order; a lane's space is given back only after what was read from it is published.
+Crash: everything it knows is derived: the next offset of a partition from the table and the descriptors not yet settled, deduplication from
+    snapshot, headers and descriptors, the place to go on in each lane from the last descriptor that came from it. Killed anywhere it neither
+    loses nor repeats a batch.
+
+Run as `python -P -m workers.worker`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shm.assignments import REPLAY, Assignment, LaneKind
+from shm.control import ProcessSlot
+from shm.doorbell import Doorbell
+from shm.lane import LaneMessage, LaneReader
+from shm.layout import FLAG_BYTES, FLAG_CONTROL, FLAG_DUPLICATE, SOURCE_COORDINATOR, ProcessWord, SlotState, SlotWord
+from shm.partition_table import PartitionTable
+from shm.ring import RingWriter
+from tailrace.arrow_metadata import SchemaLayout, read_schema
+from tailrace.batch_header import (
+    BatchChecksumError,
+    BatchFormatError,
+    BatchHeader,
+    checksum_seed,
+    header_position,
+    stamp_append_time,
+    stamp_appended,
+    verify_batch,
+)
+from tailrace.protocol.errors import ErrorCode
+from workers.producer_state import Decision, ProducerTable
+from workers.structure import UnsafeBatchError, check_structure
+
+logger = logging.getLogger(__name__)
+
+LANE_QUANTUM = 64
+"""Messages taken from one lane before the next has its turn."""
+BLOCKED_RETRY_NS = 5_000_000
+"""How soon a worker whose ring is full looks again, should the ring of who frees space be lost (see `Ring.is_crowded`)."""
+
+
+@dataclass(slots=True)
+class Partition:
+    """What the worker knows of one of its partitions."""
+
+    assignment: Assignment
+    seed: int
+    layout: SchemaLayout
+    max_message_bytes: int
+    log_append_time: bool
+    next_offset: int
+    last_append_us: int = 0
+    producers: ProducerTable = field(default_factory=ProducerTable)
+
+
+LoadProducers = Callable[[Assignment], ProducerTable]
+
+
+class Worker:
+    """An agent (see `shm.process`)."""
+
+    def __init__(
+        self,
+        *,
+        ring: RingWriter,
+        lanes: dict[int, LaneReader],
+        tables: list[PartitionTable],
+        slot: ProcessSlot,
+        generation: int,
+        is_running: Callable[[], bool],
+        live_fronts: Callable[[], list[int]],
+        fronts: list[Doorbell],
+        flushers: list[Doorbell],
+        load_producers: LoadProducers,
+        now_us: Callable[[], int],
+    ) -> None:
+        self._ring = ring
+        self._lanes = lanes
+        self._order = [source for source in lanes if source != SOURCE_COORDINATOR]
+        self._tables = tables
+        self._slot = slot
+        self._generation = generation
+        self._is_running = is_running
+        self._live_fronts = live_fronts
+        self._fronts = fronts
+        self._flushers = flushers
+        self._load_producers = load_producers
+        self._now_us = now_us
+        self._partitions: dict[int, Partition] = {}
+        self._fed = False
+        self._blocked = False
+        self._turn = 0
+        self._refused_count = 0
+        self._byte_count = 0
+        self._unsettled = self._read_unsettled()
+
+    def _read_unsettled(self) -> dict[int, int]:
+        """slot -> next offset, from the descriptors that a predecessor published and the table may not show yet."""
+        ring = self._ring
+        found: dict[int, int] = {}
+        for number in range(ring.settled.load(), ring.next_number):
+            descriptor = ring.descriptor(number)
+            if descriptor.has_bytes and not descriptor.is_control:
+                found[descriptor.slot] = descriptor.next_offset
+        return found
+
+    @staticmethod
+    def resume_positions(ring: RingWriter) -> dict[int, int]:
+        """source -> lane position behind the last request that a predecessor answered from it."""
+        found: dict[int, int] = {}
+        for number in range(max(0, ring.next_number - ring.capacity), ring.next_number):
+            descriptor = ring.descriptor(number)
+            found[descriptor.source_lane] = descriptor.lane_position
+        return found
+
+    # ---- agent -----------------------------------------------------------------------------------------------------------------------
+
+    def step(self, now_ns: int) -> int:
+        if not self._is_running():
+            return 0
+        ring = self._ring
+        ring.reclaim(self._live_fronts())
+        self._blocked = False
+        work = self._read_lane(SOURCE_COORDINATOR, self._lanes[SOURCE_COORDINATOR])
+        if self._fed:
+            order = self._order
+            for index in range(len(order)):
+                source = order[(self._turn + index) % len(order)]
+                work += self._read_lane(source, self._lanes[source])
+            self._turn += 1
+        if ring.publish():
+            for bell in self._flushers:
+                bell.ring()
+            for bell in self._fronts:
+                bell.ring()
+            self._slot.store(ProcessWord.BYTES_COUNT, self._byte_count)
+            self._slot.store(ProcessWord.REFUSED_COUNT, self._refused_count)
+        for lane in self._lanes.values():
+            lane.consume()
+        return work
+
+    def next_deadline_ns(self) -> int | None:
+        return time.monotonic_ns() + BLOCKED_RETRY_NS if self._blocked else None
+
+    def begin_stop(self) -> None:
+        """Nothing to do: fronts have stopped before; what is in the lanes is still appended."""
+
+    def is_finished(self) -> bool:
+        return not self._is_running() or not any(lane.has_more() for lane in self._lanes.values())
+
+    # ---- lanes -----------------------------------------------------------------------------------------------------------------------
+
+    def _read_lane(self, source: int, lane: LaneReader) -> int:
+        """Take up to a quantum of messages; stops early when the ring is full."""
+        count = 0
+        while count < LANE_QUANTUM:
+            message = lane.peek()
+            if message is None:
+                break
+            if message.kind == LaneKind.PRODUCE:
+                taken = self._produce(source, message)
+            elif message.kind == LaneKind.ASSIGN:
+                taken = self._assign(source, message)
+            else:
+                taken = True
+                if message.kind == LaneKind.FED and message.correlation_id == self._generation:
+                    self._fed = True
+            if not taken:
+                self._blocked = True
+                break
+            lane.advance(message)
+            count += 1
+        return count
+
+    def _assign(self, source: int, message: LaneMessage) -> bool:
+        """A partition given, changed or taken away. News goes into the ring, in order with the data; a replay does not."""
+        assignment = Assignment.decode(message.payload)
+        is_news = not message.flags & REPLAY
+        position = self._ring.try_reserve(len(message.payload))
+        if is_news and position is None:
+            return False
+        known = self._partitions.get(assignment.slot)
+        same = known is not None and known.assignment.topic_id == assignment.topic_id
+        if assignment.dropped:
+            if same:
+                del self._partitions[assignment.slot]
+        elif known is not None and same:
+            if assignment.version >= known.assignment.version:
+                known.assignment = assignment
+                known.max_message_bytes = int(assignment.settings["max.message.bytes"])
+                known.log_append_time = assignment.settings["message.timestamp.type"] == "LogAppendTime"
+        else:
+            self._partitions[assignment.slot] = self._open(assignment, is_news)
+        if is_news and position is not None:
+            self._copy(position, message.payload)
+            self._append(position, len(message.payload), message, source, FLAG_CONTROL | FLAG_BYTES, 0, 0, 0)
+        return True
+
+    def _open(self, assignment: Assignment, is_new: bool) -> Partition:
+        table = self._tables[assignment.data_dir]
+        next_offset = 0
+        producers = ProducerTable()
+        if not is_new or table.read(assignment.slot).topic_id == assignment.topic_id:
+            next_offset = self._unsettled.get(assignment.slot, table.load(assignment.slot, SlotWord.LOG_END_OFFSET))
+            producers = self._load_producers(assignment)
+            self._replay_descriptors(assignment.slot, producers, next_offset)
+        return Partition(
+            assignment,
+            checksum_seed(assignment.topic_id, assignment.partition),
+            read_schema(assignment.schema),
+            int(assignment.settings["max.message.bytes"]),
+            assignment.settings["message.timestamp.type"] == "LogAppendTime",
+            next_offset,
+            producers=producers,
+        )
+
+    def _replay_descriptors(self, slot: int, producers: ProducerTable, next_offset: int) -> None:
+        """Add to `producers` what this ring still tells of the partition."""
+        ring = self._ring
+        for number in range(max(0, ring.next_number - ring.capacity), ring.next_number):
+            d = ring.descriptor(number)
+            if d.slot == slot and d.has_bytes and not d.is_control and d.producer_id >= 0 and d.next_offset <= next_offset:
+                producers.record(d.producer_id, d.producer_epoch, d.base_sequence, d.last_offset_delta, d.base_offset, d.next_offset, d.append_time_us)
+
+    # ---- appending -------------------------------------------------------------------------------------------------------------------
+
+    def _produce(self, source: int, message: LaneMessage) -> bool:
+        """Append, refuse or recognise one batch. False when the ring has no room: the lane waits."""
+        batch = message.payload
+        length = len(batch)
+        position = self._ring.try_reserve(length)
+        if position is None:
+            return False
+        partition = self._partitions.get(message.slot)
+        if partition is None:
+            return self._refuse(source, message, ErrorCode.UNKNOWN_TOPIC, 0)
+        next_offset = partition.next_offset
+        header, code = self._check(partition, batch)
+        if header is None:
+            return self._refuse(source, message, code, next_offset)
+        duplicate = False
+        if header.producer_id >= 0:
+            verdict = partition.producers.decide(header.producer_id, header.producer_epoch, header.base_sequence, header.last_offset_delta)
+            if verdict.decision is Decision.REFUSE:
+                return self._refuse(source, message, verdict.code, next_offset, header)
+            if verdict.original is not None:
+                duplicate = True
+                self._append(self._ring.tail, 0, message, source, message.flags | FLAG_DUPLICATE, 0, verdict.original.base_offset,
+                             verdict.original.next_offset, header, partition, verdict.original.append_time_us)  # fmt: skip
+        if not duplicate:
+            self._append_batch(partition, header, message, source, position)
+        return True
+
+    def _check(self, partition: Partition, batch: memoryview) -> tuple[BatchHeader | None, ErrorCode]:
+        """Everything that must hold before a batch may be stored, cheapest first."""
+        assignment = partition.assignment
+        if len(batch) > partition.max_message_bytes:
+            return None, ErrorCode.RECORD_TOO_LARGE
+        table = self._tables[assignment.data_dir]
+        if table.load(assignment.slot, SlotWord.STATE) == SlotState.OFFLINE_FOR_WRITES:
+            return None, ErrorCode.PARTITION_OFFLINE
+        try:
+            header = verify_batch(batch, partition.seed)
+            if header.schema_id != assignment.schema_id:
+                return None, ErrorCode.SCHEMA_MISMATCH
+            check_structure(batch, header, partition.layout)
+        except BatchChecksumError:
+            return None, ErrorCode.CORRUPT_BATCH
+        except BatchFormatError:
+            return None, ErrorCode.UNSUPPORTED_BATCH
+        except UnsafeBatchError as error:
+            logger.warning("unsafe_batch topic=%s partition=%d reason=%r", assignment.topic, assignment.partition, str(error))
+            return None, ErrorCode.UNSAFE_BATCH
+        return header, ErrorCode.OK
+
+    def _append_batch(self, partition: Partition, header: BatchHeader, message: LaneMessage, source: int, position: int) -> None:
+        batch = message.payload
+        append_us = partition.last_append_us = max(self._now_us(), partition.last_append_us)
+        base_offset = partition.next_offset
+        next_offset = base_offset + header.last_offset_delta + 1
+        target = self._copy(position, batch)
+        at = header_position(target)
+        table = self._tables[partition.assignment.data_dir]
+        if partition.log_append_time:
+            stamp_append_time(target, at, header, append_us)
+        stamp_appended(
+            target, at, header, base_offset=base_offset, append_time_us=append_us, leader_epoch=partition.assignment.leader_epoch,
+            durable_offset=table.load(partition.assignment.slot, SlotWord.HIGH_WATERMARK), seed=partition.seed,
+        )  # fmt: skip
+        self._append(position, len(batch), message, source, message.flags | FLAG_BYTES, 0, base_offset, next_offset, header, partition, append_us)
+        if header.producer_id >= 0:
+            partition.producers.record(
+                header.producer_id, header.producer_epoch, header.base_sequence, header.last_offset_delta, base_offset, next_offset, append_us
+            )
+        partition.next_offset = next_offset
+        self._byte_count += len(batch)
+
+    def _copy(self, position: int, payload: memoryview) -> memoryview:
+        ring = self._ring
+        index = position % ring.ring_bytes
+        target = ring.data[index : index + len(payload)]
+        target[:] = payload
+        return target
+
+    def _refuse(self, source: int, message: LaneMessage, code: ErrorCode, next_offset: int, header: BatchHeader | None = None) -> bool:
+        self._refused_count += 1
+        self._append(self._ring.tail, 0, message, source, message.flags, code, next_offset, next_offset, header)
+        return True
+
+    def _append(
+        self, position: int, length: int, message: LaneMessage, source: int, flags: int, result: int, base_offset: int, next_offset: int,
+        header: BatchHeader | None = None, partition: Partition | None = None, append_time_us: int = 0,
+    ) -> None:  # fmt: skip
+        self._ring.append(
+            position, length, message.slot, base_offset, next_offset, message.session, message.correlation_id, message.next_position, flags,
+            source, result,
+            header.producer_id if header else -1, header.base_sequence if header else -1, header.producer_epoch if header else -1,
+            header.last_offset_delta if header else 0, partition.assignment.leader_epoch if partition else 0, append_time_us,
+            header.max_timestamp_us if header else 0,
+        )  # fmt: skip
+
+
+def main() -> None:
+    """The process."""
+    from shm.control import Control
+    from shm.layout import FRONTS_MAX, Phase, RegionKind, Role
+    from shm.process import configure_logging, process_name, run, start
+    from workers.files import DiskFiles
+    from workers.recovery import load_live_producers
+
+    context = start()
+    configure_logging(context)
+    spec = context.spec
+    front_count = int(spec.settings["fronts"])
+    files = DiskFiles()
+    tables = [context.table(d) for d in range(len(spec.data_dirs))]
+    ring = RingWriter(context.attach(f"ring-{spec.index}", RegionKind.RING))
+    resume = Worker.resume_positions(ring)
+    lanes = {front: context.lane_reader(process_name(Role.FRONT, front), resume.get(front, 0)) for front in range(front_count)}
+    lanes[SOURCE_COORDINATOR] = context.lane_reader("coordinator", resume.get(SOURCE_COORDINATOR, 0))
+    assert max(lanes) <= FRONTS_MAX
+    control: Control = context.control
+    fronts = [control.process(Role.FRONT, f) for f in range(front_count)]
+
+    def load_producers(assignment: Assignment) -> ProducerTable:
+        table = tables[assignment.data_dir].read(assignment.slot)
+        directory = f"{spec.data_dirs[assignment.data_dir]}/{assignment.directory_name}"
+        return load_live_producers(files, directory, checksum_seed(assignment.topic_id, assignment.partition), table.log_end_offset)
+
+    worker = Worker(
+        ring=ring,
+        lanes=lanes,
+        tables=tables,
+        slot=context.slot,
+        generation=spec.generation,
+        is_running=lambda: control.phase is not Phase.RECOVERING,
+        live_fronts=lambda: [f for f, slot in enumerate(fronts) if slot.is_live()],
+        fronts=[context.bell(Role.FRONT, f) for f in range(front_count)],
+        flushers=[context.bell(Role.FLUSHER, d) for d in range(len(spec.data_dirs))],
+        load_producers=load_producers,
+        now_us=lambda: time.time_ns() // 1000,
+    )
+    context.report_ready()
+    context.ask_for_feed()
+    run(worker, context)
+
+
+if __name__ == "__main__":
+    main()
