@@ -44,6 +44,7 @@ class Settings:
     slots: int = _setting(4096, "How many partitions there can be.", minimum=16, maximum=1 << 20)
     stop_timeout_ms: int = _setting(20_000, "How long a clean stop may take before what is left is killed, ms.", minimum=100)
     hang_timeout_ms: int = _setting(30_000, "A process that makes no progress for this long is killed and restarted, ms.", minimum=1000)
+    auto_create_topics: bool = _setting(False, "Whether producers may make a missing topic by sending to it; embedded appliances allow it.")
     flush_linger_ms: int = _setting(0, "How long the flusher waits for a larger group, ms; 0: not at all, busy times group by themselves.", maximum=10_000, name="flush.linger_ms")
     flush_batch_size: int = _setting(1 * MIB, "A group of this many bytes is flushed without waiting longer.", minimum=1, name="flush.batch_size")
 
@@ -141,6 +142,11 @@ def _typed(name: str, item: Any, value: Any) -> Any:
         if number is None or not low <= number <= high:
             raise InvalidSettingError(f"{name} is {value!r}; it takes a whole number from {low} to {high}")
         return number
+    if item.type == "bool":
+        known = {"true": True, "false": False, True: True, False: False}
+        if value not in known:
+            raise InvalidSettingError(f"{name} is {value!r}; it takes true or false")
+        return known[value]
     if item.type == "list[str]":
         items = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
         if not isinstance(items, list) or not all(isinstance(part, str) and part for part in items):

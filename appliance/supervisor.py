@@ -219,7 +219,7 @@ class Supervisor:
         s = self.settings
         return {
             "workers": sum(1 for name in self._regions if name.startswith("ring-")), "fronts": 1, "listen": s.listen, "slots": s.slots,
-            "ring_bytes": s.ring_bytes, "lane_bytes": s.lane_bytes, "credit_bytes": s.credit_bytes,
+            "ring_bytes": s.ring_bytes, "lane_bytes": s.lane_bytes, "credit_bytes": s.credit_bytes, "auto_create_topics": s.auto_create_topics,
             "flush.linger_ms": s.flush_linger_ms, "flush.batch_size": s.flush_batch_size,
         }  # fmt: skip
 

@@ -116,6 +116,7 @@ class Front:
         ledger: CreditLedger,
         slot: ProcessSlot,
         cluster_id: str,
+        auto_create_topics: bool,
         on_ready: Callable[[], None],
         start_ns: int,
     ) -> None:
@@ -132,6 +133,7 @@ class Front:
         self._ledger = ledger
         self._slot = slot
         self._cluster_id = cluster_id
+        self._auto_create_topics = auto_create_topics
         self._on_ready = on_ready
         self._sessions = Sessions(generation)
         self._fetch_wheel: TimingWheel[Fetch] = TimingWheel(start_ns)
@@ -292,7 +294,10 @@ class Front:
         client_id = str(request.get("client_id", ""))[:100]
         session = self._sessions.open(identity, client_id, self._ledger.open(), self._now_ns)
         self._slot.store(ProcessWord.SESSIONS, len(self._sessions))
-        answer = {"versions": chosen, "generation": self._generation, "session": session.number, "cluster_id": self._cluster_id, "server": "tailrace"}
+        answer = {
+            "versions": chosen, "generation": self._generation, "session": session.number, "cluster_id": self._cluster_id, "server": "tailrace",
+            "auto_create_topics": self._auto_create_topics,
+        }  # fmt: skip
         self._send(session, Api.HANDSHAKE, 1, header.correlation_id, ErrorCode.OK, [orjson.dumps(answer)])
 
     def _on_ping(self, session: Session, header: RequestHeader, _body: list[bytes]) -> None:
@@ -532,6 +537,7 @@ def main() -> None:
         ledger=CreditLedger(int(settings["credit_bytes"]), 4 * lane_half, lane_half),
         slot=context.slot,
         cluster_id=spec.instance,
+        auto_create_topics=bool(settings["auto_create_topics"]),
         on_ready=context.report_ready,
         start_ns=start_ns,
     )

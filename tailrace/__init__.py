@@ -1,1 +1,126 @@
-"""Tailrace."""
+"""Tailrace: a message broker appliance for one host.
+
+    with tailrace.embedded() as appliance, tailrace.Producer(appliance.address) as producer:
+        producer.send("orders", b"...", key=b"u1").result(timeout=5)
+
+Names are loaded when they are first used: `import tailrace` costs a millisecond and loads neither ZeroMQ nor pyarrow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from tailrace.admin import Admin, NewTopic
+    from tailrace.consumer import Consumer
+    from tailrace.private_appliance import EmbeddedAppliance, embedded
+    from tailrace.errors import (
+        BufferExhaustedError,
+        ClientClosedError,
+        CorruptBatchError,
+        DeliveryTimeoutError,
+        DiskFullError,
+        InvalidRecordError,
+        InvalidRequestError,
+        InvalidSchemaError,
+        InvalidSettingError,
+        InvalidTopicNameError,
+        LogTruncatedError,
+        MalformedRequestError,
+        NotReachableError,
+        NotSupportedError,
+        OffsetOutOfRangeError,
+        OutOfOrderSequenceError,
+        PartitionOfflineError,
+        PartitionOutOfRangeError,
+        RecordTooLargeError,
+        RequestTimeoutError,
+        SchemaMismatchError,
+        StaleProducerEpochError,
+        StorageError,
+        TailraceError,
+        TopicExistsError,
+        UnknownSequenceError,
+        UnknownTopicError,
+        UnsafeBatchError,
+        UnsupportedBatchError,
+        UnsupportedVersionError,
+    )
+    from tailrace.producer import Producer
+    from tailrace.records import BatchMetadata, OffsetAndTimestamp, Record, RecordMetadata, TopicBatch, TopicPartition
+
+_HOMES = {
+    "Admin": "admin",
+    "NewTopic": "admin",
+    "Consumer": "consumer",
+    "EmbeddedAppliance": "private_appliance",
+    "embedded": "private_appliance",
+    "Producer": "producer",
+    "BatchMetadata": "records",
+    "OffsetAndTimestamp": "records",
+    "Record": "records",
+    "RecordMetadata": "records",
+    "TopicBatch": "records",
+    "TopicPartition": "records",
+}
+
+__all__ = [
+    "Admin",
+    "BatchMetadata",
+    "BufferExhaustedError",
+    "ClientClosedError",
+    "Consumer",
+    "CorruptBatchError",
+    "DeliveryTimeoutError",
+    "DiskFullError",
+    "EmbeddedAppliance",
+    "InvalidRecordError",
+    "InvalidRequestError",
+    "InvalidSchemaError",
+    "InvalidSettingError",
+    "InvalidTopicNameError",
+    "LogTruncatedError",
+    "MalformedRequestError",
+    "NewTopic",
+    "NotReachableError",
+    "NotSupportedError",
+    "OffsetAndTimestamp",
+    "OffsetOutOfRangeError",
+    "OutOfOrderSequenceError",
+    "PartitionOfflineError",
+    "PartitionOutOfRangeError",
+    "Producer",
+    "Record",
+    "RecordMetadata",
+    "RecordTooLargeError",
+    "RequestTimeoutError",
+    "SchemaMismatchError",
+    "StaleProducerEpochError",
+    "StorageError",
+    "TailraceError",
+    "TopicBatch",
+    "TopicExistsError",
+    "TopicPartition",
+    "UnknownSequenceError",
+    "UnknownTopicError",
+    "UnsafeBatchError",
+    "UnsupportedBatchError",
+    "UnsupportedVersionError",
+    "embedded",
+]
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name not in __all__:
+        raise AttributeError(f"module 'tailrace' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"tailrace.{_HOMES.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

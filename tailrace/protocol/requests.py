@@ -168,10 +168,10 @@ def encode_json(value: Any) -> bytes:
     return orjson.dumps(value)
 
 
-def decode_json(frame: Readable) -> dict[str, Any]:
-    """A JSON object of at most JSON_MAX_BYTES."""
-    if len(frame) > JSON_MAX_BYTES:
-        raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"{len(frame)} bytes of JSON; {JSON_MAX_BYTES} are allowed")
+def decode_json(frame: Readable, limit: int = JSON_MAX_BYTES) -> dict[str, Any]:
+    """A JSON object of at most `limit` bytes."""
+    if len(frame) > limit:
+        raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"{len(frame)} bytes of JSON; {limit} are allowed")
     try:
         value = orjson.loads(frame)
     except orjson.JSONDecodeError as error:

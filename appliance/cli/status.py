@@ -1,0 +1,32 @@
+"""`tailrace status`: how the running appliance does."""
+
+from __future__ import annotations
+
+import click
+
+from appliance.cli.main import CONNECT_TIMEOUT_MS
+from appliance.cli.options import bootstrap_option, json_option
+from appliance.cli.output import human_bytes, print_json, print_table
+from tailrace.admin import Admin
+
+
+@click.command()
+@bootstrap_option
+@json_option
+def command(bootstrap: str, as_json: bool) -> None:
+    """Show processes, topics and what takes no writes. Exit status 3 when no appliance answers.
+
+    \b
+    Example:
+      tailrace status --json
+    """
+    with Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+        state = admin.describe_cluster()
+    if as_json:
+        print_json(state)
+        return
+    click.echo(f"appliance {state['cluster_id'][:12]} at {bootstrap}: {state['topics']} topics, {state['partitions']} partitions, {human_bytes(state['bytes'])}\n")
+    print_table(["PROCESS", "PID", "STATE", "RESTARTS"], [[p["name"], p["pid"], "live" if p["live"] else "down", max(0, p["restarts"])] for p in state["processes"]])
+    if state["offline"]:
+        click.echo()
+        print_table(["TAKES NO WRITES", "PARTITION", "REASON"], [[o["topic"], o["partition"], o["reason"]] for o in state["offline"]])

@@ -1,0 +1,146 @@
+"""`tailrace topic`: create, list, describe, alter, delete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from appliance.cli.main import CONNECT_TIMEOUT_MS
+from appliance.cli.options import bootstrap_option, json_option, parse_pairs
+from appliance.cli.output import human_bytes, print_json, print_table, say
+from tailrace.admin import Admin, NewTopic
+
+
+def connect(bootstrap: str) -> Admin:
+    return Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS)
+
+
+@click.group()
+def command() -> None:
+    """Create, list, describe, alter and delete topics.
+
+    \b
+    Example:
+      tailrace topic create orders --partitions 3 --config compression.type=zstd
+      tailrace topic describe orders
+    """
+
+
+@command.command()
+@click.argument("name")
+@click.option("--partitions", default=1, show_default=True, help="How many partitions.")
+@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="A topic setting, repeatable.")
+@click.option("--schema", "schema_file", type=click.Path(exists=True, dir_okay=False), help="Make a typed topic with the columns of this .csv, .jsonl, .parquet or .arrow file.")
+@bootstrap_option
+@json_option
+def create(name: str, partitions: int, configs: tuple[str, ...], schema_file: str | None, bootstrap: str, as_json: bool) -> None:
+    """Create a topic.
+
+    \b
+    Example:
+      tailrace topic create flights --partitions 3 --schema flights.parquet
+    """
+    schema: Any = None
+    if schema_file is not None:
+        from appliance.cli.frames import read_schema_of
+
+        schema = read_schema_of(schema_file)
+    with connect(bootstrap) as admin:
+        admin.create_topics([NewTopic(name, partitions, parse_pairs(configs, "--config"), schema)])
+    if as_json:
+        print_json({"created": name, "partitions": partitions})
+    else:
+        say(f"created {name} with {partitions} partition{'s' * (partitions != 1)}")
+
+
+@command.command(name="list")
+@bootstrap_option
+@json_option
+def list_(bootstrap: str, as_json: bool) -> None:
+    """List topics.
+
+    \b
+    Example:
+      tailrace topic list --json
+    """
+    with connect(bootstrap) as admin:
+        described = admin.describe_topics()
+    rows = [
+        {"name": t["name"], "partitions": len(t["partitions"]), "typed": t["typed"], "records": sum(_count(p) for p in t["partitions"]), "bytes": sum(p["bytes"] or 0 for p in t["partitions"])}
+        for t in described.values()
+    ]
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(["TOPIC", "PARTITIONS", "TYPED", "RECORDS", "SIZE"], [[r["name"], r["partitions"], "yes" if r["typed"] else "no", r["records"], human_bytes(r["bytes"])] for r in rows])
+    else:
+        say("no topics yet; make one with `tailrace topic create NAME`")
+
+
+def _count(partition: dict[str, Any]) -> int:
+    return (partition["end_offset"] or 0) - (partition["beginning_offset"] or 0)
+
+
+@command.command()
+@click.argument("name")
+@bootstrap_option
+@json_option
+def describe(name: str, bootstrap: str, as_json: bool) -> None:
+    """Show a topic's settings, schema and partitions.
+
+    \b
+    Example:
+      tailrace topic describe orders
+    """
+    with connect(bootstrap) as admin:
+        topic = admin.describe_topics([name])[name]
+    if as_json:
+        print_json(topic)
+        return
+    click.echo(f"{name}  id {topic['topic_id']}  {'typed' if topic['typed'] else 'default schema'}\n")
+    print_table(["COLUMN", "TYPE"], [line.split(": ", 1) for line in topic["schema"].splitlines() if ": " in line and not line.startswith(" ")])
+    click.echo()
+    print_table(["SETTING", "VALUE"], [[k, str(v)] for k, v in topic["configs"].items()])
+    click.echo()
+    print_table(
+        ["PARTITION", "BEGINNING", "END", "SIZE", "EPOCH", "STATE"],
+        [[p["partition"], p["beginning_offset"], p["end_offset"], human_bytes(p["bytes"] or 0), p["leader_epoch"], p["state"]] for p in topic["partitions"]],
+    )
+
+
+@command.command()
+@click.argument("name")
+@click.option("--partitions", type=int, help="New number of partitions; it can only grow.")
+@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="A topic setting, repeatable.")
+@bootstrap_option
+def alter(name: str, partitions: int | None, configs: tuple[str, ...], bootstrap: str) -> None:
+    """Change a topic's settings or its number of partitions.
+
+    \b
+    Example:
+      tailrace topic alter orders --partitions 6 --config segment.ms=3600000
+    """
+    if partitions is None and not configs:
+        raise click.UsageError("nothing to change: give --partitions or --config")
+    with connect(bootstrap) as admin:
+        if configs:
+            admin.alter_topics({name: parse_pairs(configs, "--config")})
+        if partitions is not None:
+            admin.create_partitions({name: partitions})
+    say(f"altered {name}")
+
+
+@command.command()
+@click.argument("name")
+@bootstrap_option
+def delete(name: str, bootstrap: str) -> None:
+    """Delete a topic with everything in it.
+
+    \b
+    Example:
+      tailrace topic delete orders
+    """
+    with connect(bootstrap) as admin:
+        admin.delete_topics([name])
+    say(f"deleted {name}")

@@ -1,0 +1,163 @@
+"""Administration: topics, offsets, the state of the appliance.
+
+Every call is one request, driven by the caller's thread; not thread-safe, a context manager. Calls that change something are answered when it is done:
+the files exist, or are gone.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from tailrace.connection import Connection
+from tailrace.errors import InvalidRequestError, NotSupportedError, error_for
+from tailrace.protocol import requests
+from tailrace.protocol.errors import ErrorCode, code_of
+from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES
+from tailrace.protocol.wire import Api
+from tailrace.records import TopicPartition
+from tailrace.settings import DEFAULT_BOOTSTRAP
+from tailrace.topics import TopicInfo, topics_from_metadata
+
+
+class NewTopic:
+    """A topic to be made. `schema`: a pyarrow Schema, or any frame that has the columns; None: the default schema of key, value, timestamp and headers."""
+
+    def __init__(self, name: str, partitions: int = 1, configs: Mapping[str, Any] | None = None, schema: Any = None) -> None:
+        self.name = name
+        self.partitions = partitions
+        self.configs = dict(configs or {})
+        self.schema = schema
+
+    def __repr__(self) -> str:
+        return f"NewTopic(name={self.name!r}, partitions={self.partitions}, configs={self.configs}, schema={'given' if self.schema is not None else None})"
+
+
+def create_request(name: str, partitions: int = 1, configs: Mapping[str, Any] | None = None, schema_message: bytes | None = None) -> dict[str, Any]:
+    """One entry of a CREATE_TOPICS request."""
+    schema = None if schema_message is None else base64.b64encode(schema_message).decode("ascii")
+    return {"name": name, "partitions": partitions, "configs": dict(configs or {}), "schema": schema}
+
+
+class Admin:
+    """A connection for administration."""
+
+    def __init__(
+        self, bootstrap: str = DEFAULT_BOOTSTRAP, *, request_timeout_ms: int = 30_000, connect_timeout_ms: int | None = None, client_id: str = "tailrace-admin"
+    ) -> None:
+        """`connect_timeout_ms`: how long to try an appliance that does not answer at all; None: as long as a request may take."""
+        self._timeout_ms = request_timeout_ms
+        self._connect_timeout_ms = connect_timeout_ms
+        self._connection = Connection(bootstrap, client_id)
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _call(self, api: Api, request: dict[str, Any]) -> dict[str, Any]:
+        response = self._connection.call(api, [requests.encode_json(request)], self._timeout_ms, self._connect_timeout_ms)
+        return requests.decode_json(response.body[0], CLIENT_JSON_MAX_BYTES)
+
+    def _change(self, api: Api, items: list[dict[str, Any]], validate_only: bool = False) -> None:
+        """A change of topics. Raises the error of the first that failed; the others are done."""
+        if not items:
+            return
+        answer = self._call(api, {"topics": items, "validate_only": validate_only})
+        for result in answer["results"]:
+            if result["code"]:
+                raise error_for(code_of(result["code"]), result.get("message", ""))
+
+    # ---- topics ----------------------------------------------------------------------------------------------------------------------
+
+    def create_topics(self, topics: Sequence[NewTopic], *, validate_only: bool = False) -> None:
+        """Make topics. Raises TopicExistsError, InvalidTopicNameError, InvalidSettingError, InvalidSchemaError."""
+        items = []
+        for topic in topics:
+            message = None
+            if topic.schema is not None:
+                from tailrace.schema import schema_of, to_message
+
+                message = to_message(schema_of(topic.schema))
+            items.append(create_request(topic.name, topic.partitions, topic.configs, message))
+        self._change(Api.CREATE_TOPICS, items, validate_only)
+
+    def delete_topics(self, names: Sequence[str]) -> None:
+        """Delete topics with everything in them. Raises UnknownTopicError."""
+        self._change(Api.DELETE_TOPICS, [{"name": name} for name in names])
+
+    def alter_topics(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
+        """Change settings: topic -> {setting: value}; others stay. Raises UnknownTopicError, InvalidSettingError."""
+        self._change(Api.ALTER_TOPICS, [{"name": name, "configs": dict(values)} for name, values in configs.items()])
+
+    def create_partitions(self, counts: Mapping[str, int]) -> None:
+        """Raise the number of partitions: topic -> total. Keys then go elsewhere than before, as in Kafka. Raises UnknownTopicError, InvalidSettingError."""
+        self._change(Api.ALTER_TOPICS, [{"name": name, "partitions": count} for name, count in counts.items()])
+
+    def list_topics(self) -> list[str]:
+        """Names of all topics, ascending."""
+        answer = self._call(Api.METADATA, {"topics": None, "names_only": True})
+        return [topic["name"] for topic in answer["topics"]]
+
+    def topic_info(self, names: Sequence[str]) -> dict[str, TopicInfo]:
+        """Schemas, settings and partition counts. Raises UnknownTopicError."""
+        return topics_from_metadata(self._call(Api.METADATA, {"topics": list(names)}))
+
+    def describe_topics(self, names: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
+        """Everything known of topics (None: of all): settings, schema, and per partition its offsets, bytes and state. Raises UnknownTopicError."""
+        infos = self.topic_info(self.list_topics() if names is None else names)
+        result: dict[str, dict[str, Any]] = {}
+        wanted = [TopicPartition(name, p) for name, info in infos.items() for p in range(len(info.partitions))]
+        offsets = self._offsets({tp: "latest" for tp in wanted})
+        for name, info in infos.items():
+            partitions = []
+            for number in range(len(info.partitions)):
+                found = offsets[TopicPartition(name, number)]
+                partitions.append(
+                    {"partition": number, "beginning_offset": found.get("beginning"), "end_offset": found.get("end"), "bytes": found.get("size_bytes"),
+                     "leader_epoch": found.get("leader_epoch"), "state": found.get("state", code_of(found["code"]).name)}
+                )  # fmt: skip
+            result[name] = {
+                "name": name, "topic_id": info.topic_id.hex(), "typed": info.typed, "schema": str(info.schema), "configs": dict(info.settings), "partitions": partitions,
+            }  # fmt: skip
+        return result
+
+    def describe_configs(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Settings of topics, complete. Raises UnknownTopicError."""
+        return {name: dict(info.settings) for name, info in self.topic_info(names).items()}
+
+    # ---- offsets ---------------------------------------------------------------------------------------------------------------------
+
+    def _offsets(self, wanted: Mapping[TopicPartition, str | int]) -> dict[TopicPartition, dict[str, Any]]:
+        if not wanted:
+            return {}
+        items = [{"topic": tp.topic, "partition": tp.partition, "at": at} for tp, at in wanted.items()]
+        answer = self._call(Api.LIST_OFFSETS, {"partitions": items})
+        return {TopicPartition(item["topic"], item["partition"]): item for item in answer["offsets"]}
+
+    # ---- the appliance ---------------------------------------------------------------------------------------------------------------
+
+    def describe_cluster(self) -> dict[str, Any]:
+        """Processes with pid and restarts, how many topics, partitions and bytes, which partitions take no writes and why."""
+        return self._call(Api.DESCRIBE_CLUSTER, {})
+
+    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Not in this version."""
+        del offsets
+        raise NotSupportedError("delete_records is not part of this version: delete the topic, or let it be")
+
+
+def check_offsets_answer(item: dict[str, Any]) -> dict[str, Any]:
+    """One entry of a LIST_OFFSETS answer. Raises what it says."""
+    code = code_of(item["code"])
+    if code is not ErrorCode.OK:
+        raise error_for(code, f"{item['topic']}-{item['partition']}")
+    if "offset" not in item:
+        raise InvalidRequestError("an offset is missing in the answer")
+    return item

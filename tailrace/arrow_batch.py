@@ -1,0 +1,134 @@
+"""Records to batches and back: the only place where the SDK makes or reads Arrow data.
+
+A batch is encoded once, by the producer, and decoded once, by whoever reads it; nobody between looks inside.
+Invariants: `decode(encode(rows)) == rows`; a decoded batch has passed form, both checksums and, unless told to trust, Arrow's full validation.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+import pyarrow as pa
+
+from tailrace.batch_header import (
+    ATTRIBUTE_COMPRESSED,
+    ATTRIBUTE_LOG_APPEND_TIME,
+    BatchChecksumError,
+    BatchFormatError,
+    BatchHeader,
+    insert_header,
+    verify_batch,
+)
+from tailrace.errors import CorruptBatchError, InvalidRecordError, UnsupportedBatchError
+from tailrace.records import CREATE_TIME, LOG_APPEND_TIME, Record
+from tailrace.schema import DEFAULT_SCHEMA, HEADER_TYPE
+
+Headers = Sequence[tuple[str, bytes]] | None
+_TIMESTAMP = pa.timestamp("us", "UTC")
+
+
+def default_rows(timestamps_us: list[int], keys: list[bytes | None], values: list[bytes | None], headers: list[Headers] | None) -> pa.RecordBatch:
+    """Lists of equal length as a batch of the default schema. Raises InvalidRecordError for parts of a wrong type."""
+    try:
+        if headers is None:
+            header_column = pa.nulls(len(values), HEADER_TYPE)
+        else:
+            header_column = pa.array([[{"key": k, "value": v} for k, v in row] if row else None for row in headers], HEADER_TYPE)
+        columns = [pa.array(timestamps_us, pa.int64()).cast(_TIMESTAMP), pa.array(keys, pa.binary()), pa.array(values, pa.binary()), header_column]
+        return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as error:
+        raise InvalidRecordError(f"a record cannot be stored: {error}") from None
+
+
+def encode(batch: pa.RecordBatch, *, schema_id: int, seed: int, compression: str, first_timestamp_us: int, max_timestamp_us: int) -> bytearray:
+    """`batch` as bytes for the wire and the log; offsets, producer and append time are filled in later, in place."""
+    header = BatchHeader(
+        record_count=batch.num_rows, last_offset_delta=batch.num_rows - 1, first_timestamp_us=first_timestamp_us, max_timestamp_us=max_timestamp_us,
+        schema_id=schema_id,
+    )  # fmt: skip
+    if compression == "none":
+        return insert_header(batch.serialize(), header, seed)
+    header.attributes |= ATTRIBUTE_COMPRESSED
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        start = sink.tell()
+        writer.write_batch(batch)
+        end = sink.tell()
+    return insert_header(memoryview(sink.getvalue())[start:end], header, seed)
+
+
+def decode(data: memoryview, schema: pa.Schema, seed: int, *, trust: bool = False) -> tuple[BatchHeader, pa.RecordBatch]:
+    """One whole batch, proven. The arrays refer to `data`, which must stay as it is. Raises CorruptBatchError, UnsupportedBatchError."""
+    try:
+        header = verify_batch(data, seed)
+    except BatchChecksumError as error:
+        raise CorruptBatchError(error.reason) from None
+    except BatchFormatError as error:
+        raise UnsupportedBatchError(error.reason) from None
+    try:
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), schema)
+        if not trust:
+            batch.validate(full=True)
+    except (pa.ArrowInvalid, OSError, ValueError) as error:
+        raise CorruptBatchError(f"batch at offset {header.base_offset} contradicts itself: {error}") from None
+    return header, batch
+
+
+def timestamp_type_of(header: BatchHeader) -> int:
+    return LOG_APPEND_TIME if header.attributes & ATTRIBUTE_LOG_APPEND_TIME else CREATE_TIME
+
+
+def timestamp_range(batch: pa.RecordBatch, fallback_us: int) -> tuple[int, int]:
+    """(first, largest) timestamp of a batch: of its `timestamp` column where it has one of the default kind, else `fallback_us`."""
+    index = batch.schema.get_field_index("timestamp")
+    if index < 0 or batch.schema.field(index).type != _TIMESTAMP or not batch.num_rows:
+        return fallback_us, fallback_us
+    column = batch.column(index).cast(pa.int64())
+    import pyarrow.compute as pc
+
+    largest = pc.max(column).as_py()
+    first = column[0].as_py()
+    return (fallback_us if first is None else first), (fallback_us if largest is None else largest)
+
+
+_new_record = partial(tuple.__new__, Record)
+
+
+def to_records(topic: str, partition: int, first_offset: int, batch: pa.RecordBatch, header: BatchHeader, typed: bool) -> list[Record]:
+    """The rows of a decoded batch, the first of which has `first_offset`, as Records."""
+    count = batch.num_rows
+    timestamp_type = timestamp_type_of(header)
+    offsets = range(first_offset, first_offset + count)
+    if typed:
+        rows = batch.to_pylist()
+        stamp = header.append_time_us if timestamp_type == LOG_APPEND_TIME else header.max_timestamp_us
+        return [
+            Record(topic, partition, offset, stamp // 1000, timestamp_type, None, row, [], stamp) for offset, row in zip(offsets, rows, strict=True)
+        ]
+    if timestamp_type == LOG_APPEND_TIME:
+        stamps: Sequence[int] = [header.append_time_us] * count
+    else:
+        stamps = batch.column(0).cast(pa.int64()).to_pylist()
+    header_column = batch.column(3)
+    if header_column.null_count == count:
+        headers: list[list[tuple[str, bytes]]] = [[] for _ in range(count)]
+    else:
+        headers = [[(item["key"], item["value"]) for item in row] if row else [] for row in header_column.to_pylist()]
+    milliseconds = map(operator.floordiv, stamps, repeat(1000))
+    columns = (
+        repeat(topic, count), repeat(partition, count), offsets, milliseconds, repeat(timestamp_type, count), batch.column(1).to_pylist(),
+        batch.column(2).to_pylist(), headers, stamps,
+    )  # fmt: skip
+    return list(map(_new_record, zip(*columns, strict=True)))
+
+
+def rows_from_dicts(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    """Dicts as a batch of a typed topic. Raises InvalidRecordError naming what does not fit."""
+    try:
+        return pa.RecordBatch.from_pylist(rows, schema=schema)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
+        raise InvalidRecordError(f"a row does not fit the topic's schema: {error}") from None

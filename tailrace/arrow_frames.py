@@ -1,0 +1,88 @@
+"""Frames into batches for `send_arrow`: columns conformed, rows given their partitions, pieces cut to size.
+
+Invariants: rows of a partition keep their order; every piece has exactly the topic's schema and at least one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.errors import SchemaMismatchError
+from tailrace.schema import DEFAULT_SCHEMA, HEADER_TYPE, conform, schema_of, to_message, to_table
+from tailrace.topics import TopicInfo
+
+Frame = Any
+"""A pyarrow Table or RecordBatch, a pandas or polars DataFrame, or anything else with `__arrow_c_stream__`."""
+
+
+def schema_message_of(frame: Frame) -> bytes:
+    """The canonical schema of a frame as a message: what a topic made for it has. Raises InvalidSchemaError."""
+    return to_message(schema_of(to_table(frame)))
+
+
+def _with_default_columns(table: pa.Table, stamp_us: int) -> pa.Table:
+    """A frame for a topic of the default schema: `value` is needed, the rest is filled in."""
+    if "value" not in table.column_names:
+        raise SchemaMismatchError("the topic has the default schema: the frame needs a column `value` (and may have key, timestamp, headers)")
+    count = table.num_rows
+    if "timestamp" not in table.column_names:
+        table = table.append_column("timestamp", pa.array(np.full(count, stamp_us, np.int64)).cast(DEFAULT_SCHEMA.field(0).type))
+    for name, kind in (("key", pa.binary()), ("headers", HEADER_TYPE)):
+        if name not in table.column_names:
+            table = table.append_column(name, pa.nulls(count, kind))
+    return table
+
+
+def _partition_numbers(column: pa.ChunkedArray, choose: Callable[[bytes | None, int], int], partition_count: int) -> np.ndarray[Any, Any]:
+    """The partition of each row by its key: the partitioner is asked once per distinct key, hashed as text or bytes."""
+    encoded = column.combine_chunks()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = pa.concat_arrays(encoded.chunks)
+    if not pa.types.is_dictionary(encoded.type):
+        encoded = pc.dictionary_encode(encoded)
+    chosen = [choose(_key_bytes(key), partition_count) for key in encoded.dictionary.to_pylist()]
+    chosen.append(choose(None, partition_count))
+    indices = pc.fill_null(encoded.indices.cast(pa.int64()), len(chosen) - 1).to_numpy(zero_copy_only=False)
+    return np.asarray(chosen, np.int64)[indices]
+
+
+def _key_bytes(key: Any) -> bytes | None:
+    if key is None or isinstance(key, bytes):
+        return key
+    return str(key).encode()
+
+
+def cut(
+    frame: Frame,
+    info: TopicInfo,
+    key_column: str | None,
+    partition: int | None,
+    choose: Callable[[bytes | None, int], int],
+    target_bytes: int,
+    stamp_us: int,
+) -> Iterator[tuple[int, pa.RecordBatch, int]]:
+    """(partition, piece, its bytes), pieces of about `target_bytes`. Raises SchemaMismatchError."""
+    table = to_table(frame)
+    if key_column is not None and key_column not in table.column_names:
+        raise SchemaMismatchError(f"key_column is {key_column!r}; the frame has {', '.join(table.column_names)}")
+    if not info.typed:
+        table = _with_default_columns(table, stamp_us)
+    table = conform(table, info.schema)
+    if not table.num_rows:
+        return
+    if partition is not None or key_column is None:
+        parts = [(partition or 0, table)]
+    else:
+        numbers = _partition_numbers(table.column(key_column), choose, len(info.partitions))
+        parts = [(int(p), table.filter(pa.array(numbers == p))) for p in np.unique(numbers)]
+    for number, part in parts:
+        rows_per_piece = max(1, int(target_bytes * part.num_rows / max(1, part.nbytes)))
+        for batch in part.combine_chunks().to_batches():
+            for start in range(0, batch.num_rows, rows_per_piece):
+                piece = batch.slice(start, rows_per_piece)
+                yield number, piece, max(1, part.nbytes * piece.num_rows // part.num_rows)

@@ -1,0 +1,249 @@
+"""The only module that holds a socket: one DEALER to one front, reopened by itself, driven by whoever calls it.
+
+There is no thread here and nothing blocks: `process()` takes in what has come, `wait()` sleeps until something may have. ZeroMQ's own reconnection
+replays some messages and loses others (tried: 65 of 400), so when the front shows another generation, does not know us, or stays silent, the socket is
+closed (linger 0) and another opened; every request that was under way is told `None`, and its owner sends it again, in order.
+
+Owner: its user's lock: no method may be called by two threads at a time. Only non-blocking ZeroMQ calls and `select.poll`, which gevent makes cooperative.
+"""
+
+from __future__ import annotations
+
+import random
+import select
+import time
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from tailrace.checksum import Readable
+from tailrace.errors import InvalidSettingError, NotReachableError, RequestTimeoutError, TailraceError, error_for
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.session import ClientSession, Response, State
+from tailrace.protocol.wire import Api, WireError
+
+PING_AFTER_NS = 250_000_000
+"""Silence while something is under way, after which the front is asked whether it still knows us."""
+DEAD_AFTER_NS = 5_000_000_000
+"""Silence after which the socket is given up."""
+HANDSHAKE_RETRY_NS = 1_000_000_000
+REOPEN_FIRST_NS = 20_000_000
+REOPEN_MAX_NS = 1_000_000_000
+COPY_BELOW_BYTES = 64 << 10
+
+OnResponse = Callable[[Response | None], None]
+"""Called with the answer, or with None when the connection was lost before one came."""
+
+
+def check_bootstrap(address: str) -> str:
+    """The address, if it is one. Raises InvalidSettingError."""
+    if not isinstance(address, str) or not address.startswith(("tcp://", "ipc://")):
+        raise InvalidSettingError(f"bootstrap is {address!r}; it takes an address such as tcp://127.0.0.1:7420 or ipc:///run/tailrace/tailrace.sock")
+    return address
+
+
+class Connection:
+    """See the module's docstring. Call `process` often, and `tick` when `next_tick_ns` has come."""
+
+    def __init__(self, address: str, client_id: str) -> None:
+        self._address = check_bootstrap(address)
+        self._client_id = client_id
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._fd = -1
+        self.session = ClientSession(client_id)
+        self._pending: dict[int, OnResponse] = {}
+        self._opened_ns = 0
+        self._heard_ns = 0
+        self._pinged_ns = 0
+        self._reopen_at_ns = 0
+        self._failures = 0
+        self.fatal: TailraceError | None = None
+        """A refusal that no retry mends (no common protocol version)."""
+        self._open()
+
+    # ---- state -----------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        return self.session.state is State.READY
+
+    @property
+    def pending_count(self) -> int:
+        return len(self._pending)
+
+    def fileno(self) -> int:
+        """The descriptor to poll: readable when something *may* have come; -1 while there is no socket."""
+        return self._fd
+
+    # ---- sending ---------------------------------------------------------------------------------------------------------------------
+
+    def request(self, api: Api, body: Sequence[Readable], on_response: OnResponse | None) -> bool:
+        """Send a request; False while the connection is not ready. None: no answer is expected. Raises TailraceError when the appliance does not know the API."""
+        if not self.is_ready or self._socket is None:
+            return False
+        try:
+            correlation_id, frames = self.session.request(api, body)
+        except WireError as error:
+            raise error_for(error.code, error.detail) from None
+        now_ns = time.monotonic_ns()
+        if not self._pending:
+            self._heard_ns = now_ns
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=sum(map(len, body)) < COPY_BELOW_BYTES)
+        except zmq.Again:
+            return False
+        if on_response is not None:
+            self._pending[correlation_id] = on_response
+        return True
+
+    # ---- receiving -------------------------------------------------------------------------------------------------------------------
+
+    def process(self) -> int:
+        """Take in everything that has come and call whom it answers. After any use of the socket: its descriptor tells of changes only."""
+        count = 0
+        while self._socket is not None:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            count += 1
+            self._heard_ns = time.monotonic_ns()
+            was_ready = self.is_ready
+            try:
+                response = self.session.receive(frames)
+            except WireError as error:
+                self._lose(ErrorCode.MALFORMED_REQUEST, error.detail)
+                break
+            if self.session.state is State.LOST:
+                self._lose(self.session.lost_code, self.session.lost_reason)
+                break
+            if self.is_ready and not was_ready:
+                self._failures = 0
+            if response is not None:
+                on_response = self._pending.pop(response.correlation_id, None)
+                if on_response is not None:
+                    on_response(response)
+        return count
+
+    # ---- time ------------------------------------------------------------------------------------------------------------------------
+
+    def next_tick_ns(self) -> int | None:
+        """When `tick` next has something to do."""
+        if self._socket is None:
+            return self._reopen_at_ns
+        if not self.is_ready:
+            return self._opened_ns + HANDSHAKE_RETRY_NS
+        return max(self._heard_ns, self._pinged_ns) + PING_AFTER_NS if self._pending else None
+
+    def tick(self, now_ns: int) -> None:
+        """Reopen, repeat the handshake, ping, or give up on a silent front."""
+        if self.fatal is not None:
+            return
+        if self._socket is None:
+            if now_ns >= self._reopen_at_ns:
+                self._open()
+        elif not self.is_ready:
+            if now_ns - self._opened_ns >= HANDSHAKE_RETRY_NS:
+                self._close_socket()
+                self._open()
+        elif self._pending:
+            if now_ns - self._heard_ns >= DEAD_AFTER_NS:
+                self._lose(ErrorCode.TIMED_OUT, "the appliance does not answer")
+            elif now_ns - max(self._heard_ns, self._pinged_ns) >= PING_AFTER_NS:
+                self._pinged_ns = now_ns
+                _, frames = self.session.request(Api.PING)
+                try:
+                    self._socket.send_multipart(frames, zmq.NOBLOCK)
+                except zmq.Again:
+                    pass
+
+    # ---- waiting -----------------------------------------------------------------------------------------------------------------------
+
+    def wait(self, timeout_ns: int, wake_fd: int = -1) -> None:
+        """Sleep until something may have come, `wake_fd` is readable, or the time is up. Safe beside a holder of the lock: it touches no socket state."""
+        poll = select.poll()
+        fd = self.fileno()
+        if fd >= 0:
+            poll.register(fd, select.POLLIN)
+        if wake_fd >= 0:
+            poll.register(wake_fd, select.POLLIN)
+        poll.poll(max(0, -(-timeout_ns // 1_000_000)))
+
+    def call(self, api: Api, body: Sequence[Readable], timeout_ms: int, connect_timeout_ms: int | None = None) -> Response:
+        """Send a request and wait for its answer, driving the connection; repeats it when the connection is lost.
+
+        Raises NotReachableError when no connection came about within `connect_timeout_ms` (None: `timeout_ms`), RequestTimeoutError, or what the answer says.
+        """
+        start_ns = time.monotonic_ns()
+        deadline_ns = start_ns + timeout_ms * 1_000_000
+        connect_by_ns = deadline_ns if connect_timeout_ms is None else min(deadline_ns, start_ns + connect_timeout_ms * 1_000_000)
+        answers: list[Response | None] = []
+        sent = False
+        was_ready = False
+        while True:
+            self.process()
+            if answers:
+                answer = answers.pop()
+                if answer is not None:
+                    if answer.code is not ErrorCode.OK:
+                        raise error_for(answer.code, answer.detail())
+                    return answer
+                sent = False
+            if self.fatal is not None:
+                raise self.fatal
+            was_ready = was_ready or self.is_ready
+            if not sent:
+                sent = self.request(api, body, answers.append)
+                if sent:
+                    continue
+            now_ns = time.monotonic_ns()
+            if now_ns >= deadline_ns and was_ready:
+                raise RequestTimeoutError(f"{api.name} got no answer within {timeout_ms} ms")
+            if now_ns >= connect_by_ns and not was_ready:
+                raise NotReachableError(f"no appliance answers at {self._address}")
+            self.tick(now_ns)
+            tick_ns = self.next_tick_ns()
+            until_ns = deadline_ns if was_ready else connect_by_ns
+            self.wait(min(until_ns, tick_ns if tick_ns is not None else until_ns) - now_ns)
+
+    # ---- opening and closing -----------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        try:
+            socket = self._socket = self._context.socket(zmq.DEALER)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.RCVHWM, 0)
+            socket.setsockopt(zmq.RECONNECT_IVL, 20)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+            socket.connect(self._address)
+            self._fd = int(socket.getsockopt(zmq.FD))  # type: ignore[arg-type]
+        except zmq.ZMQError as error:
+            raise InvalidSettingError(f"bootstrap {self._address!r} is no address that ZeroMQ takes: {error.strerror}") from None
+        self.session = ClientSession(self._client_id)
+        self._opened_ns = self._heard_ns = time.monotonic_ns()
+        socket.send_multipart(self.session.start(), zmq.NOBLOCK)
+
+    def _lose(self, code: ErrorCode, reason: str) -> None:
+        """Give the socket up and tell every owner of a request."""
+        self._close_socket()
+        if code is ErrorCode.UNSUPPORTED_VERSION:
+            self.fatal = error_for(code, reason)
+        delay_ns = min(REOPEN_MAX_NS, REOPEN_FIRST_NS << min(self._failures, 10))
+        self._failures += 1
+        self._reopen_at_ns = time.monotonic_ns() + int(delay_ns * random.uniform(0.5, 1.0))
+        pending, self._pending = self._pending, {}
+        for on_response in pending.values():
+            on_response(None)
+
+    def _close_socket(self) -> None:
+        if self._socket is not None:
+            self._socket.close(0)
+            self._socket = None
+            self._fd = -1
+
+    def close(self) -> None:
+        """End the connection; nobody is told."""
+        self._pending.clear()
+        self._close_socket()

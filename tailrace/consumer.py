@@ -1,0 +1,427 @@
+"""The consumer: reads topics, as records or as Arrow batches.
+
+One thread's: there is no lock and no helper thread; `poll` drives everything, and a fetch is always under way while the caller works on what came.
+Partitions are given by `assign`, or all of the topics named at construction. Groups are not part of this version.
+
+Invariants: within a partition records come in offset order, each once, from the position on; the position moves only past what was handed out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace import arrow_batch
+from tailrace.admin import check_offsets_answer
+from tailrace.connection import Connection
+from tailrace.errors import (
+    InvalidRequestError,
+    NotReachableError,
+    NotSupportedError,
+    OffsetOutOfRangeError,
+    PartitionOutOfRangeError,
+    TailraceError,
+    error_for,
+)
+from tailrace.fetcher import Fetcher, PartitionCursor
+from tailrace.protocol import requests
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES
+from tailrace.protocol.wire import Api
+from tailrace.records import OffsetAndTimestamp, Record, TopicBatch, TopicPartition, to_timestamp_us
+from tailrace.settings import GROUPS_LATER, ConsumerSettings, build
+from tailrace.topics import TopicInfo, topics_from_metadata
+
+UNREACHABLE_AFTER_NS = 60_000_000_000
+"""A poll without an end complains when the appliance has been away for this long."""
+
+
+class Consumer:
+    """Reads partitions. See `tailrace.settings.ConsumerSettings` for the keyword arguments."""
+
+    def __init__(self, *topics: str, bootstrap: str | None = None, **settings: Any) -> None:
+        if bootstrap is not None:
+            settings["bootstrap"] = bootstrap
+        self.settings = build(ConsumerSettings, settings)
+        self._connection = Connection(self.settings.bootstrap, self.settings.client_id)
+        self._fetcher = Fetcher(self._connection, self.settings)
+        self._infos: dict[str, TopicInfo] = {}
+        self._cursors: dict[TopicPartition, PartitionCursor] = {}
+        self._turn = 0
+        self._taken: dict[TopicPartition, list[Record]] = {}
+        """Records decoded but not yet handed out, last first."""
+        self._away_since_ns = 0
+        self._closed = False
+        self._counters = {"records_consumed": 0, "batches_consumed": 0, "bytes_consumed": 0}
+        if topics:
+            try:
+                self.assign([TopicPartition(topic, p) for topic in topics for p in self.partitions_for(topic)])
+            except BaseException:
+                self.close()
+                raise
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._closed = True
+        self._connection.close()
+
+    # ---- topics ----------------------------------------------------------------------------------------------------------------------
+
+    def _call(self, api: Api, request: dict[str, Any]) -> dict[str, Any]:
+        self._check_open()
+        response = self._connection.call(api, [requests.encode_json(request)], self.settings.request_timeout_ms)
+        return requests.decode_json(response.body[0], CLIENT_JSON_MAX_BYTES)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise error_for(ErrorCode.CLIENT_CLOSED, "the consumer is closed")
+
+    def _info(self, topic: str) -> TopicInfo:
+        info = self._infos.get(topic)
+        if info is None:
+            info = self._infos[topic] = topics_from_metadata(self._call(Api.METADATA, {"topics": [topic]}))[topic]
+        return info
+
+    def partitions_for(self, topic: str) -> list[int]:
+        """The topic's partition numbers. Raises UnknownTopicError."""
+        return list(range(len(self._info(topic).partitions)))
+
+    # ---- assignment ------------------------------------------------------------------------------------------------------------------
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Read exactly these partitions; those assigned already go on where they are. Raises UnknownTopicError, PartitionOutOfRangeError."""
+        cursors: dict[TopicPartition, PartitionCursor] = {}
+        for given in partitions:
+            key = TopicPartition(*given)
+            info = self._info(key.topic)
+            if not 0 <= key.partition < len(info.partitions):
+                raise PartitionOutOfRangeError(f"topic {key.topic!r} has partitions 0 to {len(info.partitions) - 1}, not {key.partition}")
+            cursors[key] = self._cursors.get(key) or PartitionCursor(key, info)
+        self._cursors = cursors
+        self._taken = {key: rows for key, rows in self._taken.items() if key in cursors}
+
+    def subscribe(self, *_arguments: Any, **_keywords: Any) -> None:
+        """Not in this version."""
+        raise NotSupportedError(GROUPS_LATER)
+
+    def assignment(self) -> list[TopicPartition]:
+        return list(self._cursors)
+
+    def _cursor(self, partition: TopicPartition) -> PartitionCursor:
+        cursor = self._cursors.get(TopicPartition(*partition))
+        if cursor is None:
+            raise InvalidRequestError(f"{partition[0]}-{partition[1]} is not assigned to this consumer")
+        return cursor
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Hand out nothing of these until `resume`; nothing is lost."""
+        for partition in partitions:
+            self._cursor(partition).is_paused = True
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        for partition in partitions:
+            self._cursor(partition).is_paused = False
+
+    def paused(self) -> list[TopicPartition]:
+        return [key for key, cursor in self._cursors.items() if cursor.is_paused]
+
+    # ---- positions -------------------------------------------------------------------------------------------------------------------
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Go on at `offset`. Whether it exists shows at the next poll."""
+        if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+            raise InvalidRequestError(f"offset is {offset!r}; it must be a whole number from 0 on")
+        cursor = self._cursor(partition)
+        cursor.seek(offset)
+        self._taken.pop(cursor.key, None)
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Go on at the first offset (of all assigned partitions when none is named)."""
+        self._seek_all(partitions, "earliest")
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Go on behind the last record (of all assigned partitions when none is named)."""
+        self._seek_all(partitions, "latest")
+
+    def _seek_all(self, partitions: Sequence[TopicPartition], at: str) -> None:
+        keys = [self._cursor(partition).key for partition in partitions] or list(self._cursors)
+        for key, offset in self._offsets(keys, at).items():
+            self.seek(key, offset)
+
+    def position(self, partition: TopicPartition) -> int:
+        """The offset of the next record that will be handed out."""
+        cursor = self._cursor(partition)
+        self._decide_positions([cursor])
+        if cursor.error is not None:
+            raise cursor.error
+        taken = self._taken.get(cursor.key)
+        if taken:
+            return taken[-1].offset
+        assert cursor.position is not None
+        return cursor.position
+
+    def _offsets(self, keys: Iterable[TopicPartition], at: str | int) -> dict[TopicPartition, int]:
+        wanted = [{"topic": key[0], "partition": key[1], "at": at} for key in keys]
+        if not wanted:
+            return {}
+        answer = self._call(Api.LIST_OFFSETS, {"partitions": wanted})
+        return {TopicPartition(item["topic"], item["partition"]): check_offsets_answer(item)["offset"] for item in answer["offsets"]}
+
+    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset of each partition."""
+        return self._offsets(partitions, "earliest")
+
+    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The high watermark of each partition: the offset behind the last record that can be read."""
+        return self._offsets(partitions, "latest")
+
+    def lag(self, partition: TopicPartition) -> int:
+        """How many offsets lie between the position and the end."""
+        key = self._cursor(partition).key
+        return self.end_offsets([key])[key] - self.position(key)
+
+    def offsets_for_times(self, timestamps: Mapping[TopicPartition, Any]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """For each partition the first record at or after a time (datetime or int milliseconds), None where there is none."""
+        result: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+        for given, when in timestamps.items():
+            key = TopicPartition(*given)
+            try:
+                when_us = to_timestamp_us(when)
+            except TypeError as error:
+                raise InvalidRequestError(str(error)) from None
+            start = self._offsets([key], when_us)[key]
+            result[key] = None if start < 0 else self._first_at_or_after(key, start, when_us)
+        return result
+
+    def _first_at_or_after(self, key: TopicPartition, start: int, when_us: int) -> OffsetAndTimestamp | None:
+        """Look through the batches from `start` on: the appliance knows batches, not records."""
+        cursor = PartitionCursor(key, self._info(key.topic))
+        cursor.seek(start)
+        fetcher = Fetcher(self._connection, self.settings)
+        deadline_ns = time.monotonic_ns() + self.settings.request_timeout_ms * 1_000_000
+        end = self.end_offsets([key])[key]
+        while cursor.position is not None and cursor.position < end:
+            self._step(fetcher, [cursor], deadline_ns)
+            if cursor.error is not None:
+                raise cursor.error
+            while (taken := cursor.take(trust=not self.settings.check_batches)) is not None:
+                header, rows, first_offset = taken
+                if arrow_batch.timestamp_type_of(header) or cursor.info.schema.get_field_index("timestamp") < 0 or not pa.types.is_timestamp(rows.schema.field("timestamp").type):
+                    if header.max_timestamp_us >= when_us:
+                        return OffsetAndTimestamp(first_offset, header.max_timestamp_us // 1000)
+                    continue
+                stamps = rows.column(rows.schema.get_field_index("timestamp")).cast(pa.int64())
+                index = pc.index(pc.fill_null(pc.greater_equal(stamps, when_us), False), True).as_py()
+                if index >= 0:
+                    return OffsetAndTimestamp(first_offset + index, stamps[index].as_py() // 1000)
+        return None
+
+    def _decide_positions(self, cursors: Iterable[PartitionCursor]) -> None:
+        """Give every cursor without a position one, as auto_offset_reset says."""
+        undecided = [cursor for cursor in cursors if cursor.position is None and cursor.error is None]
+        if not undecided:
+            return
+        reset = self.settings.auto_offset_reset
+        if reset == "none":
+            for cursor in undecided:
+                cursor.error = OffsetOutOfRangeError(f"{cursor.key.topic}-{cursor.key.partition} has no position and auto_offset_reset is none; seek first")
+            return
+        for key, offset in self._offsets([cursor.key for cursor in undecided], reset).items():
+            for cursor in undecided:
+                if cursor.key == key:
+                    cursor.seek(offset)
+
+    # ---- reading ---------------------------------------------------------------------------------------------------------------------
+
+    def _step(self, fetcher: Fetcher, cursors: Iterable[PartitionCursor], deadline_ns: int) -> None:
+        """Ask for more, take in what came, wait for something until `deadline_ns`."""
+        connection = self._connection
+        connection.process()
+        fetcher.begin(cursors)
+        connection.process()
+        now_ns = time.monotonic_ns()
+        connection.tick(now_ns)
+        if connection.fatal is not None:
+            raise connection.fatal
+        if connection.is_ready:
+            self._away_since_ns = 0
+        elif not self._away_since_ns:
+            self._away_since_ns = now_ns
+        elif now_ns - self._away_since_ns > UNREACHABLE_AFTER_NS:
+            raise NotReachableError(f"no appliance answers at {self.settings.bootstrap}")
+        if any(cursor.buffered or cursor.error is not None for cursor in cursors if not cursor.is_paused):
+            return
+        tick_ns = connection.next_tick_ns()
+        wait_ns = min(deadline_ns, tick_ns if tick_ns is not None else deadline_ns) - now_ns
+        if not fetcher.is_waiting and connection.is_ready:
+            wait_ns = min(wait_ns, 10_000_000)
+        if wait_ns > 0:
+            connection.wait(wait_ns)
+            connection.process()
+
+    def _advance(self, deadline_ns: int | None) -> bool:
+        """Until something can be handed out, or the time is up. Raises the error of a partition that has nothing left before it."""
+        self._check_open()
+        if not self._cursors:
+            raise InvalidRequestError("nothing is assigned: name topics at construction, or call assign()")
+        while True:
+            cursors = list(self._cursors.values())
+            self._decide_positions(cursors)
+            until_ns = deadline_ns if deadline_ns is not None else time.monotonic_ns() + 1_000_000_000
+            self._step(self._fetcher, cursors, until_ns)
+            active = [cursor for cursor in cursors if not cursor.is_paused]
+            if any(cursor.buffered for cursor in active):
+                return True
+            for cursor in active:
+                if cursor.error is not None:
+                    self._raise_or_reset(cursor)
+            if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
+                return False
+
+    def _raise_or_reset(self, cursor: PartitionCursor) -> None:
+        error = cursor.error
+        assert error is not None
+        if isinstance(error, OffsetOutOfRangeError) and self.settings.auto_offset_reset != "none":
+            cursor.seek(None)
+            return
+        cursor.error = None
+        raise error
+
+    def _next_cursor(self) -> PartitionCursor | None:
+        """Partitions take turns, batch by batch."""
+        cursors = [cursor for cursor in self._cursors.values() if cursor.buffered and not cursor.is_paused]
+        if not cursors:
+            return None
+        self._turn += 1
+        return cursors[self._turn % len(cursors)]
+
+    def poll(self, timeout_ms: int = 0, max_records: int | None = None) -> list[Record]:
+        """Up to `max_records` records (default max_poll_records); waits for the first for at most `timeout_ms`. Empty when the time is up.
+
+        Raises CorruptBatchError, OffsetOutOfRangeError (auto_offset_reset="none"), NotReachableError, UnknownTopicError.
+        """
+        limit = self.settings.max_poll_records if max_records is None else max_records
+        if limit < 1:
+            raise InvalidRequestError(f"max_records is {limit}; it must be at least 1")
+        result: list[Record] = []
+        deadline_ns = time.monotonic_ns() + timeout_ms * 1_000_000
+        self._hand_out(result, limit)
+        if not result and not self._advance(deadline_ns):
+            return result
+        while len(result) < limit:
+            cursor = self._next_cursor()
+            if cursor is None:
+                break
+            self._take_records(cursor, swallow=bool(result))
+            if not self._hand_out(result, limit):
+                break
+        # The next answer comes while the caller works on this one.
+        self._connection.process()
+        self._fetcher.begin(self._cursors.values())
+        self._counters["records_consumed"] += len(result)
+        return result
+
+    def _take_records(self, cursor: PartitionCursor, *, swallow: bool) -> None:
+        try:
+            taken = cursor.take(trust=not self.settings.check_batches)
+        except TailraceError as error:
+            if not swallow:
+                raise
+            cursor.buffered.clear()  # what is good goes out first; the next poll meets this again
+            cursor.buffered_bytes = 0
+            cursor.error = error
+            return
+        if taken is not None:
+            header, rows, first_offset = taken
+            records = arrow_batch.to_records(cursor.key.topic, cursor.key.partition, first_offset, rows, header, cursor.info.typed)
+            records.reverse()
+            self._taken[cursor.key] = records
+            self._counters["batches_consumed"] += 1
+            self._counters["bytes_consumed"] += header.batch_length
+
+    def _hand_out(self, result: list[Record], limit: int) -> bool:
+        """Move decoded records into `result`; whether there were any."""
+        before = len(result)
+        for key in list(self._taken):
+            if self._cursors[key].is_paused:
+                continue
+            rows = self._taken[key]
+            count = min(limit - len(result), len(rows))
+            if count:
+                result += rows[: -count - 1 : -1]
+                del rows[-count:]
+            if not rows:
+                del self._taken[key]
+        return len(result) > before
+
+    def poll_arrow(self, timeout_ms: int = 0) -> list[TopicBatch]:
+        """Whole batches that have come, columns untouched; waits for the first for at most `timeout_ms`. Raises what `poll` does."""
+        if self._taken:
+            # poll() has decoded part of a batch: give the rest again as a batch.
+            for key, rows in list(self._taken.items()):
+                cursor = self._cursors[key]
+                cursor.seek(rows[-1].offset)
+            self._taken.clear()
+        result: list[TopicBatch] = []
+        if not self._advance(time.monotonic_ns() + timeout_ms * 1_000_000):
+            return result
+        while (cursor := self._next_cursor()) is not None:
+            try:
+                taken = cursor.take(trust=not self.settings.check_batches)
+            except TailraceError as error:
+                if not result:
+                    raise
+                cursor.buffered.clear()
+                cursor.buffered_bytes = 0
+                cursor.error = error
+                continue
+            if taken is None:
+                continue
+            header, rows, first_offset = taken
+            offsets = pa.array(range(first_offset, first_offset + rows.num_rows), pa.int64()) if rows.num_rows < 64 else _arange(first_offset, rows.num_rows)
+            kind = arrow_batch.timestamp_type_of(header)
+            stamp_us = header.append_time_us if kind else header.max_timestamp_us
+            result.append(TopicBatch(cursor.key.topic, cursor.key.partition, first_offset, rows, offsets, stamp_us, kind))
+            self._counters["records_consumed"] += rows.num_rows
+            self._counters["batches_consumed"] += 1
+            self._counters["bytes_consumed"] += header.batch_length
+        self._connection.process()
+        self._fetcher.begin(self._cursors.values())
+        return result
+
+    def __iter__(self) -> Iterator[Record]:
+        """Records without end; waits for new ones."""
+        while not self._closed:
+            yield from self.poll(timeout_ms=1000)
+
+    # ---- groups: not in this version ---------------------------------------------------------------------------------------------------
+
+    def commit(self, *_arguments: Any, **_keywords: Any) -> None:
+        """Not in this version."""
+        raise NotSupportedError(GROUPS_LATER)
+
+    commit_async = commit
+
+    def committed(self, *_arguments: Any, **_keywords: Any) -> None:
+        """Not in this version."""
+        raise NotSupportedError(GROUPS_LATER)
+
+    def metrics(self) -> dict[str, int]:
+        """Counters since construction."""
+        return {**self._counters, "fetches": self._fetcher.fetch_count}
+
+
+def _arange(start: int, count: int) -> pa.Array:
+    import numpy as np
+
+    return pa.array(np.arange(start, start + count, dtype=np.int64))

@@ -1,0 +1,167 @@
+"""Fetching: one request under way for all partitions that want more, answers kept as bytes until they are read.
+
+Owner: one Consumer, one thread.
+Invariants: a partition's buffered batches are consecutive and begin with the one that holds its position; a seek throws away what was buffered and
+    ignores what was under way; a batch is decoded (and proven) once, when it is taken.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from tailrace import arrow_batch
+from tailrace.batch_header import ATTRIBUTE_CONTROL, BatchFormatError, BatchHeader, frame_at
+from tailrace.connection import Connection
+from tailrace.errors import CorruptBatchError, OffsetOutOfRangeError, TailraceError, error_for
+from tailrace.protocol import requests
+from tailrace.protocol.errors import ErrorCode, code_of
+from tailrace.protocol.requests import FetchEntry, FetchRequest
+from tailrace.protocol.session import Response
+from tailrace.protocol.wire import Api
+from tailrace.records import TopicPartition
+from tailrace.settings import ConsumerSettings
+from tailrace.topics import TopicInfo
+
+RETRIABLE = frozenset({ErrorCode.NOT_READY, ErrorCode.SHUTTING_DOWN})
+
+
+class PartitionCursor:
+    """One assigned partition: where it stands and what is buffered."""
+
+    def __init__(self, key: TopicPartition, info: TopicInfo) -> None:
+        self.key = key
+        self.info = info
+        self.position: int | None = None
+        """The next offset to hand out; None: not decided yet (see auto_offset_reset)."""
+        self.is_paused = False
+        self.high_watermark: int | None = None
+        self.leader_epoch = -1
+        self.version = 0
+        """Grows with each seek: an answer to an older one is not for us."""
+        self.buffered: deque[tuple[memoryview, int]] = deque()
+        """(batch, next offset behind it)."""
+        self.buffered_bytes = 0
+        self.error: TailraceError | None = None
+
+    @property
+    def fetch_offset(self) -> int | None:
+        return self.buffered[-1][1] if self.buffered else self.position
+
+    def seek(self, offset: int | None) -> None:
+        self.position = offset
+        self.version += 1
+        self.buffered.clear()
+        self.buffered_bytes = 0
+        self.error = None
+
+    def take(self, trust: bool) -> tuple[BatchHeader, pa.RecordBatch, int] | None:
+        """The next batch, decoded, cut to begin at `position`: (header, rows, offset of the first row). Moves the position behind it. Raises CorruptBatchError."""
+        while self.buffered:
+            data, next_offset = self.buffered[0]
+            try:
+                header, rows = arrow_batch.decode(data, self.info.schema, self.info.seeds[self.key.partition], trust=trust)
+            except TailraceError as error:
+                raise CorruptBatchError(
+                    f"{self.key.topic}-{self.key.partition}: the batch of offsets {self.position} to {next_offset - 1} is damaged ({error.detail}); seek to {next_offset} to skip it"
+                ) from None
+            self.buffered.popleft()
+            self.buffered_bytes -= len(data)
+            position = header.base_offset if self.position is None else self.position
+            self.position = next_offset
+            self.leader_epoch = header.leader_epoch
+            if header.attributes & ATTRIBUTE_CONTROL or next_offset <= position:
+                continue
+            skipped = max(0, position - header.base_offset)
+            return header, rows.slice(skipped) if skipped else rows, header.base_offset + skipped
+        return None
+
+
+class Fetcher:
+    """Fetches for all cursors of a consumer."""
+
+    def __init__(self, connection: Connection, settings: ConsumerSettings) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._under_way: dict[tuple[bytes, int], tuple[PartitionCursor, int]] | None = None
+        self._received_bytes = 0
+        self._connection_generation = 0
+        self.fetch_count = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._under_way is not None
+
+    def begin(self, cursors: Iterable[PartitionCursor]) -> bool:
+        """Ask for more for every cursor that has little buffered, unless a request is under way."""
+        if self._under_way is not None or not self._connection.is_ready:
+            return False
+        s = self._settings
+        wanted = {}
+        entries = []
+        for cursor in cursors:
+            offset = cursor.fetch_offset
+            if offset is None or cursor.is_paused or cursor.error is not None or cursor.buffered_bytes >= s.max_partition_fetch_bytes:
+                continue
+            key = (cursor.info.topic_id, cursor.key.partition)
+            wanted[key] = (cursor, cursor.version)
+            entries.append(FetchEntry(*key, cursor.leader_epoch, offset, s.max_partition_fetch_bytes))
+        if not entries:
+            return False
+        if self._connection.session.generation != self._connection_generation:
+            self._connection_generation = self._connection.session.generation
+            self._received_bytes = 0
+        # Whoever has something buffered needs no long wait: its next poll comes soon.
+        request = FetchRequest(s.fetch_max_wait_ms, s.fetch_min_bytes, s.fetch_max_bytes, self._received_bytes, entries[: requests.FETCH_PARTITIONS_MAX])
+        if self._connection.request(Api.FETCH, [requests.encode_fetch(request)], self._on_answer):
+            self._under_way = wanted
+            self.fetch_count += 1
+            return True
+        return False
+
+    def _on_answer(self, response: Response | None) -> None:
+        wanted, self._under_way = self._under_way, None
+        if response is None or wanted is None:
+            return
+        if response.code is not ErrorCode.OK:
+            if response.code not in RETRIABLE:
+                for cursor, _ in wanted.values():
+                    cursor.error = error_for(response.code, response.detail())
+            return
+        for entry, data in requests.decode_fetched(response.body):
+            self._received_bytes += len(data)
+            cursor, version = wanted[(entry.topic_id, entry.partition)]
+            if cursor.version != version:
+                continue
+            code = code_of(entry.error)
+            if entry.high_watermark >= 0:
+                cursor.high_watermark = entry.high_watermark
+            if code is not ErrorCode.OK:
+                if code not in RETRIABLE:
+                    cursor.error = self._error_of(cursor, code, entry.log_start_offset, entry.high_watermark)
+                continue
+            self._buffer(cursor, data)
+
+    @staticmethod
+    def _error_of(cursor: PartitionCursor, code: ErrorCode, log_start: int, high_watermark: int) -> TailraceError:
+        where = f"{cursor.key.topic}-{cursor.key.partition}"
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            return OffsetOutOfRangeError(f"{where} holds offsets {log_start} to {high_watermark}, not {cursor.fetch_offset}")
+        return error_for(code, f"{where} at offset {cursor.fetch_offset}")
+
+    @staticmethod
+    def _buffer(cursor: PartitionCursor, data: memoryview) -> None:
+        at = 0
+        try:
+            while at < len(data):
+                frame = frame_at(data, at, len(data))
+                if frame is None or not frame[0] or at + frame[0] > len(data):
+                    break
+                length, _, next_offset = frame
+                cursor.buffered.append((data[at : at + length], next_offset))
+                cursor.buffered_bytes += length
+                at += length
+        except BatchFormatError as error:
+            cursor.error = CorruptBatchError(f"{cursor.key.topic}-{cursor.key.partition} at offset {cursor.fetch_offset}: {error.reason}")

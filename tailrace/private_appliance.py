@@ -1,0 +1,120 @@
+"""A private appliance for tests and notebooks: the real processes, on a temporary data directory, gone at exit.
+
+It ends when its block ends, when the program ends, and when the program is killed: the supervisor watches a socket that only we hold.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tailrace.errors import NotReachableError
+
+START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 40
+
+
+class EmbeddedAppliance:
+    """A running appliance: `.address` for clients, `.data_dir` with its files, `.pid` of its supervisor. `stop()` ends it, once."""
+
+    def __init__(self, process: subprocess.Popen[bytes], lifeline: socket.socket, address: str, data_dir: str, remove: str | None, log_path: str) -> None:
+        self.address = address
+        self.data_dir = data_dir
+        self.pid = process.pid
+        self.log_path = log_path
+        """What the processes logged."""
+        self._process = process
+        self._lifeline = lifeline
+        self._remove = remove
+        atexit.register(self.stop)
+
+    def stop(self) -> int:
+        """Stop cleanly and remove the temporary directory; answers the exit code."""
+        atexit.unregister(self.stop)
+        self._lifeline.close()
+        try:
+            code = self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        if self._remove is not None:
+            shutil.rmtree(self._remove, ignore_errors=True)
+            self._remove = None
+        return code
+
+
+def start_embedded(*, data_dir: str | None = None, listen: str = "tcp://127.0.0.1:0", settings: Mapping[str, Any] | None = None, auto_create_topics: bool = True) -> EmbeddedAppliance:
+    """Start an appliance and answer when it serves. Raises NotReachableError with what it said when it does not start."""
+    temporary = tempfile.mkdtemp(prefix="tailrace-") if data_dir is None else None
+    directory = data_dir or os.path.join(str(temporary), "data")
+    log_path = os.path.join(temporary or directory, "tailrace.log")
+    os.makedirs(os.path.dirname(log_path), exist_ok=True)
+    ours, theirs = socket.socketpair()
+    given = {"ring_bytes": 16 << 20, "auto_create_topics": str(auto_create_topics).lower(), **(settings or {})}
+    arguments = [sys.executable, "-P", "-m", "appliance.supervisor", "--data-dir", directory, "--listen", listen, "--ready-fd", str(theirs.fileno())]
+    for name, value in given.items():
+        arguments += ["--set", f"{name}={value}"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_") and name != "NOTIFY_SOCKET"}
+    with open(log_path, "ab") as log:
+        # A session of its own: Ctrl-C in the terminal is for the program, which then stops the appliance in order.
+        process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
+    theirs.close()
+    try:
+        ready = _read_line(ours)
+    except BaseException:
+        process.kill()
+        process.wait()
+        ours.close()
+        if temporary:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if not ready:
+        process.wait()
+        ours.close()
+        with open(log_path, encoding="utf-8", errors="replace") as log_file:
+            said = [line for line in log_file.read().splitlines() if line.startswith("tailrace:")]
+        if temporary:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise NotReachableError(f"the embedded appliance did not start (exit code {process.returncode}): {' '.join(said) or 'see ' + log_path}")
+    return EmbeddedAppliance(process, ours, json.loads(ready)["address"], directory, temporary, log_path)
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    """The supervisor's line, or nothing when it ended without one."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    line = b""
+    while not line.endswith(b"\n"):
+        if not poll.poll(START_TIMEOUT_S * 1000):
+            raise NotReachableError(f"the embedded appliance did not start within {START_TIMEOUT_S} s")
+        try:
+            piece = connection.recv(4096)
+        except ConnectionResetError:
+            return b""
+        if not piece:
+            return b""
+        line += piece
+    return line
+
+
+@contextmanager
+def embedded(*, data_dir: str | None = None, listen: str = "tcp://127.0.0.1:0", settings: Mapping[str, Any] | None = None, auto_create_topics: bool = True) -> Iterator[EmbeddedAppliance]:
+    """A private appliance for the block. `settings` are the appliance's (`{"ring_bytes": 67108864}`); with `data_dir` its files are kept.
+
+    Unlike a served appliance it makes missing topics when a producer sends to them, unless `auto_create_topics` is False.
+    """
+    appliance = start_embedded(data_dir=data_dir, listen=listen, settings=settings, auto_create_topics=auto_create_topics)
+    try:
+        yield appliance
+    finally:
+        appliance.stop()

@@ -1,0 +1,101 @@
+"""What users hold: records, metadata, batches, partitions. Plain values; nothing here knows Arrow or the wire."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CREATE_TIME = 0
+LOG_APPEND_TIME = 1
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+
+
+class TopicPartition(NamedTuple):
+    """A partition of a topic."""
+
+    topic: str
+    partition: int
+
+
+class Record(NamedTuple):
+    """One record as read. On a typed topic `value` is the row, a dict of column -> value, `key` is None and the timestamp the batch's."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    """Milliseconds since 1970 UTC, as in Kafka's clients."""
+    timestamp_type: int
+    """0: the producer's clock (CreateTime), 1: the appliance's when it appended (LogAppendTime)."""
+    key: bytes | None
+    value: Any
+    headers: list[tuple[str, bytes]]
+    timestamp_us: int
+    """The same time in full precision."""
+
+    @property
+    def datetime(self) -> dt.datetime:
+        """The timestamp as an aware UTC datetime."""
+        return _EPOCH + dt.timedelta(microseconds=self.timestamp_us)
+
+
+class RecordMetadata(NamedTuple):
+    """Where a record went. `offset` is None with acks=0; `timestamp` in milliseconds."""
+
+    topic: str
+    partition: int
+    offset: int | None
+    timestamp: int
+
+
+class BatchMetadata(NamedTuple):
+    """Where a batch of `send_arrow` went: offsets `base_offset` to `base_offset + record_count - 1` (None with acks=0)."""
+
+    topic: str
+    partition: int
+    base_offset: int | None
+    record_count: int
+
+
+class OffsetAndTimestamp(NamedTuple):
+    """An answer of `offsets_for_times`: the first record at or after the time asked for; `timestamp` in milliseconds."""
+
+    offset: int
+    timestamp: int
+
+
+class TopicBatch:
+    """A batch as read, columns untouched: `.batch` is a pyarrow.RecordBatch with the topic's schema."""
+
+    __slots__ = ("base_offset", "batch", "offsets", "partition", "timestamp_type", "timestamp_us", "topic")
+
+    def __init__(self, topic: str, partition: int, base_offset: int, batch: pa.RecordBatch, offsets: pa.Array, timestamp_us: int, timestamp_type: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.base_offset = base_offset
+        """The offset of the first row here."""
+        self.batch = batch
+        self.offsets = offsets
+        """The offset of each row, int64; trimmed or compacted rows leave gaps."""
+        self.timestamp_us = timestamp_us
+        """The largest timestamp of the batch as it was stored, microseconds."""
+        self.timestamp_type = timestamp_type
+
+    def __len__(self) -> int:
+        return self.batch.num_rows
+
+    def __repr__(self) -> str:
+        return f"TopicBatch(topic={self.topic!r}, partition={self.partition}, base_offset={self.base_offset}, rows={len(self)})"
+
+
+def to_timestamp_us(value: Any) -> int:
+    """A timestamp as users give it (aware or naive-UTC datetime, or int milliseconds) in microseconds. Raises TypeError."""
+    if isinstance(value, dt.datetime):
+        aware = value if value.tzinfo is not None else value.replace(tzinfo=dt.timezone.utc)
+        return (aware - _EPOCH) // dt.timedelta(microseconds=1)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value * 1000
+    raise TypeError(f"a timestamp is a datetime or int milliseconds, not {type(value).__name__}")

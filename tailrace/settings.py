@@ -1,0 +1,101 @@
+"""Settings of the clients: Kafka's names, each documented beside its definition with unit and default, checked at construction.
+
+Invariants: a wrong setting raises InvalidSettingError that names it, before anything is opened; an unknown one names the nearest known.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from tailrace.errors import InvalidSettingError, NotSupportedError
+
+DEFAULT_BOOTSTRAP = "tcp://127.0.0.1:7420"
+COMPRESSIONS = ("none", "lz4", "zstd")
+Kind = TypeVar("Kind")
+
+
+def _number(default: int, doc: str, minimum: int = 0, maximum: int = 2**31 - 1) -> Any:
+    return field(default=default, metadata={"doc": doc, "minimum": minimum, "maximum": maximum})
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSettings:
+    """What `Producer` takes."""
+
+    bootstrap: str = field(default=DEFAULT_BOOTSTRAP, metadata={"doc": "Address of the appliance."})
+    acks: int | str = field(default="all", metadata={"doc": '0: not answered; 1: appended (survives SIGKILL of everything); "all": on the disk.'})
+    linger_ms: int = _number(5, "How long a batch waits for more records, ms.")
+    batch_size: int = _number(256 << 10, "A batch is sent when it has this many bytes.", 1024, 64 << 20)
+    compression_type: str | None = field(default=None, metadata={"doc": "none, lz4 or zstd; None: as the topic says."})
+    buffer_memory: int = _number(64 << 20, "Bytes of records that may wait to be acknowledged; then send() blocks.", 65536, 2**40)
+    max_block_ms: int = _number(60_000, "How long send() blocks for memory or metadata before it raises, ms.")
+    max_request_size: int = _number(1 << 20, "Largest record or batch, bytes.", 1024, 64 << 20)
+    max_in_flight_requests_per_connection: int = _number(5, "Batches of one partition under way without an answer.", 1, 5)
+    enable_idempotence: bool = field(default=True, metadata={"doc": "No duplicates and no reordering by retries (needs acks 1 or all)."})
+    retries: int = _number(2**31 - 1, "How often a batch is sent again.")
+    retry_backoff_ms: int = _number(100, "First pause before sending again, doubled each time up to 1,000 ms, with jitter.")
+    delivery_timeout_ms: int = _number(120_000, "When a record is given up, ms after send().", 1)
+    request_timeout_ms: int = _number(30_000, "How long a request may take before it is sent again, ms.", 1)
+    client_id: str = field(default="tailrace-producer", metadata={"doc": "Name in the appliance's log."})
+    partitioner: Any = field(default=None, metadata={"doc": "Callable (topic, key, partition_count) -> partition; None: Kafka's default."})
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        if self.acks not in (0, 1, "all") or isinstance(self.acks, bool):
+            raise InvalidSettingError(f'acks is {self.acks!r}; allowed are 0, 1 and "all"')
+        if self.compression_type not in (None, *COMPRESSIONS):
+            raise InvalidSettingError(f"compression_type is {self.compression_type!r}; allowed are {', '.join(COMPRESSIONS)}")
+        if self.partitioner is not None and not callable(self.partitioner):
+            raise InvalidSettingError("partitioner must be a callable (topic, key, partition_count) -> partition")
+        if self.delivery_timeout_ms < self.linger_ms + 1:
+            raise InvalidSettingError(f"delivery_timeout_ms ({self.delivery_timeout_ms}) must be more than linger_ms ({self.linger_ms})")
+
+
+GROUPS_LATER = "consumer groups are not part of this version: leave group_id out and read with assign() or topics, keeping offsets yourself"
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """What `Consumer` takes."""
+
+    bootstrap: str = field(default=DEFAULT_BOOTSTRAP, metadata={"doc": "Address of the appliance."})
+    group_id: str | None = field(default=None, metadata={"doc": "Consumer group; not in this version."})
+    auto_offset_reset: str = field(default="latest", metadata={"doc": "Where to begin without a position, or after falling out of the log: earliest, latest or none (raise)."})
+    max_poll_records: int = _number(500, "Most records that one poll() answers.", 1)
+    fetch_min_bytes: int = _number(1, "A fetch waits for this many bytes.", 1)
+    fetch_max_bytes: int = _number(8 << 20, "Most bytes a fetch answers (one batch always fits).", 1024, 64 << 20)
+    max_partition_fetch_bytes: int = _number(2 << 20, "Most bytes a fetch answers for one partition (one batch always fits).", 1024, 64 << 20)
+    fetch_max_wait_ms: int = _number(500, "How long a fetch waits for fetch_min_bytes, ms.", 0, 60_000)
+    request_timeout_ms: int = _number(30_000, "How long a request may take, ms.", 1)
+    check_batches: bool = field(default=True, metadata={"doc": "Validate what is inside each batch before touching it; False trusts whoever wrote the topic."})
+    client_id: str = field(default="tailrace-consumer", metadata={"doc": "Name in the appliance's log."})
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        if self.group_id is not None:
+            raise NotSupportedError(GROUPS_LATER)
+        if self.auto_offset_reset not in ("earliest", "latest", "none"):
+            raise InvalidSettingError(f"auto_offset_reset is {self.auto_offset_reset!r}; allowed are earliest, latest and none")
+
+
+def _check_numbers(settings: Any) -> None:
+    for item in fields(settings):
+        if "minimum" in item.metadata:
+            value = getattr(settings, item.name)
+            low, high = item.metadata["minimum"], item.metadata["maximum"]
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise InvalidSettingError(f"{item.name} is {value!r}; it takes a whole number from {low} to {high}")
+
+
+def build(kind: type[Kind], given: Mapping[str, Any]) -> Kind:
+    """Settings from keyword arguments. Raises InvalidSettingError for unknown names and wrong values."""
+    known = [item.name for item in fields(kind)]  # type: ignore[arg-type]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1, 0.5)
+            hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+            raise InvalidSettingError(f"unknown setting {name!r}{hint}")
+    return kind(**given)

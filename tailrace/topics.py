@@ -1,0 +1,50 @@
+"""What a client knows of a topic, from METADATA: partitions, schema, settings.
+
+Invariants: a TopicInfo never changes; news is another one. The schema is made from its bytes when first asked for (that loads pyarrow).
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+from tailrace.batch_header import checksum_seed
+from tailrace.errors import UnknownTopicError
+from tailrace.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class TopicInfo:
+    """One topic."""
+
+    def __init__(self, described: dict[str, Any]) -> None:
+        self.name: str = described["name"]
+        self.topic_id = bytes.fromhex(described["topic_id"])
+        self.version: int = described["version"]
+        self.typed: bool = described["typed"]
+        self.schema_id: int = described["schema_id"]
+        self.schema_message = base64.b64decode(described["schema"])
+        self.settings: dict[str, Any] = described["settings"]
+        self.partitions: list[dict[str, int]] = described["partitions"]
+        self.seeds = [checksum_seed(self.topic_id, p) for p in range(len(self.partitions))]
+        self._schema: pa.Schema | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        if self._schema is None:
+            from tailrace.schema import from_message
+
+            self._schema = from_message(self.schema_message)
+        return self._schema
+
+
+def topics_from_metadata(answer: dict[str, Any]) -> dict[str, TopicInfo]:
+    """The topics of a METADATA answer. Raises UnknownTopicError for the first that does not exist."""
+    topics = {}
+    for described in answer["topics"]:
+        if described.get("code") == ErrorCode.UNKNOWN_TOPIC:
+            raise UnknownTopicError(f"there is no topic {described['name']!r}")
+        topics[described["name"]] = TopicInfo(described)
+    return topics
