@@ -2,7 +2,8 @@
 
 Owner: the coordinator, alone. The database (WAL, synchronous=FULL) is the only home of what is decided; every other process is told.
 Invariants: what a method has answered is on the disk; slots are unique per data directory among topics that exist; versions grow.
-Crash: SQLite's own recovery. A topic in state `changing` was told to the workers but perhaps not heard: the coordinator tells it again at start.
+Crash: SQLite's own recovery. A topic in state `changing` was told to the workers but perhaps not heard: the coordinator tells it again
+at start.
 """
 
 from __future__ import annotations
@@ -88,13 +89,26 @@ class Catalog:
     def topics(self) -> list[Topic]:
         """All topics, by name."""
         by_topic: dict[bytes, list[PartitionRow]] = {}
-        for topic_id, *rest in self._db.execute("SELECT topic_id, partition, data_dir, slot, leader_epoch FROM partitions ORDER BY partition"):
+        for topic_id, *rest in self._db.execute(
+            "SELECT topic_id, partition, data_dir, slot, leader_epoch FROM partitions ORDER BY partition"
+        ):
             by_topic.setdefault(topic_id, []).append(PartitionRow(*rest))
         rows = self._db.execute(
             "SELECT topic_id, name, state, version, typed, schema_id, message, settings, created_us FROM topics JOIN schemas USING (schema_id) ORDER BY name"
         )
         return [
-            Topic(topic_id, name, state, version, bool(typed), schema_id, message, orjson.loads(settings), tuple(by_topic.get(topic_id, ())), created_us)
+            Topic(
+                topic_id,
+                name,
+                state,
+                version,
+                bool(typed),
+                schema_id,
+                message,
+                orjson.loads(settings),
+                tuple(by_topic.get(topic_id, ())),
+                created_us,
+            )
             for topic_id, name, state, version, typed, schema_id, message, settings, created_us in rows
         ]
 

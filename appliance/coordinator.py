@@ -2,7 +2,8 @@
 
 Owner: the catalog (SQLite); in shared memory the lanes that lead from it, and who has been fed.
 Waits on its doorbell: requests come from the fronts over lanes, like everything between processes (docs/adr/0001).
-Invariants: a decision is on the disk before anyone is told; a client is answered when the flusher has carried the decision out (its slot in the
+Invariants: a decision is on the disk before anyone is told; a client is answered when the flusher has carried the decision out (its slot
+in the
     partition table shows the version); a process that asks gets the whole catalog before anything newer.
 Crash: decisions in state `changing` or `deleting` are told again at start; telling twice changes nothing. Requests that were read but not
     answered time out at the client.
@@ -350,7 +351,11 @@ class Coordinator:
                 if change.requester is not None:
                     self._respond(change.requester, ErrorCode.OK, {"results": change.results})
             elif self._now_ns >= change.deadline_ns and change.requester is not None:
-                self._respond(change.requester, ErrorCode.TIMED_OUT, {"message": "the change is decided but not carried out yet; look at `tailrace status`"})
+                self._respond(
+                    change.requester,
+                    ErrorCode.TIMED_OUT,
+                    {"message": "the change is decided but not carried out yet; look at `tailrace status`"},
+                )
                 change.requester = None
                 continue
             else:
@@ -375,10 +380,14 @@ class Coordinator:
             reason = self._tables[row.data_dir].load(row.slot, SlotWord.REASON)
             for result in change.results:
                 if reason and result["name"] == topic.name:
-                    result.update(code=reason, message=f"partition {row.partition} of {topic.name!r} could not be opened; see the appliance's log")
+                    result.update(
+                        code=reason, message=f"partition {row.partition} of {topic.name!r} could not be opened; see the appliance's log"
+                    )
 
     def _describe_cluster(self) -> dict[str, Any]:
-        partitions = [(topic, row, self._tables[row.data_dir].read(row.slot)) for topic in self._topics.values() for row in topic.partitions]
+        partitions = [
+            (topic, row, self._tables[row.data_dir].read(row.slot)) for topic in self._topics.values() for row in topic.partitions
+        ]
         return {
             "cluster_id": self._cluster_id,
             "processes": self._describe_processes(),
@@ -400,7 +409,9 @@ DEFAULT_SCHEMA_MESSAGE = base64.b64decode(
     "bHVlAAAA3P///9j///8AAAEEEAAAABgAAAAEAAAAAAAAAAMAAABrZXkABAAEAAQAAAAQABQACAAGAAcADAAAABAAEAAAAAAAAQoQAAAAJAAAAAQAAAAAAAAA"
     "CQAAAHRpbWVzdGFtcAAAAAgADAAGAAgACAAAAAAAAgAEAAAAAwAAAFVUQwAAAAAA"
 )
-"""`tailrace.schema.DEFAULT_SCHEMA` as its message, so that no process of the appliance needs pyarrow to know it; a test compares the two."""
+"""`tailrace.schema.DEFAULT_SCHEMA` as its message, so that no process of the appliance needs pyarrow to know it; a test compares the
+two.
+"""
 
 
 def main() -> None:
@@ -422,14 +433,22 @@ def main() -> None:
         for role, index in [(Role.SUPERVISOR, 0), (Role.COORDINATOR, 0), *roles]:
             slot = control.process(role, index)
             rows.append(
-                {"name": process_name(role, index), "pid": slot.load(ProcessWord.PID), "live": slot.is_live(), "restarts": slot.load(ProcessWord.RESTARTS)}
+                {
+                    "name": process_name(role, index),
+                    "pid": slot.load(ProcessWord.PID),
+                    "live": slot.is_live(),
+                    "restarts": slot.load(ProcessWord.RESTARTS),
+                }
             )
         return rows
 
     catalog = Catalog(f"{spec.data_dirs[0]}/coordinator.db", int(settings["slots"]))
     coordinator = Coordinator(
         catalog=catalog,
-        outgoing=[Outgoing(role, i, context.lane_writer(process_name(role, i)), context.bell(role, i), control.process(role, i)) for role, i in roles],
+        outgoing=[
+            Outgoing(role, i, context.lane_writer(process_name(role, i)), context.bell(role, i), control.process(role, i))
+            for role, i in roles
+        ],
         incoming={f: context.lane_reader(process_name(Role.FRONT, f)) for f in range(front_count)},
         tables=[context.table(d) for d in range(len(spec.data_dirs))],
         describe_processes=describe_processes,

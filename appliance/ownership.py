@@ -1,10 +1,13 @@
 """One data directory, one owner: the lock that every writing process holds, the identity, and the manifest of what is in shared memory.
 
 Owner: the supervisor.
-Files in the data directory: `instance.lock` (flock'd on one open file description that every child inherits, so it is free only when all of them are
-    dead; its text names the holder), `instance.json` (identity), `shm.json` (the manifest: which regions exist, which processes; removed by a clean stop).
+Files in the data directory: `instance.lock` (flock'd on one open file description that every child inherits, so it is free only when all
+of them are
+    dead; its text names the holder), `instance.json` (identity), `shm.json` (the manifest: which regions exist, which processes; removed
+        by a clean stop).
 Invariants: nobody writes in the directory without holding the lock; the manifest is on disk before the first region is made.
-Crash: children die with their supervisor, within moments; a new start waits for that. Processes recorded in the manifest that are still there
+Crash: children die with their supervisor, within moments; a new start waits for that. Processes recorded in the manifest that are still
+there
     (stopped, for instance) are killed by pidfd before the take-over, so that none of them ever writes again.
 """
 
@@ -93,13 +96,17 @@ def take(path: str) -> Ownership:
         os.makedirs(path, mode=0o750, exist_ok=True)
         lock_fd = os.open(f"{path}/{LOCK_FILE}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as error:
-        raise DataDirectoryError(f"cannot write in the data directory {path}: {error.strerror}. Make it writable for this user or choose another with --data-dir.") from None
+        raise DataDirectoryError(
+            f"cannot write in the data directory {path}: {error.strerror}. Make it writable for this user or choose another with --data-dir."
+        ) from None
     try:
         _lock(path, lock_fd)
         instance = _identity(path)
     except OSError as error:
         os.close(lock_fd)
-        raise DataDirectoryError(f"cannot write in the data directory {path}: {error.strerror}. Make it writable for this user or choose another with --data-dir.") from None
+        raise DataDirectoryError(
+            f"cannot write in the data directory {path}: {error.strerror}. Make it writable for this user or choose another with --data-dir."
+        ) from None
     except DataDirectoryError:
         os.close(lock_fd)
         raise
@@ -119,12 +126,17 @@ def _lock(path: str, lock_fd: int) -> None:
                 raise
         holder = _holder(lock_fd)
         if holder is not None and _is_alive(holder.get("pid", 0)):
-            raise DataDirectoryError(f"the data directory {path} is in use by the appliance with process id {holder['pid']}. Stop that one, or choose another directory with --data-dir.")
+            raise DataDirectoryError(
+                f"the data directory {path} is in use by the appliance with process id {holder['pid']}. "
+                "Stop that one, or choose another directory with --data-dir."
+            )
         if holder is not None and not killed:
             _kill_recorded(holder)
             killed = True
         if time.monotonic() > deadline:
-            raise DataDirectoryError(f"the data directory {path} is still held by processes of an appliance that died. Look for processes named tr-* and kill them.")
+            raise DataDirectoryError(
+                f"the data directory {path} is still held by processes of an appliance that died. Look for processes named tr-* and kill them."
+            )
         time.sleep(0.01)
 
 
@@ -183,7 +195,9 @@ def _identity(path: str) -> bytes:
     except FileNotFoundError:
         pass
     except (orjson.JSONDecodeError, KeyError, ValueError, TypeError):
-        raise DataDirectoryError(f"{file_name} is damaged. Restore it from a backup, or remove it and {path}/{MANIFEST_FILE} if no shared memory of this directory is left.") from None
+        raise DataDirectoryError(
+            f"{file_name} is damaged. Restore it from a backup, or remove it and {path}/{MANIFEST_FILE} if no shared memory of this directory is left."
+        ) from None
     instance = os.urandom(16)
     _write_durably(file_name, orjson.dumps({"instance": instance.hex(), "format": 1}))
     return instance

@@ -1,4 +1,5 @@
-"""What the supervisor does when a child ends: one pure table. Which exit codes mean something, which halt the appliance, which restart the child.
+"""What the supervisor does when a child ends: one pure table. Which exit codes mean something, which halt the appliance, which restart
+the child.
 
     how it ended                    stopping   running
     0                               fine       restart at once (nobody asked it to end)
@@ -6,7 +7,8 @@
     73 DATA_UNUSABLE, 74 CONFIG,
     75 SHARED_MEMORY                halt       halt: the next try would fail alike
     71 PARENT_GONE                  fine       restart (cannot be seen by a living supervisor)
-    other code, any signal          fine       restart with backoff: 0, 50, 100, 200 ... 5,000 ms while it keeps ending within 10 s of its start
+    other code, any signal          fine       restart with backoff: 0, 50, 100, 200 ... 5,000 ms while it keeps ending within 10 s of
+        its start
 
 Invariants: a child that has served is always restarted; the delay never exceeds BACKOFF_MAX_MS; nothing is ever given up silently.
 """
@@ -51,7 +53,9 @@ class Decision:
 
 
 def decide(exit_status: int, *, stopping: bool, had_served: bool, quick_failures: int) -> Decision:
-    """What to do with a child that ended with `exit_status` (negative: killed by that signal) after `quick_failures` earlier ends within SETTLED_AFTER_MS of a start."""
+    """What to do with a child that ended with `exit_status` (negative: killed by that signal) after `quick_failures` earlier ends within
+    SETTLED_AFTER_MS of a start.
+    """
     if stopping:
         return Decision(Action.NOTHING)
     if exit_status in HALTING or (exit_status == ExitCode.ADDRESS_IN_USE and not had_served):

@@ -1,6 +1,7 @@
 """Settings of the appliance: every one documented beside its definition, merged in one place from file, environment and flags.
 
-Order, the later wins: defaults, the TOML file (`--config`), environment (TAILRACE_RING_BYTES, TAILRACE_FLUSH_LINGER_MS), flags (`--set flush.linger_ms=5`).
+Order, the later wins: defaults, the TOML file (`--config`), environment (TAILRACE_RING_BYTES, TAILRACE_FLUSH_LINGER_MS), flags (`--set
+flush.linger_ms=5`).
 Invariants: an unknown name is refused with the nearest known one; relations between settings are checked before anything is started;
     processes get only what they use, as plain values.
 """
@@ -39,14 +40,26 @@ class Settings:
     cores: str | list[int] = _setting("auto", 'Cores that workers are pinned to, one worker each: "auto" or a list such as [2, 3].')
     ring_bytes: int = _setting(64 * MIB, "Size of a worker's ring in shared memory, bytes.", minimum=1 * MIB, maximum=1 << 36)
     ring_descriptors: int = _setting(65_536, "How many requests a ring can hold, whatever their size.", minimum=1024, maximum=1 << 22)
-    lane_bytes: int = _setting(4 * MIB, "Size of a lane between two processes in shared memory, bytes; small enough to stay in cache.", minimum=256 << 10, maximum=1 << 30)
+    lane_bytes: int = _setting(
+        4 * MIB,
+        "Size of a lane between two processes in shared memory, bytes; small enough to stay in cache.",
+        minimum=256 << 10,
+        maximum=1 << 30,
+    )
     credit_bytes: int = _setting(64 * MIB, "Bytes that all producers together may have under way to a front.", minimum=1 * MIB)
     slots: int = _setting(4096, "How many partitions there can be.", minimum=16, maximum=1 << 20)
     stop_timeout_ms: int = _setting(20_000, "How long a clean stop may take before what is left is killed, ms.", minimum=100)
     hang_timeout_ms: int = _setting(30_000, "A process that makes no progress for this long is killed and restarted, ms.", minimum=1000)
     auto_create_topics: bool = _setting(False, "Whether producers may make a missing topic by sending to it; embedded appliances allow it.")
-    flush_linger_ms: int = _setting(0, "How long the flusher waits for a larger group, ms; 0: not at all, busy times group by themselves.", maximum=10_000, name="flush.linger_ms")
-    flush_batch_size: int = _setting(1 * MIB, "A group of this many bytes is flushed without waiting longer.", minimum=1, name="flush.batch_size")
+    flush_linger_ms: int = _setting(
+        0,
+        "How long the flusher waits for a larger group, ms; 0: not at all, busy times group by themselves.",
+        maximum=10_000,
+        name="flush.linger_ms",
+    )
+    flush_batch_size: int = _setting(
+        1 * MIB, "A group of this many bytes is flushed without waiting longer.", minimum=1, name="flush.batch_size"
+    )
 
     def check(self, available_cores: set[int]) -> CorePlan:
         """The relations between settings; answers the core plan. Raises InvalidSettingError."""
@@ -60,7 +73,9 @@ class Settings:
             if value % 4096:
                 raise InvalidSettingError(f"{name} is {value}; it must be a multiple of 4096")
         if self.credit_bytes < self.lane_bytes // 2:
-            raise InvalidSettingError(f"credit_bytes is {self.credit_bytes}; it must be at least half of lane_bytes ({self.lane_bytes}), so that one batch always fits")
+            raise InvalidSettingError(
+                f"credit_bytes is {self.credit_bytes}; it must be at least half of lane_bytes ({self.lane_bytes}), so that one batch always fits"
+            )
         return plan_cores(self.cores, available_cores, WORKERS_MAX)
 
 
@@ -73,7 +88,9 @@ def check_address(address: str) -> None:
         return
     host, _, port = rest.rpartition(":")
     if scheme != "tcp" or not host or not port.isdigit() or int(port) > 65535:
-        raise InvalidSettingError(f"{address!r} is no address to listen on; write tcp://127.0.0.1:7420 or ipc:///run/tailrace/tailrace.sock")
+        raise InvalidSettingError(
+            f"{address!r} is no address to listen on; write tcp://127.0.0.1:7420 or ipc:///run/tailrace/tailrace.sock"
+        )
 
 
 def setting_names() -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """The supervisor: makes the shared memory and the doorbells, starts the processes, keeps them alive, stops them in order.
 
 Owner: shared-memory names, eventfds, the lock and manifest of the data directory; in the control region phase, generations, pids, liveness.
-Invariants: a replacement is never started before its predecessor is reaped; regions are removed only when their rings are drained; a region of
+Invariants: a replacement is never started before its predecessor is reaped; regions are removed only when their rings are drained; a
+region of
     an earlier run that still holds something is named in the manifest until it is drained.
 Crash: children die with it (PDEATHSIG); what was acknowledged is in the rings, which outlive everybody, and the next start drains them.
 
-Start:  lock, identity | old rings found | regions, bells | coordinator, flusher, workers, fronts | flusher recovered: RUNNING | front bound: READY
+Start:  lock, identity | old rings found | regions, bells | coordinator, flusher, workers, fronts | flusher recovered: RUNNING | front
+bound: READY
 Stop:   fronts (nothing new) | workers (lanes empty) | flusher (rings settled, files synced) | coordinator | regions removed
 
 Run as `python -P -m appliance.supervisor`; `tailrace serve` does.
@@ -150,7 +152,9 @@ class Supervisor:
             except RegionMissingError:
                 continue
             except RegionVersionError as error:
-                raise Halt(ExitCode.DATA_UNUSABLE, f"{error}: start the version that made it once, so that it can drain what it holds") from None
+                raise Halt(
+                    ExitCode.DATA_UNUSABLE, f"{error}: start the version that made it once, so that it can drain what it holds"
+                ) from None
             except RegionError as error:
                 logger.warning("stale_region_ignored name=%s reason=%r", ring_name, str(error))
                 continue
@@ -279,7 +283,14 @@ class Supervisor:
             if exit_status != 0:
                 logger.warning("ended_badly process=%s status=%d", child.name, exit_status)
             return
-        logger.warning("ended process=%s pid=%d status=%d action=%s delay_ms=%d", child.name, child.pid, exit_status, decision.action.name, decision.delay_ms)
+        logger.warning(
+            "ended process=%s pid=%d status=%d action=%s delay_ms=%d",
+            child.name,
+            child.pid,
+            exit_status,
+            decision.action.name,
+            decision.delay_ms,
+        )
         if decision.action is Action.HALT:
             raise Halt(exit_status)
         child.restart_at_ns = now_ns + decision.delay_ms * NS_PER_MS

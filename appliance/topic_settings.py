@@ -79,7 +79,9 @@ def parse(name: str, value: Any) -> Any:
         except (TypeError, ValueError):
             number = None
         if number is None or not setting.minimum <= number <= setting.maximum:
-            raise InvalidSettingError(f"topic setting {name} is {value!r}; it takes a whole number from {setting.minimum} to {setting.maximum}")
+            raise InvalidSettingError(
+                f"topic setting {name} is {value!r}; it takes a whole number from {setting.minimum} to {setting.maximum}"
+            )
         return number
     if value not in setting.allowed:
         raise InvalidSettingError(f"topic setting {name} is {value!r}; allowed are {', '.join(setting.allowed)}")

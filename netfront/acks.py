@@ -1,6 +1,7 @@
 """Answers to produce requests: two cursors over each worker's ring.
 
-Up to `head` go the answers to acks=1 and every refusal, up to `settled` those to acks=all, each with its verdict. Requests of other fronts, of an
+Up to `head` go the answers to acks=1 and every refusal, up to `settled` those to acks=all, each with its verdict. Requests of other
+fronts, of an
 earlier generation, and with acks=0 are stepped over.
 
 Owner: the front; in shared memory its cursor in each ring, which holds back what it has not seen.
@@ -53,7 +54,9 @@ class AckWalker:
         return descriptor.source_lane == self._front and descriptor.session >> 32 == self._generation
 
     def walk(self, answer: Callable[[Answer], None], settled_slots: set[int]) -> int:
-        """Give every new answer to `answer`, add the slots that something settled in to `settled_slots`; answers how many descriptors were passed."""
+        """Give every new answer to `answer`, add the slots that something settled in to `settled_slots`; answers how many descriptors
+        were passed.
+        """
         ring = self._ring
         settled = ring.settled.load()  # SYNC POINT: settled; read before head, so that it never passes the head cursor
         head = min(ring.head.load(), self._head_cursor + LIMIT)  # SYNC POINT: head
@@ -62,7 +65,11 @@ class AckWalker:
             d = ring.descriptor(number)
             acks = d.acks
             if (acks == ACKS_LEADER or (d.result and acks == ACKS_ALL)) and self._is_mine(d):
-                answer(Answer(d.session, d.correlation_id, ErrorCode(d.result), d.base_offset, d.append_time_us, d.leader_epoch, d.is_duplicate))
+                answer(
+                    Answer(
+                        d.session, d.correlation_id, ErrorCode(d.result), d.base_offset, d.append_time_us, d.leader_epoch, d.is_duplicate
+                    )
+                )
         self._head_cursor = head
         settled = min(settled, head)
         for number in range(self._settled_cursor, settled):

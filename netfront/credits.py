@@ -1,7 +1,9 @@
 """Byte credit of producers: who may send how much. Pure.
 
-A connection holds an absolute, cumulative limit (as QUIC's MAX_DATA): it may have sent that many bytes of batches in all. The front raises it as
-batches leave for the workers, so a full ring holds credit back and the producer blocks at home. Within its credit a request is never refused for load.
+A connection holds an absolute, cumulative limit (as QUIC's MAX_DATA): it may have sent that many bytes of batches in all. The front
+raises it as
+batches leave for the workers, so a full ring holds credit back and the producer blocks at home. Within its credit a request is never
+refused for load.
 
 Owner: one front.
 Invariants: outstanding credit (limit - released, summed) <= budget, but for one batch per connection that always fits;

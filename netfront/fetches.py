@@ -1,9 +1,12 @@
 """Fetches: served from the page cache, parked until there is something to serve.
 
-A fetch names partitions and offsets. It is answered at once when it finds `min_bytes`, an error, or when it does not want to wait; else it is parked
-on the timing wheel and looked at again when a watermark of its partitions moves. Reads that would wait for the disk go through the reader pool first.
+A fetch names partitions and offsets. It is answered at once when it finds `min_bytes`, an error, or when it does not want to wait; else
+it is parked
+on the timing wheel and looked at again when a watermark of its partitions moves. Reads that would wait for the disk go through the
+reader pool first.
 
-Owner: one front. Invariants: a fetch is answered exactly once; at least one whole batch is sent however small the limits, so that every reader gets on;
+Owner: one front. Invariants: a fetch is answered exactly once; at least one whole batch is sent however small the limits, so that every
+reader gets on;
     what is under way to a client stays below WINDOW_BYTES.
 """
 
@@ -58,7 +61,15 @@ class _Attempt(NamedTuple):
 class FetchService:
     """Every fetch of a front."""
 
-    def __init__(self, reader: LogReader, routing: Routing, pool: ReaderPool, wheel: TimingWheel[Fetch], respond: Respond, new_buffer: Callable[[int], bytearray]) -> None:
+    def __init__(
+        self,
+        reader: LogReader,
+        routing: Routing,
+        pool: ReaderPool,
+        wheel: TimingWheel[Fetch],
+        respond: Respond,
+        new_buffer: Callable[[int], bytearray],
+    ) -> None:
         self._reader = reader
         self._routing = routing
         self._pool = pool
@@ -191,10 +202,19 @@ class FetchService:
                 entry, buffer = self._read_one(fetch, wanted, route, buffer, used, limit)
             except LogReadError as error:
                 if error.code is not ErrorCode.NOT_READY:
-                    logger.warning("fetch_refused topic=%s partition=%d offset=%d code=%s reason=%r", route.topic, route.partition, wanted.offset, error.code.name, str(error))
+                    logger.warning(
+                        "fetch_refused topic=%s partition=%d offset=%d code=%s reason=%r",
+                        route.topic,
+                        route.partition,
+                        wanted.offset,
+                        error.code.name,
+                        str(error),
+                    )
                 entry = self._refusal(wanted, route, error.code)
             except OSError as error:
-                logger.error("read_failed topic=%s partition=%d offset=%d error=%r", route.topic, route.partition, wanted.offset, str(error))
+                logger.error(
+                    "read_failed topic=%s partition=%d offset=%d error=%r", route.topic, route.partition, wanted.offset, str(error)
+                )
                 entry = self._refusal(wanted, route, ErrorCode.STORAGE_ERROR)
             must_answer = must_answer or bool(entry.error)
             used += entry.data_length
@@ -208,11 +228,15 @@ class FetchService:
             return FetchedEntry(wanted.topic_id, wanted.partition, code, route.leader_epoch, 0, -1, -1)
         return FetchedEntry(wanted.topic_id, wanted.partition, code, state.leader_epoch, 0, state.high_watermark, state.log_start_offset)
 
-    def _read_one(self, fetch: Fetch, wanted: FetchEntry, route: Assignment, buffer: bytearray, used: int, limit: int) -> tuple[FetchedEntry, bytearray]:
+    def _read_one(
+        self, fetch: Fetch, wanted: FetchEntry, route: Assignment, buffer: bytearray, used: int, limit: int
+    ) -> tuple[FetchedEntry, bytearray]:
         """One partition's batches into `buffer` from `used` on; a first batch larger than the limit gets a buffer of its own size."""
         state = self._reader.state(route)
         if not state.log_start_offset <= wanted.offset <= state.high_watermark:
-            raise LogReadError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {wanted.offset} is not between {state.log_start_offset} and {state.high_watermark}")
+            raise LogReadError(
+                ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {wanted.offset} is not between {state.log_start_offset} and {state.high_watermark}"
+            )
         length = 0
         room = min(limit - used, wanted.max_bytes)
         if wanted.offset < state.high_watermark and room > 0:
@@ -230,4 +254,6 @@ class FetchService:
                 if len(self._places) >= PLACES_MAX:
                     self._places.clear()
                 self._places[key] = result.following
-        return FetchedEntry(wanted.topic_id, wanted.partition, 0, state.leader_epoch, length, state.high_watermark, state.log_start_offset), buffer
+        return FetchedEntry(
+            wanted.topic_id, wanted.partition, 0, state.leader_epoch, length, state.high_watermark, state.log_start_offset
+        ), buffer

@@ -1,9 +1,11 @@
 """The front: owns the socket of one address, passes batches to workers, answers, serves fetches.
 
 Owner: its ZeroMQ socket, sessions and credits; in shared memory the tails of its lanes and its cursor in each ring.
-Invariants: a request is answered once (acks=0: never); whatever comes in, the front lives: what does not parse is answered with a code and forgotten;
+Invariants: a request is answered once (acks=0: never); whatever comes in, the front lives: what does not parse is answered with a code
+and forgotten;
     a connection's batches reach their worker in the order they came.
-Crash: nothing of it survives, nothing needs to: clients see another generation, connect anew and send again what was not acknowledged; workers
+Crash: nothing of it survives, nothing needs to: clients see another generation, connect anew and send again what was not acknowledged;
+workers
     recognise what they have.
 
 Run as `python -P -m netfront.front`.
@@ -217,7 +219,9 @@ class Front:
         self._one_frame(header, body)
         requests.decode_json(body[0])
         if len(body[0]) > self._to_coordinator.payload_max:
-            raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"{len(body[0])} bytes of JSON; {self._to_coordinator.payload_max} are allowed here")
+            raise WireError(
+                ErrorCode.REQUEST_TOO_LARGE, f"{len(body[0])} bytes of JSON; {self._to_coordinator.payload_max} are allowed here"
+            )
         self._asked[(session.word, header.correlation_id)] = header.api
         self._requests.append((header.api, session.word, header.correlation_id, body[0]))
 
@@ -253,14 +257,22 @@ class Front:
                 raise WireError(ErrorCode.UNKNOWN_API, f"API {api} is unknown")
             low, high = API_VERSIONS[Api(api)]
             if not low <= header.version <= high:
-                raise WireError(ErrorCode.UNSUPPORTED_VERSION, f"version {header.version} of {Api(api).name}; this front speaks {low} to {high}")
+                raise WireError(
+                    ErrorCode.UNSUPPORTED_VERSION, f"version {header.version} of {Api(api).name}; this front speaks {low} to {high}"
+                )
             handler(session, header, body)
         except WireError as error:
             self._refuse(identity, session, api, correlation_id, error)
 
     def _refuse(self, identity: bytes, session: Session | None, api: int, correlation_id: int, error: WireError) -> None:
         if error.code is not ErrorCode.SESSION_UNKNOWN:
-            logger.info("request_refused client=%s api=%d code=%s reason=%r", session.client_id if session else "?", api, error.code.name, error.detail)
+            logger.info(
+                "request_refused client=%s api=%d code=%s reason=%r",
+                session.client_id if session else "?",
+                api,
+                error.code.name,
+                error.detail,
+            )
         self._slot.store(ProcessWord.REFUSED_COUNT, self._slot.load(ProcessWord.REFUSED_COUNT) + 1)
         body = [orjson.dumps({"message": error.detail})]
         limit = session.credit.limit if session else 0
@@ -287,7 +299,9 @@ class Front:
                 if common >= max(low, theirs[0]):
                     chosen[str(int(api))] = common
         if str(int(Api.HANDSHAKE)) not in chosen:
-            raise WireError(ErrorCode.UNSUPPORTED_VERSION, f"no version in common; this front speaks {API_VERSIONS[Api.HANDSHAKE]} of HANDSHAKE")
+            raise WireError(
+                ErrorCode.UNSUPPORTED_VERSION, f"no version in common; this front speaks {API_VERSIONS[Api.HANDSHAKE]} of HANDSHAKE"
+            )
         old = self._sessions.by_identity(identity)
         if old is not None:
             self._drop(old)
@@ -323,10 +337,19 @@ class Front:
         wanted = requests.decode_json(body[0]).get("partitions")
         if not isinstance(wanted, list) or not all(isinstance(item, dict) for item in wanted):
             raise WireError(ErrorCode.MALFORMED_REQUEST, "`partitions` must be a list of {topic, partition, at}")
-        self._send(session, Api.LIST_OFFSETS, 1, header.correlation_id, ErrorCode.OK, [orjson.dumps({"offsets": [self._offset_of(w) for w in wanted]})])
+        self._send(
+            session,
+            Api.LIST_OFFSETS,
+            1,
+            header.correlation_id,
+            ErrorCode.OK,
+            [orjson.dumps({"offsets": [self._offset_of(w) for w in wanted]})],
+        )
 
     def _offset_of(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """One entry of a LIST_OFFSETS answer: `at` is "earliest", "latest", or a time in microseconds, for which it is the offset of the batch to look in (-1: none)."""
+        """One entry of a LIST_OFFSETS answer: `at` is "earliest", "latest", or a time in microseconds, for which it is the offset of the
+        batch to look in (-1: none).
+        """
         topic, partition, at = wanted.get("topic"), wanted.get("partition"), wanted.get("at")
         answer: dict[str, Any] = {"topic": topic, "partition": partition, "code": 0, "offset": -1}
         if not isinstance(topic, str) or not isinstance(partition, int):
@@ -395,7 +418,9 @@ class Front:
     def _write(self, link: WorkerLink, item: Waiting) -> bool:
         """Copy a batch into its worker's lane; its credit is released."""
         batch = item.batch
-        if not link.lane.try_write(LaneKind.PRODUCE, item.slot, item.flags, item.session.word, item.correlation_id, item.arrival_ns, (batch,)):
+        if not link.lane.try_write(
+            LaneKind.PRODUCE, item.slot, item.flags, item.session.word, item.correlation_id, item.arrival_ns, (batch,)
+        ):
             return False
         self._tell_credit(self._ledger.release(item.session.credit, len(batch)), item.session)
         return True
@@ -459,7 +484,9 @@ class Front:
         if not len(data):
             sent = self._transport.try_send(session.identity, head)
         else:
-            head = encode_response(Api.FETCH, 1, fetch.correlation_id, ErrorCode.OK, session.credit.limit, self._generation, [*body, data])[:-1]
+            head = encode_response(Api.FETCH, 1, fetch.correlation_id, ErrorCode.OK, session.credit.limit, self._generation, [*body, data])[
+                :-1
+            ]
             sent = self._transport.try_send_buffer(session.identity, head, data)
         self._slot.store(ProcessWord.BYTES_COUNT, self._slot.load(ProcessWord.BYTES_COUNT) + length)
         if not sent:
@@ -520,7 +547,15 @@ def main() -> None:
     workers = []
     for w in range(int(settings["workers"])):
         ring = Ring(context.attach(f"ring-{w}", RegionKind.RING))
-        workers.append(WorkerLink(context.lane_writer(process_name(Role.WORKER, w)), context.bell(Role.WORKER, w), ring, AckWalker(ring, spec.index, generation), deque()))
+        workers.append(
+            WorkerLink(
+                context.lane_writer(process_name(Role.WORKER, w)),
+                context.bell(Role.WORKER, w),
+                ring,
+                AckWalker(ring, spec.index, generation),
+                deque(),
+            )
+        )
     lane_half = int(settings["lane_bytes"]) // 2
     start_ns = time.monotonic_ns()
     front = Front(

@@ -143,7 +143,9 @@ class LogReader:
 
     # ---- reading ---------------------------------------------------------------------------------------------------------------------
 
-    def read(self, route: Assignment, state: PartitionState, offset: int, hint: Place | None, target: memoryview, blocking: bool) -> Span | int:
+    def read(
+        self, route: Assignment, state: PartitionState, offset: int, hint: Place | None, target: memoryview, blocking: bool
+    ) -> Span | int:
         """Fill `target` with whole batches from the one that holds `offset` on.
 
         Answers a Span (perhaps empty), or the number of bytes that the first batch needs when `target` is too small for it.
@@ -187,7 +189,9 @@ class LogReader:
 
     @staticmethod
     def _walk(target: memoryview, length: int, place: Place, offset: int, high_watermark: int) -> Span | int:
-        """Which of the `length` bytes to hand out. 0: the segment ends at `place`. A positive number: the first batch needs that many bytes."""
+        """Which of the `length` bytes to hand out. 0: the segment ends at `place`. A positive number: the first batch needs that many
+        bytes.
+        """
         at = 0
         start = -1
         following = place.offset
@@ -208,7 +212,9 @@ class LogReader:
                     return 0
                 break
             if base_offset != following:
-                raise LogReadError(ErrorCode.CORRUPT_BATCH, f"offset {base_offset} where {following} belongs, at {place.file_position + at}")
+                raise LogReadError(
+                    ErrorCode.CORRUPT_BATCH, f"offset {base_offset} where {following} belongs, at {place.file_position + at}"
+                )
             if at + batch_length > length:
                 if at == 0:
                     return batch_length

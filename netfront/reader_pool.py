@@ -1,6 +1,7 @@
 """A few threads that bring cold pages into the page cache, so that a cold read never stalls a warm one.
 
-The front reads with RWF_NOWAIT; what is not in memory is read here once, thrown away, and read again by the front, now warm. So no buffer is
+The front reads with RWF_NOWAIT; what is not in memory is read here once, thrown away, and read again by the front, now warm. So no
+buffer is
 ever shared between threads.
 """
 

@@ -42,10 +42,12 @@ class Router:
             try:
                 socket.bind(address)
             except zmq.ZMQError as error:
-                raise AddressInUseError(f"cannot listen on {address}: {error.strerror}. Stop what uses it, or choose another with --listen.") from None
+                raise AddressInUseError(
+                    f"cannot listen on {address}: {error.strerror}. Stop what uses it, or choose another with --listen."
+                ) from None
             if address.startswith("tcp://") and not self.port:
-                bound: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
-                self.port = int(bound.rpartition(b":")[2].rstrip(b"\0"))
+                bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+                self.port = int(bound.rpartition(":")[2].rstrip("\0"))
         self._free: dict[int, list[bytearray]] = {size: [] for size in BUFFER_CLASSES}
         self._sending: deque[tuple[zmq.MessageTracker, bytearray]] = deque()
 
@@ -58,7 +60,7 @@ class Router:
 
     def has_input(self) -> bool:
         """Whether a message waits. Sending may have noticed it, so the descriptor alone does not tell."""
-        return bool(self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[operator]
+        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def try_send(self, identity: bytes, frames: Sequence[Readable]) -> bool:
         """Queue a message; False when the client is gone or takes nothing."""

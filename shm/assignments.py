@@ -1,6 +1,8 @@
-"""What the coordinator tells the other processes about a partition, and how requests pass between fronts and coordinator: the messages on their lanes.
+"""What the coordinator tells the other processes about a partition, and how requests pass between fronts and coordinator: the messages
+on their lanes.
 
-Owner: the coordinator writes assignments; workers copy them into their rings as control descriptors, so that the flusher meets them in order with the data.
+Owner: the coordinator writes assignments; workers copy them into their rings as control descriptors, so that the flusher meets them in
+order with the data.
 Invariants: `version` grows with every change of a topic; applying an assignment twice, or an older one after a newer, changes nothing.
 """
 

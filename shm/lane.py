@@ -3,7 +3,8 @@
 Owner: the writing process stores `tail`, the reading one `consumed`.
 Invariants: consumed <= tail <= consumed + lane_bytes; a message lies in one piece: header of 64 bytes, then its payload, padded to 64.
 Layout: `LaneLayout`, `LANE_MESSAGE`; a header whose length is LANE_WRAP sends the reader to the lane's start.
-Crash: a message is there once `tail` is stored. A reader that was killed may see messages again that it had acted on but not consumed; a worker
+Crash: a message is there once `tail` is stored. A reader that was killed may see messages again that it had acted on but not consumed; a
+worker
     therefore goes on at the lane position of its last descriptor.
 """
 
@@ -52,7 +53,9 @@ class LaneWriter:
         self._tail = self._tail_word.load()
         self._consumed = self._consumed_word.load()
 
-    def try_write(self, kind: int, slot: int, flags: int, session: int, correlation_id: int, arrival_ns: int, payload: Sequence[Readable]) -> bool:
+    def try_write(
+        self, kind: int, slot: int, flags: int, session: int, correlation_id: int, arrival_ns: int, payload: Sequence[Readable]
+    ) -> bool:
         """Copy one message in, its payload from pieces; False when it does not fit now. Visible after `publish`."""
         length = sum(map(len, payload))
         size = _padded(length)
@@ -119,7 +122,7 @@ class LaneReader:
         if following > tail or index + LANE_MESSAGE_BYTES + length > self.lane_bytes:
             raise LaneError(f"a message of {length} bytes at {position} runs past the lane's tail {tail}")
         start = index + LANE_MESSAGE_BYTES
-        return LaneMessage(*fields[1:], self._data[start : start + length], following)
+        return LaneMessage._make((*fields[1:], self._data[start : start + length], following))
 
     def has_more(self) -> bool:
         return self.position != self._tail_word.load()

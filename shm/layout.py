@@ -1,6 +1,7 @@
 """Every offset in shared memory, each computed from the one before. Descriptions only: nothing here reads or writes.
 
-Owner of each word is named beside it; a word has exactly one writing process. Words that are published (see `cell`) lie 64 bytes apart, so that
+Owner of each word is named beside it; a word has exactly one writing process. Words that are published (see `cell`) lie 64 bytes apart,
+so that
 two processes never write the same cache line.
 
 Layout of a region: 128 bytes of header, then what its kind says.

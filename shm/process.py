@@ -2,7 +2,8 @@
 
 Owner: the supervisor writes the specification into the environment of the child it starts; `start()` reads it.
 Invariants: a child never outlives its supervisor (PDEATHSIG, and the parent is checked after it is set, since it may have died in between);
-    SIGINT and SIGTERM are the supervisor's affair (terminals, `timeout` and some service managers send them to the whole group, and the children
+    SIGINT and SIGTERM are the supervisor's affair (terminals, `timeout` and some service managers send them to the whole group, and the
+        children
     must end in order): a child is stopped by its STOP word and a ring.
 """
 
@@ -72,7 +73,9 @@ def process_name(role: Role, index: int) -> str:
 
 def comm_name(role: Role, index: int) -> str:
     """What `ps` and /proc/PID/comm show; 15 bytes at most."""
-    short = {Role.SUPERVISOR: "super", Role.COORDINATOR: "coord", Role.FLUSHER: "flusher", Role.SCHEDULER: "sched"}.get(role, role.name.lower())
+    short = {Role.SUPERVISOR: "super", Role.COORDINATOR: "coord", Role.FLUSHER: "flusher", Role.SCHEDULER: "sched"}.get(
+        role, role.name.lower()
+    )
     return f"tr-{short}-{index}"[:15]
 
 

@@ -9,7 +9,8 @@ Invariants:
     positions are monotonic byte numbers; a batch lies in one piece at `position % ring_bytes`, aligned to 64
     descriptor n lies at index n % descriptor_count and carries count n + 1: reused ones show another count
 Layout: `RingLayout`.
-Crash: a worker killed before `head` is stored has written nothing; after it, everything. A flusher killed anywhere starts again at `settled` and
+Crash: a worker killed before `head` is stored has written nothing; after it, everything. A flusher killed anywhere starts again at
+`settled` and
     writes each batch to the place recorded in its outcome.
 """
 
@@ -39,7 +40,8 @@ from shm.region import Region
 class Descriptor(NamedTuple):
     """One request's fate, in field order of `layout.DESCRIPTOR`."""
 
-    count: int
+    ordinal: int
+    """Its number + 1: a descriptor that has been reused shows another."""
     position: int
     length: int
     slot: int
@@ -111,7 +113,7 @@ class Ring:
         self.data = region.bytes[self.layout.data : self.layout.data + self.ring_bytes]
 
     def descriptor(self, number: int) -> Descriptor:
-        """Descriptor `number`; its `.count` is `number + 1` unless it has been reused."""
+        """Descriptor `number`; its `.ordinal` is `number + 1` unless it has been reused."""
         return Descriptor._make(DESCRIPTOR.unpack_from(self._descriptors, number % self.capacity * DESCRIPTOR_BYTES))
 
     def bytes_of(self, descriptor: Descriptor) -> memoryview:
@@ -149,7 +151,8 @@ class Ring:
     def is_crowded(self) -> bool:
         """Whether more than half is in use: then whoever frees space rings the worker.
 
-        Looking at this before deciding to ring is safe although a load may overtake the store that freed space: a batch is at most a quarter of
+        Looking at this before deciding to ring is safe although a load may overtake the store that freed space: a batch is at most a
+        quarter of
         the ring, so the worker published at least one `head` beyond the half long before it could find the ring full.
         """
         return self.used() > self.ring_bytes // 2 or self.head.load() - self.reclaimed.load() > self.capacity // 2

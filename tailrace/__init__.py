@@ -15,7 +15,6 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tailrace.admin import Admin, NewTopic
     from tailrace.consumer import Consumer
-    from tailrace.private_appliance import EmbeddedAppliance, embedded
     from tailrace.errors import (
         BufferExhaustedError,
         ClientClosedError,
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
         UnsupportedBatchError,
         UnsupportedVersionError,
     )
+    from tailrace.private_appliance import EmbeddedAppliance, embedded
     from tailrace.producer import Producer
     from tailrace.records import BatchMetadata, OffsetAndTimestamp, Record, RecordMetadata, TopicBatch, TopicPartition
 

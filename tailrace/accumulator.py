@@ -1,7 +1,8 @@
 """Records on their way into batches, and batches on their way to their answers.
 
 Owner: a Producer, under its lock.
-Invariants: batches of a partition are sent in the order they were begun, and their sequences ascend without a gap; at most `max_in_flight` are under
+Invariants: batches of a partition are sent in the order they were begun, and their sequences ascend without a gap; at most
+`max_in_flight` are under
     way; a batch ends exactly once, with an offset or an error; `buffered_bytes` is the sum of all batches that have not ended.
 """
 
@@ -119,7 +120,9 @@ class ProducerBatch:
         if self.attempts:
             self.data = bytearray(self.data)
         with memoryview(self.data) as view:
-            stamp_producer(view, producer_id=producer_id, producer_epoch=epoch, base_sequence=base_sequence, seed=self.info.seeds[self.partition])
+            stamp_producer(
+                view, producer_id=producer_id, producer_epoch=epoch, base_sequence=base_sequence, seed=self.info.seeds[self.partition]
+            )
 
     def split(self) -> tuple[ProducerBatch, ProducerBatch] | None:
         """Two batches with half of the rows each, or None for a single row."""
@@ -157,7 +160,9 @@ class ProducerBatch:
         stamp_us = self.timestamps_us[row] if row < len(self.timestamps_us) else self.timestamps_us[-1]
         return RecordMetadata(self.info.name, self.partition, offset, stamp_us // 1000)
 
-    def end(self, base_offset: int | None, error: TailraceError | None) -> list[tuple[OnDelivery, RecordMetadata | None, TailraceError | None]]:
+    def end(
+        self, base_offset: int | None, error: TailraceError | None
+    ) -> list[tuple[OnDelivery, RecordMetadata | None, TailraceError | None]]:
         """Settle the batch; answers the callbacks to make, which the caller does without its lock."""
         self.state = BatchState.ENDED
         self.base_offset = base_offset
@@ -202,7 +207,9 @@ class Handle:
         return self._resolve().error
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Where the record went. Raises its error, or RequestTimeoutError when it has not ended within `timeout` seconds (it may still be delivered)."""
+        """Where the record went. Raises its error, or RequestTimeoutError when it has not ended within `timeout` seconds (it may still
+        be delivered).
+        """
         error = self.exception(timeout)
         if error is not None:
             raise error

@@ -1,6 +1,7 @@
 """Administration: topics, offsets, the state of the appliance.
 
-Every call is one request, driven by the caller's thread; not thread-safe, a context manager. Calls that change something are answered when it is done:
+Every call is one request, driven by the caller's thread; not thread-safe, a context manager. Calls that change something are answered
+when it is done:
 the files exist, or are gone.
 """
 
@@ -23,7 +24,9 @@ from tailrace.topics import TopicInfo, topics_from_metadata
 
 
 class NewTopic:
-    """A topic to be made. `schema`: a pyarrow Schema, or any frame that has the columns; None: the default schema of key, value, timestamp and headers."""
+    """A topic to be made. `schema`: a pyarrow Schema, or any frame that has the columns; None: the default schema of key, value,
+    timestamp and headers.
+    """
 
     def __init__(self, name: str, partitions: int = 1, configs: Mapping[str, Any] | None = None, schema: Any = None) -> None:
         self.name = name
@@ -35,7 +38,9 @@ class NewTopic:
         return f"NewTopic(name={self.name!r}, partitions={self.partitions}, configs={self.configs}, schema={'given' if self.schema is not None else None})"
 
 
-def create_request(name: str, partitions: int = 1, configs: Mapping[str, Any] | None = None, schema_message: bytes | None = None) -> dict[str, Any]:
+def create_request(
+    name: str, partitions: int = 1, configs: Mapping[str, Any] | None = None, schema_message: bytes | None = None
+) -> dict[str, Any]:
     """One entry of a CREATE_TOPICS request."""
     schema = None if schema_message is None else base64.b64encode(schema_message).decode("ascii")
     return {"name": name, "partitions": partitions, "configs": dict(configs or {}), "schema": schema}
@@ -45,7 +50,12 @@ class Admin:
     """A connection for administration."""
 
     def __init__(
-        self, bootstrap: str = DEFAULT_BOOTSTRAP, *, request_timeout_ms: int = 30_000, connect_timeout_ms: int | None = None, client_id: str = "tailrace-admin"
+        self,
+        bootstrap: str = DEFAULT_BOOTSTRAP,
+        *,
+        request_timeout_ms: int = 30_000,
+        connect_timeout_ms: int | None = None,
+        client_id: str = "tailrace-admin",
     ) -> None:
         """`connect_timeout_ms`: how long to try an appliance that does not answer at all; None: as long as a request may take."""
         self._timeout_ms = request_timeout_ms
@@ -97,7 +107,9 @@ class Admin:
         self._change(Api.ALTER_TOPICS, [{"name": name, "configs": dict(values)} for name, values in configs.items()])
 
     def create_partitions(self, counts: Mapping[str, int]) -> None:
-        """Raise the number of partitions: topic -> total. Keys then go elsewhere than before, as in Kafka. Raises UnknownTopicError, InvalidSettingError."""
+        """Raise the number of partitions: topic -> total. Keys then go elsewhere than before, as in Kafka. Raises UnknownTopicError,
+        InvalidSettingError.
+        """
         self._change(Api.ALTER_TOPICS, [{"name": name, "partitions": count} for name, count in counts.items()])
 
     def list_topics(self) -> list[str]:
@@ -110,11 +122,13 @@ class Admin:
         return topics_from_metadata(self._call(Api.METADATA, {"topics": list(names)}))
 
     def describe_topics(self, names: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
-        """Everything known of topics (None: of all): settings, schema, and per partition its offsets, bytes and state. Raises UnknownTopicError."""
+        """Everything known of topics (None: of all): settings, schema, and per partition its offsets, bytes and state. Raises
+        UnknownTopicError.
+        """
         infos = self.topic_info(self.list_topics() if names is None else names)
         result: dict[str, dict[str, Any]] = {}
         wanted = [TopicPartition(name, p) for name, info in infos.items() for p in range(len(info.partitions))]
-        offsets = self._offsets({tp: "latest" for tp in wanted})
+        offsets = self.offsets(dict.fromkeys(wanted, "latest"))
         for name, info in infos.items():
             partitions = []
             for number in range(len(info.partitions)):
@@ -124,7 +138,8 @@ class Admin:
                      "leader_epoch": found.get("leader_epoch"), "state": found.get("state", code_of(found["code"]).name)}
                 )  # fmt: skip
             result[name] = {
-                "name": name, "topic_id": info.topic_id.hex(), "typed": info.typed, "schema": str(info.schema), "configs": dict(info.settings), "partitions": partitions,
+                "name": name, "topic_id": info.topic_id.hex(), "typed": info.typed, "schema": str(info.schema), "configs": dict(info.settings),
+                "partitions": partitions,
             }  # fmt: skip
         return result
 
@@ -134,7 +149,10 @@ class Admin:
 
     # ---- offsets ---------------------------------------------------------------------------------------------------------------------
 
-    def _offsets(self, wanted: Mapping[TopicPartition, str | int]) -> dict[TopicPartition, dict[str, Any]]:
+    def offsets(self, wanted: Mapping[TopicPartition, str | int]) -> dict[TopicPartition, dict[str, Any]]:
+        """What LIST_OFFSETS says of each partition, for "earliest", "latest" or a time in microseconds; check each with
+        `check_offsets_answer`.
+        """
         if not wanted:
             return {}
         items = [{"topic": tp.topic, "partition": tp.partition, "at": at} for tp, at in wanted.items()]

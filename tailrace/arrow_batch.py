@@ -1,7 +1,8 @@
 """Records to batches and back: the only place where the SDK makes or reads Arrow data.
 
 A batch is encoded once, by the producer, and decoded once, by whoever reads it; nobody between looks inside.
-Invariants: `decode(encode(rows)) == rows`; a decoded batch has passed form, both checksums and, unless told to trust, Arrow's full validation.
+Invariants: `decode(encode(rows)) == rows`; a decoded batch has passed form, both checksums and, unless told to trust, Arrow's full
+validation.
 """
 
 from __future__ import annotations
@@ -31,20 +32,29 @@ Headers = Sequence[tuple[str, bytes]] | None
 _TIMESTAMP = pa.timestamp("us", "UTC")
 
 
-def default_rows(timestamps_us: list[int], keys: list[bytes | None], values: list[bytes | None], headers: list[Headers] | None) -> pa.RecordBatch:
+def default_rows(
+    timestamps_us: list[int], keys: list[bytes | None], values: list[bytes | None], headers: list[Headers] | None
+) -> pa.RecordBatch:
     """Lists of equal length as a batch of the default schema. Raises InvalidRecordError for parts of a wrong type."""
     try:
         if headers is None:
             header_column = pa.nulls(len(values), HEADER_TYPE)
         else:
             header_column = pa.array([[{"key": k, "value": v} for k, v in row] if row else None for row in headers], HEADER_TYPE)
-        columns = [pa.array(timestamps_us, pa.int64()).cast(_TIMESTAMP), pa.array(keys, pa.binary()), pa.array(values, pa.binary()), header_column]
+        columns = [
+            pa.array(timestamps_us, pa.int64()).cast(_TIMESTAMP),
+            pa.array(keys, pa.binary()),
+            pa.array(values, pa.binary()),
+            header_column,
+        ]
         return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as error:
         raise InvalidRecordError(f"a record cannot be stored: {error}") from None
 
 
-def encode(batch: pa.RecordBatch, *, schema_id: int, seed: int, compression: str, first_timestamp_us: int, max_timestamp_us: int) -> bytearray:
+def encode(
+    batch: pa.RecordBatch, *, schema_id: int, seed: int, compression: str, first_timestamp_us: int, max_timestamp_us: int
+) -> bytearray:
     """`batch` as bytes for the wire and the log; offsets, producer and append time are filled in later, in place."""
     header = BatchHeader(
         record_count=batch.num_rows, last_offset_delta=batch.num_rows - 1, first_timestamp_us=first_timestamp_us, max_timestamp_us=max_timestamp_us,
@@ -107,7 +117,8 @@ def to_records(topic: str, partition: int, first_offset: int, batch: pa.RecordBa
         rows = batch.to_pylist()
         stamp = header.append_time_us if timestamp_type == LOG_APPEND_TIME else header.max_timestamp_us
         return [
-            Record(topic, partition, offset, stamp // 1000, timestamp_type, None, row, [], stamp) for offset, row in zip(offsets, rows, strict=True)
+            Record(topic, partition, offset, stamp // 1000, timestamp_type, None, row, [], stamp)
+            for offset, row in zip(offsets, rows, strict=True)
         ]
     if timestamp_type == LOG_APPEND_TIME:
         stamps: Sequence[int] = [header.append_time_us] * count

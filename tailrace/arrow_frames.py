@@ -28,7 +28,9 @@ def schema_message_of(frame: Frame) -> bytes:
 def _with_default_columns(table: pa.Table, stamp_us: int) -> pa.Table:
     """A frame for a topic of the default schema: `value` is needed, the rest is filled in."""
     if "value" not in table.column_names:
-        raise SchemaMismatchError("the topic has the default schema: the frame needs a column `value` (and may have key, timestamp, headers)")
+        raise SchemaMismatchError(
+            "the topic has the default schema: the frame needs a column `value` (and may have key, timestamp, headers)"
+        )
     count = table.num_rows
     if "timestamp" not in table.column_names:
         table = table.append_column("timestamp", pa.array(np.full(count, stamp_us, np.int64)).cast(DEFAULT_SCHEMA.field(0).type))
@@ -48,7 +50,8 @@ def _partition_numbers(column: pa.ChunkedArray, choose: Callable[[bytes | None, 
     chosen = [choose(_key_bytes(key), partition_count) for key in encoded.dictionary.to_pylist()]
     chosen.append(choose(None, partition_count))
     indices = pc.fill_null(encoded.indices.cast(pa.int64()), len(chosen) - 1).to_numpy(zero_copy_only=False)
-    return np.asarray(chosen, np.int64)[indices]
+    numbers: np.ndarray[Any, Any] = np.asarray(chosen, np.int64)[indices]
+    return numbers
 
 
 def _key_bytes(key: Any) -> bytes | None:

@@ -2,7 +2,8 @@
 
 The broker must know whether a batch is safe to hand to a reader (a wild offset inside one crashes it) but may not import pyarrow: 80 MB
 and 150 ms a process. So this module reads the two messages it needs, by the layout of Arrow's `Message.fbs` and `Schema.fbs` and the
-flatbuffers encoding (a table is a signed offset to its vtable, which lists each field's offset in the table). Bounds are checked by `struct`
+flatbuffers encoding (a table is a signed offset to its vtable, which lists each field's offset in the table). Bounds are checked by
+`struct`
 itself: every read past the end raises, and is turned into `ArrowMetadataError`.
 
 Invariants: nothing here allocates by a length found in the bytes before that length is checked against the bytes at hand.
@@ -119,9 +120,7 @@ def read_record_batch(data: Readable, start: int = 8) -> RecordBatchMetadata:
             if _U32.unpack_from(data, variadic)[0]:
                 raise ArrowMetadataError("view columns have no fixed number of buffers")
         rows = _I64.unpack_from(data, length_at)[0] if length_at else 0
-        return RecordBatchMetadata(
-            rows, _pairs(data, nodes_at), _pairs(data, buffers_at), bool(compression_at), body_length
-        )
+        return RecordBatchMetadata(rows, _pairs(data, nodes_at), _pairs(data, buffers_at), bool(compression_at), body_length)
     except (struct.error, IndexError) as error:
         raise ArrowMetadataError(f"offsets lead outside the metadata ({error})") from None
 
@@ -147,7 +146,9 @@ _FLOAT_BITS = {0: 16, 1: 32, 2: 64}
 
 
 def read_schema(message: Readable) -> SchemaLayout:
-    """The layout that batches of the schema in this encapsulated Schema message have. Raises ArrowMetadataError, also for types that are not canonical."""
+    """The layout that batches of the schema in this encapsulated Schema message have. Raises ArrowMetadataError, also for types that are
+    not canonical.
+    """
     if len(message) < 16 or _U32.unpack_from(message, 0)[0] != 0xFFFFFFFF:
         raise ArrowMetadataError("not an encapsulated Arrow schema message")
     try:

@@ -17,7 +17,8 @@ Invariants:
     record_count == 0 and last_offset_delta == 0 for control batches
     header_crc32c is seeded with topic id and partition: a batch in the wrong file is never taken for its own
 
-Layout: `_FIELDS` below, little endian, every field at a multiple of its size. The last fields are `header_length, version, magic`, so the header
+Layout: `_FIELDS` below, little endian, every field at a multiple of its size. The last fields are `header_length, version, magic`, so
+the header
 is found from its end. All fields are reserved now, whoever fills them later; a change of layout is a new `version`.
 """
 
@@ -148,7 +149,9 @@ def metadata_size_of(data: Readable, start: int = 0) -> int:
 
 
 def read_header(data: Readable, start: int = 0) -> BatchHeader:
-    """The header of the batch at `start`, which must lie wholly inside `data` up to its body. Checks form, not checksums. Raises BatchFormatError."""
+    """The header of the batch at `start`, which must lie wholly inside `data` up to its body. Checks form, not checksums. Raises
+    BatchFormatError.
+    """
     if len(data) - start < PREFIX_BYTES:
         raise BatchFormatError("shorter than a message prefix")
     metadata_size = metadata_size_of(data, start)
@@ -161,7 +164,9 @@ def read_header(data: Readable, start: int = 0) -> BatchHeader:
 
 
 def header_at(data: Readable, position: int, metadata_size: int) -> BatchHeader:
-    """The header whose first byte is at `position`. Raises BatchFormatError for another magic, version or length, or sizes that contradict."""
+    """The header whose first byte is at `position`. Raises BatchFormatError for another magic, version or length, or sizes that
+    contradict.
+    """
     (
         header_crc, attributes, body_crc, batch_length, base_offset, last_offset_delta, record_count, first_timestamp, max_timestamp,
         append_time, producer_id, base_sequence, producer_epoch, reserved_a, leader_epoch, schema_id, durable_offset, due, delay_position,
@@ -231,7 +236,15 @@ def seal_header(batch: memoryview, position: int, extension_length: int, seed: i
 
 
 def stamp_appended(
-    batch: memoryview, position: int, header: BatchHeader, *, base_offset: int, append_time_us: int, leader_epoch: int, durable_offset: int, seed: int
+    batch: memoryview,
+    position: int,
+    header: BatchHeader,
+    *,
+    base_offset: int,
+    append_time_us: int,
+    leader_epoch: int,
+    durable_offset: int,
+    seed: int,
 ) -> None:
     """What the worker writes when it appends: offset, time, epoch, the partition's durable offset, and the header's checksum."""
     _APPEND.pack_into(batch, position + OFFSET_BASE_OFFSET, base_offset)
@@ -269,7 +282,9 @@ def insert_header(message: Readable, header: BatchHeader, seed: int) -> bytearra
 
 
 def stamp_append_time(batch: memoryview, position: int, header: BatchHeader, append_time_us: int) -> None:
-    """Topics with message.timestamp.type=LogAppendTime: mark the batch so, and let its largest timestamp be the append time. Before `stamp_appended`."""
+    """Topics with message.timestamp.type=LogAppendTime: mark the batch so, and let its largest timestamp be the append time. Before
+    `stamp_appended`.
+    """
     header.attributes |= ATTRIBUTE_LOG_APPEND_TIME
     header.first_timestamp_us = header.max_timestamp_us = append_time_us
     _U32.pack_into(batch, position + 4, header.attributes)
@@ -280,7 +295,8 @@ _LENGTH = struct.Struct("<IqI")
 
 
 def frame_at(data: Readable, start: int, end: int) -> tuple[int, int, int] | None:
-    """(batch_length, base_offset, next_offset) of the batch at `start` if its metadata lies before `end`, else None. Form only; the quick look of those who pass batches on.
+    """(batch_length, base_offset, next_offset) of the batch at `start` if its metadata lies before `end`, else None. Form only; the
+    quick look of those who pass batches on.
 
     Raises BatchFormatError; an end-of-stream mark is a length of 0.
     """

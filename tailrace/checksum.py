@@ -14,4 +14,4 @@ Readable = bytes | bytearray | memoryview
 
 def crc32c(data: Readable, seed: int = 0) -> int:
     """CRC32C of `data` (contiguous bytes), continued from `seed`: `crc32c(a + b) == crc32c(b, crc32c(a))`."""
-    return _iscsi(data, seed)  # type: ignore[arg-type]
+    return _iscsi(data, seed)

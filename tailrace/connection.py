@@ -1,10 +1,13 @@
 """The only module that holds a socket: one DEALER to one front, reopened by itself, driven by whoever calls it.
 
-There is no thread here and nothing blocks: `process()` takes in what has come, `wait()` sleeps until something may have. ZeroMQ's own reconnection
-replays some messages and loses others (tried: 65 of 400), so when the front shows another generation, does not know us, or stays silent, the socket is
+There is no thread here and nothing blocks: `process()` takes in what has come, `wait()` sleeps until something may have. ZeroMQ's own
+reconnection
+replays some messages and loses others (tried: 65 of 400), so when the front shows another generation, does not know us, or stays silent,
+the socket is
 closed (linger 0) and another opened; every request that was under way is told `None`, and its owner sends it again, in order.
 
-Owner: its user's lock: no method may be called by two threads at a time. Only non-blocking ZeroMQ calls and `select.poll`, which gevent makes cooperative.
+Owner: its user's lock: no method may be called by two threads at a time. Only non-blocking ZeroMQ calls and `select.poll`, which gevent
+makes cooperative.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ OnResponse = Callable[[Response | None], None]
 def check_bootstrap(address: str) -> str:
     """The address, if it is one. Raises InvalidSettingError."""
     if not isinstance(address, str) or not address.startswith(("tcp://", "ipc://")):
-        raise InvalidSettingError(f"bootstrap is {address!r}; it takes an address such as tcp://127.0.0.1:7420 or ipc:///run/tailrace/tailrace.sock")
+        raise InvalidSettingError(
+            f"bootstrap is {address!r}; it takes an address such as tcp://127.0.0.1:7420 or ipc:///run/tailrace/tailrace.sock"
+        )
     return address
 
 
@@ -79,7 +84,9 @@ class Connection:
     # ---- sending ---------------------------------------------------------------------------------------------------------------------
 
     def request(self, api: Api, body: Sequence[Readable], on_response: OnResponse | None) -> bool:
-        """Send a request; False while the connection is not ready. None: no answer is expected. Raises TailraceError when the appliance does not know the API."""
+        """Send a request; False while the connection is not ready. None: no answer is expected. Raises TailraceError when the appliance
+        does not know the API.
+        """
         if not self.is_ready or self._socket is None:
             return False
         try:
@@ -161,7 +168,9 @@ class Connection:
     # ---- waiting -----------------------------------------------------------------------------------------------------------------------
 
     def wait(self, timeout_ns: int, wake_fd: int = -1) -> None:
-        """Sleep until something may have come, `wake_fd` is readable, or the time is up. Safe beside a holder of the lock: it touches no socket state."""
+        """Sleep until something may have come, `wake_fd` is readable, or the time is up. Safe beside a holder of the lock: it touches no
+        socket state.
+        """
         poll = select.poll()
         fd = self.fileno()
         if fd >= 0:
@@ -173,7 +182,8 @@ class Connection:
     def call(self, api: Api, body: Sequence[Readable], timeout_ms: int, connect_timeout_ms: int | None = None) -> Response:
         """Send a request and wait for its answer, driving the connection; repeats it when the connection is lost.
 
-        Raises NotReachableError when no connection came about within `connect_timeout_ms` (None: `timeout_ms`), RequestTimeoutError, or what the answer says.
+        Raises NotReachableError when no connection came about within `connect_timeout_ms` (None: `timeout_ms`), RequestTimeoutError, or
+        what the answer says.
         """
         start_ns = time.monotonic_ns()
         deadline_ns = start_ns + timeout_ms * 1_000_000
@@ -218,7 +228,7 @@ class Connection:
             socket.setsockopt(zmq.RECONNECT_IVL, 20)
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
             socket.connect(self._address)
-            self._fd = int(socket.getsockopt(zmq.FD))  # type: ignore[arg-type]
+            self._fd = int(socket.getsockopt(zmq.FD))
         except zmq.ZMQError as error:
             raise InvalidSettingError(f"bootstrap {self._address!r} is no address that ZeroMQ takes: {error.strerror}") from None
         self.session = ClientSession(self._client_id)

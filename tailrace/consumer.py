@@ -1,9 +1,11 @@
 """The consumer: reads topics, as records or as Arrow batches.
 
-One thread's: there is no lock and no helper thread; `poll` drives everything, and a fetch is always under way while the caller works on what came.
+One thread's: there is no lock and no helper thread; `poll` drives everything, and a fetch is always under way while the caller works on
+what came.
 Partitions are given by `assign`, or all of the topics named at construction. Groups are not part of this version.
 
-Invariants: within a partition records come in offset order, each once, from the position on; the position moves only past what was handed out.
+Invariants: within a partition records come in offset order, each once, from the position on; the position moves only past what was
+handed out.
 """
 
 from __future__ import annotations
@@ -99,7 +101,9 @@ class Consumer:
     # ---- assignment ------------------------------------------------------------------------------------------------------------------
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Read exactly these partitions; those assigned already go on where they are. Raises UnknownTopicError, PartitionOutOfRangeError."""
+        """Read exactly these partitions; those assigned already go on where they are. Raises UnknownTopicError,
+        PartitionOutOfRangeError.
+        """
         cursors: dict[TopicPartition, PartitionCursor] = {}
         for given in partitions:
             key = TopicPartition(*given)
@@ -216,7 +220,11 @@ class Consumer:
                 raise cursor.error
             while (taken := cursor.take(trust=not self.settings.check_batches)) is not None:
                 header, rows, first_offset = taken
-                if arrow_batch.timestamp_type_of(header) or cursor.info.schema.get_field_index("timestamp") < 0 or not pa.types.is_timestamp(rows.schema.field("timestamp").type):
+                if (
+                    arrow_batch.timestamp_type_of(header)
+                    or cursor.info.schema.get_field_index("timestamp") < 0
+                    or not pa.types.is_timestamp(rows.schema.field("timestamp").type)
+                ):
                     if header.max_timestamp_us >= when_us:
                         return OffsetAndTimestamp(first_offset, header.max_timestamp_us // 1000)
                     continue
@@ -234,7 +242,9 @@ class Consumer:
         reset = self.settings.auto_offset_reset
         if reset == "none":
             for cursor in undecided:
-                cursor.error = OffsetOutOfRangeError(f"{cursor.key.topic}-{cursor.key.partition} has no position and auto_offset_reset is none; seek first")
+                cursor.error = OffsetOutOfRangeError(
+                    f"{cursor.key.topic}-{cursor.key.partition} has no position and auto_offset_reset is none; seek first"
+                )
             return
         for key, offset in self._offsets([cursor.key for cursor in undecided], reset).items():
             for cursor in undecided:
@@ -368,14 +378,16 @@ class Consumer:
         """Whole batches that have come, columns untouched; waits for the first for at most `timeout_ms`. Raises what `poll` does."""
         if self._taken:
             # poll() has decoded part of a batch: give the rest again as a batch.
-            for key, rows in list(self._taken.items()):
-                cursor = self._cursors[key]
-                cursor.seek(rows[-1].offset)
+            for key, records in self._taken.items():
+                self._cursors[key].seek(records[-1].offset)
             self._taken.clear()
         result: list[TopicBatch] = []
         if not self._advance(time.monotonic_ns() + timeout_ms * 1_000_000):
             return result
-        while (cursor := self._next_cursor()) is not None:
+        while True:
+            cursor = self._next_cursor()
+            if cursor is None:
+                break
             try:
                 taken = cursor.take(trust=not self.settings.check_batches)
             except TailraceError as error:
@@ -388,7 +400,11 @@ class Consumer:
             if taken is None:
                 continue
             header, rows, first_offset = taken
-            offsets = pa.array(range(first_offset, first_offset + rows.num_rows), pa.int64()) if rows.num_rows < 64 else _arange(first_offset, rows.num_rows)
+            offsets = (
+                pa.array(range(first_offset, first_offset + rows.num_rows), pa.int64())
+                if rows.num_rows < 64
+                else _arange(first_offset, rows.num_rows)
+            )
             kind = arrow_batch.timestamp_type_of(header)
             stamp_us = header.append_time_us if kind else header.max_timestamp_us
             result.append(TopicBatch(cursor.key.topic, cursor.key.partition, first_offset, rows, offsets, stamp_us, kind))

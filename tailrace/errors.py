@@ -144,9 +144,7 @@ class InvalidRequestError(TailraceError):
     default_code = ErrorCode.INVALID_REQUEST
 
 
-_BY_CODE: dict[ErrorCode, type[TailraceError]] = {
-    subclass.default_code: subclass for subclass in TailraceError.__subclasses__()
-}
+_BY_CODE: dict[ErrorCode, type[TailraceError]] = {subclass.default_code: subclass for subclass in TailraceError.__subclasses__()}
 
 
 def error_for(code: ErrorCode, detail: str = "") -> TailraceError:

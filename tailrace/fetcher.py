@@ -1,7 +1,10 @@
-"""Fetching: one request under way for all partitions that want more, answers kept as bytes until they are read.
+"""Fetching: at most one request under way for each partition, answers kept as bytes until they are read.
+
+Partitions that want more are asked for together; those that wait at the end of their log do not hold back those that have something to give.
 
 Owner: one Consumer, one thread.
-Invariants: a partition's buffered batches are consecutive and begin with the one that holds its position; a seek throws away what was buffered and
+Invariants: a partition's buffered batches are consecutive and begin with the one that holds its position; a seek throws away what was
+buffered and
     ignores what was under way; a batch is decoded (and proven) once, when it is taken.
 """
 
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 
 import pyarrow as pa
 
@@ -58,14 +62,17 @@ class PartitionCursor:
         self.error = None
 
     def take(self, trust: bool) -> tuple[BatchHeader, pa.RecordBatch, int] | None:
-        """The next batch, decoded, cut to begin at `position`: (header, rows, offset of the first row). Moves the position behind it. Raises CorruptBatchError."""
+        """The next batch, decoded, cut to begin at `position`: (header, rows, offset of the first row). Moves the position behind it.
+        Raises CorruptBatchError.
+        """
         while self.buffered:
             data, next_offset = self.buffered[0]
             try:
                 header, rows = arrow_batch.decode(data, self.info.schema, self.info.seeds[self.key.partition], trust=trust)
             except TailraceError as error:
                 raise CorruptBatchError(
-                    f"{self.key.topic}-{self.key.partition}: the batch of offsets {self.position} to {next_offset - 1} is damaged ({error.detail}); seek to {next_offset} to skip it"
+                    f"{self.key.topic}-{self.key.partition}: the batch of offsets {self.position} to {next_offset - 1} is damaged ({error.detail}); "
+                    f"seek to {next_offset} to skip it"
                 ) from None
             self.buffered.popleft()
             self.buffered_bytes -= len(data)
@@ -85,27 +92,32 @@ class Fetcher:
     def __init__(self, connection: Connection, settings: ConsumerSettings) -> None:
         self._connection = connection
         self._settings = settings
-        self._under_way: dict[tuple[bytes, int], tuple[PartitionCursor, int]] | None = None
+        self._under_way: dict[tuple[bytes, int], int] = {}
+        """(topic id, partition) -> version of the cursor that was asked for. A cursor that has been moved since may be asked for again."""
         self._received_bytes = 0
         self._connection_generation = 0
         self.fetch_count = 0
 
     @property
     def is_waiting(self) -> bool:
-        return self._under_way is not None
+        return bool(self._under_way)
 
     def begin(self, cursors: Iterable[PartitionCursor]) -> bool:
-        """Ask for more for every cursor that has little buffered, unless a request is under way."""
-        if self._under_way is not None or not self._connection.is_ready:
+        """Ask for more for every cursor that has little buffered and is not being asked for."""
+        if not self._connection.is_ready:
             return False
         s = self._settings
         wanted = {}
-        entries = []
+        entries: list[FetchEntry] = []
         for cursor in cursors:
+            if len(entries) == requests.FETCH_PARTITIONS_MAX:
+                break
             offset = cursor.fetch_offset
             if offset is None or cursor.is_paused or cursor.error is not None or cursor.buffered_bytes >= s.max_partition_fetch_bytes:
                 continue
             key = (cursor.info.topic_id, cursor.key.partition)
+            if self._under_way.get(key) == cursor.version:
+                continue
             wanted[key] = (cursor, cursor.version)
             entries.append(FetchEntry(*key, cursor.leader_epoch, offset, s.max_partition_fetch_bytes))
         if not entries:
@@ -113,17 +125,20 @@ class Fetcher:
         if self._connection.session.generation != self._connection_generation:
             self._connection_generation = self._connection.session.generation
             self._received_bytes = 0
-        # Whoever has something buffered needs no long wait: its next poll comes soon.
-        request = FetchRequest(s.fetch_max_wait_ms, s.fetch_min_bytes, s.fetch_max_bytes, self._received_bytes, entries[: requests.FETCH_PARTITIONS_MAX])
-        if self._connection.request(Api.FETCH, [requests.encode_fetch(request)], self._on_answer):
-            self._under_way = wanted
+        request = FetchRequest(
+            s.fetch_max_wait_ms, s.fetch_min_bytes, s.fetch_max_bytes, self._received_bytes, entries
+        )
+        if self._connection.request(Api.FETCH, [requests.encode_fetch(request)], partial(self._on_answer, wanted)):
+            self._under_way.update({key: version for key, (_, version) in wanted.items()})
             self.fetch_count += 1
             return True
         return False
 
-    def _on_answer(self, response: Response | None) -> None:
-        wanted, self._under_way = self._under_way, None
-        if response is None or wanted is None:
+    def _on_answer(self, wanted: dict[tuple[bytes, int], tuple[PartitionCursor, int]], response: Response | None) -> None:
+        for key, (_, version) in wanted.items():
+            if self._under_way.get(key) == version:
+                del self._under_way[key]
+        if response is None:
             return
         if response.code is not ErrorCode.OK:
             if response.code not in RETRIABLE:

@@ -27,7 +27,9 @@ STOP_TIMEOUT_S = 40
 class EmbeddedAppliance:
     """A running appliance: `.address` for clients, `.data_dir` with its files, `.pid` of its supervisor. `stop()` ends it, once."""
 
-    def __init__(self, process: subprocess.Popen[bytes], lifeline: socket.socket, address: str, data_dir: str, remove: str | None, log_path: str) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], lifeline: socket.socket, address: str, data_dir: str, remove: str | None, log_path: str
+    ) -> None:
         self.address = address
         self.data_dir = data_dir
         self.pid = process.pid
@@ -53,7 +55,13 @@ class EmbeddedAppliance:
         return code
 
 
-def start_embedded(*, data_dir: str | None = None, listen: str = "tcp://127.0.0.1:0", settings: Mapping[str, Any] | None = None, auto_create_topics: bool = True) -> EmbeddedAppliance:
+def start_embedded(
+    *,
+    data_dir: str | None = None,
+    listen: str = "tcp://127.0.0.1:0",
+    settings: Mapping[str, Any] | None = None,
+    auto_create_topics: bool = True,
+) -> EmbeddedAppliance:
     """Start an appliance and answer when it serves. Raises NotReachableError with what it said when it does not start."""
     temporary = tempfile.mkdtemp(prefix="tailrace-") if data_dir is None else None
     directory = data_dir or os.path.join(str(temporary), "data")
@@ -61,13 +69,26 @@ def start_embedded(*, data_dir: str | None = None, listen: str = "tcp://127.0.0.
     os.makedirs(os.path.dirname(log_path), exist_ok=True)
     ours, theirs = socket.socketpair()
     given = {"ring_bytes": 16 << 20, "auto_create_topics": str(auto_create_topics).lower(), **(settings or {})}
-    arguments = [sys.executable, "-P", "-m", "appliance.supervisor", "--data-dir", directory, "--listen", listen, "--ready-fd", str(theirs.fileno())]
+    arguments = [
+        sys.executable,
+        "-P",
+        "-m",
+        "appliance.supervisor",
+        "--data-dir",
+        directory,
+        "--listen",
+        listen,
+        "--ready-fd",
+        str(theirs.fileno()),
+    ]
     for name, value in given.items():
         arguments += ["--set", f"{name}={value}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_") and name != "NOTIFY_SOCKET"}
     with open(log_path, "ab") as log:
         # A session of its own: Ctrl-C in the terminal is for the program, which then stops the appliance in order.
-        process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
+        process = subprocess.Popen(
+            arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()], env=environment, start_new_session=True
+        )
     theirs.close()
     try:
         ready = _read_line(ours)
@@ -85,7 +106,9 @@ def start_embedded(*, data_dir: str | None = None, listen: str = "tcp://127.0.0.
             said = [line for line in log_file.read().splitlines() if line.startswith("tailrace:")]
         if temporary:
             shutil.rmtree(temporary, ignore_errors=True)
-        raise NotReachableError(f"the embedded appliance did not start (exit code {process.returncode}): {' '.join(said) or 'see ' + log_path}")
+        raise NotReachableError(
+            f"the embedded appliance did not start (exit code {process.returncode}): {' '.join(said) or 'see ' + log_path}"
+        )
     return EmbeddedAppliance(process, ours, json.loads(ready)["address"], directory, temporary, log_path)
 
 
@@ -108,7 +131,13 @@ def _read_line(connection: socket.socket) -> bytes:
 
 
 @contextmanager
-def embedded(*, data_dir: str | None = None, listen: str = "tcp://127.0.0.1:0", settings: Mapping[str, Any] | None = None, auto_create_topics: bool = True) -> Iterator[EmbeddedAppliance]:
+def embedded(
+    *,
+    data_dir: str | None = None,
+    listen: str = "tcp://127.0.0.1:0",
+    settings: Mapping[str, Any] | None = None,
+    auto_create_topics: bool = True,
+) -> Iterator[EmbeddedAppliance]:
     """A private appliance for the block. `settings` are the appliance's (`{"ring_bytes": 67108864}`); with `data_dir` its files are kept.
 
     Unlike a served appliance it makes missing topics when a producer sends to them, unless `auto_create_topics` is False.

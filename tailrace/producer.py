@@ -1,10 +1,13 @@
 """The producer: records in, acknowledgements out.
 
-The caller's own thread encodes and sends when a batch is full; a helper thread only looks after linger, retries and silence, so that the caller's loop
+The caller's own thread encodes and sends when a batch is full; a helper thread only looks after linger, retries and silence, so that the
+caller's loop
 does not fight another Python thread for the interpreter. One lock guards everything, the socket included; callbacks are made without it.
 
-Order and count (KIP-98's idea): each batch carries producer id, epoch and sequence; the worker recognises what it has. When that is no longer enough (an
-unknown sequence, a batch given up whose fate is not known), the producer stops sending, waits until nothing is under way, takes a new epoch and goes on
+Order and count (KIP-98's idea): each batch carries producer id, epoch and sequence; the worker recognises what it has. When that is no
+longer enough (an
+unknown sequence, a batch given up whose fate is not known), the producer stops sending, waits until nothing is under way, takes a new
+epoch and goes on
 at sequence 0.
 
 Invariants: every record ends exactly once: delivered, or with an error on its handle; batches of a partition are sent in order.
@@ -151,7 +154,8 @@ class Producer:
     ) -> Handle:
         """Add one record to its partition's batch; sends the batch when it is full. Answers at once, unless `buffer_memory` is full.
 
-        `value` and `key` are bytes (text is taken as UTF-8); on a typed topic `value` is a dict of column -> value. `on_delivery(metadata, error)` is called
+        `value` and `key` are bytes (text is taken as UTF-8); on a typed topic `value` is a dict of column -> value.
+        `on_delivery(metadata, error)` is called
         once the record has ended, in whatever thread finds out. Raises UnknownTopicError, PartitionOutOfRangeError, InvalidRecordError,
         RecordTooLargeError, BufferExhaustedError after `max_block_ms`, NotReachableError.
         """
@@ -176,7 +180,9 @@ class Producer:
             raise PartitionOutOfRangeError(f"topic {topic!r} has partitions 0 to {partition_count - 1}, not {partition}")
         limit = min(self.settings.max_request_size, info.settings["max.message.bytes"])
         if size > limit - BATCH_OVERHEAD_BYTES:
-            raise RecordTooLargeError(f"a record of {size} bytes does not fit {limit} bytes, the smaller of the producer's max_request_size and the topic's max.message.bytes")
+            raise RecordTooLargeError(
+                f"a record of {size} bytes does not fit {limit} bytes, the smaller of the producer's max_request_size and the topic's max.message.bytes"
+            )
         stamp_us = time.time_ns() // 1000 if timestamp is None else _timestamp_us(timestamp)
         with self._lock:
             if self._closed or self._forked:
@@ -203,12 +209,20 @@ class Producer:
         return Handle(self, batch, row)
 
     def send_arrow(
-        self, topic: str, frame: Frame, *, key_column: str | None = None, partition: int | None = None, timestamp: datetime | int | None = None
+        self,
+        topic: str,
+        frame: Frame,
+        *,
+        key_column: str | None = None,
+        partition: int | None = None,
+        timestamp: datetime | int | None = None,
     ) -> BatchesHandle:
         """Send the rows of a pyarrow Table or RecordBatch, a pandas or polars frame; columns stay columns.
 
-        The frame must have the columns of the topic's schema (types are cast where that is safe). Rows go to the partition that `key_column` says, by the
-        hash of each value as text or bytes, or to `partition`, or all to one sticky partition. Their order is kept within each partition. Raises what `send` does, and
+        The frame must have the columns of the topic's schema (types are cast where that is safe). Rows go to the partition that
+        `key_column` says, by the
+        hash of each value as text or bytes, or to `partition`, or all to one sticky partition. Their order is kept within each
+        partition. Raises what `send` does, and
         SchemaMismatchError.
         """
         from tailrace import arrow_frames
@@ -254,7 +268,9 @@ class Producer:
         return Handle(self, batch, 0)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send everything now and wait until every record sent before this call has ended. Raises RequestTimeoutError; errors of records are on their handles."""
+        """Send everything now and wait until every record sent before this call has ended. Raises RequestTimeoutError; errors of records
+        are on their handles.
+        """
         with self._lock:
             if self._forked:
                 raise self._unusable()
@@ -276,7 +292,9 @@ class Producer:
             return {**self._counters, "buffered_bytes": self._buffered_bytes, "batches_in_flight": self._in_flight_count}
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush, for at most `timeout` seconds (None: as long as delivery_timeout_ms lets records live), then end; what is left ends with ClientClosedError."""
+        """Flush, for at most `timeout` seconds (None: as long as delivery_timeout_ms lets records live), then end; what is left ends
+        with ClientClosedError.
+        """
         if self._closed:
             return
         if not self._forked:
@@ -308,7 +326,9 @@ class Producer:
 
     def _unusable(self) -> TailraceError:
         if self._forked:
-            return error_for(ErrorCode.CLIENT_CLOSED, "this producer was made before fork() and cannot be used in the child; create one there")
+            return error_for(
+                ErrorCode.CLIENT_CLOSED, "this producer was made before fork() and cannot be used in the child; create one there"
+            )
         return closed_error()
 
     # ---- topics ----------------------------------------------------------------------------------------------------------------------
@@ -337,12 +357,16 @@ class Producer:
                 warnings.warn(f"topic {topic!r} has durability=memory: acks='all' does not wait for the disk", RuntimeWarning, stacklevel=4)
             return info
 
-    def _create_topic(self, topic: str, schema_message: Callable[[], bytes] | None, metadata_body: list[bytes], timeout_ms: int) -> TopicInfo:
+    def _create_topic(
+        self, topic: str, schema_message: Callable[[], bytes] | None, metadata_body: list[bytes], timeout_ms: int
+    ) -> TopicInfo:
         """An appliance that allows it (an embedded one) makes the topic that is missing; a frame brings its schema."""
         from tailrace.admin import create_request
 
         request = create_request(topic, schema_message=schema_message() if schema_message else None)
-        answer = requests.decode_json(self._connection.call(Api.CREATE_TOPICS, [requests.encode_json({"topics": [request]})], timeout_ms).body[0])
+        answer = requests.decode_json(
+            self._connection.call(Api.CREATE_TOPICS, [requests.encode_json({"topics": [request]})], timeout_ms).body[0]
+        )
         for result in answer["results"]:
             if result["code"] not in (ErrorCode.OK, ErrorCode.TOPIC_EXISTS):
                 raise error_for(ErrorCode(result["code"]), result.get("message", ""))
@@ -360,9 +384,7 @@ class Producer:
                 self._queues.pop((known.topic_id, queue.partition), None)
         queues = []
         for partition in range(len(info.partitions)):
-            queue = self._queues.get((info.topic_id, partition))
-            if queue is None:
-                queue = self._queues[(info.topic_id, partition)] = PartitionQueue(info, partition)
+            queue = self._queues.setdefault((info.topic_id, partition), PartitionQueue(info, partition))
             queue.info = info
             queues.append(queue)
         self._by_topic[info.name] = queues
@@ -408,7 +430,9 @@ class Producer:
             self._sendable.append(queue)
 
     def _block_for_memory(self, size: int) -> None:
-        """Wait, sending and receiving, until `size` bytes fit. Called with the lock held once. Raises BufferExhaustedError, RecordTooLargeError."""
+        """Wait, sending and receiving, until `size` bytes fit. Called with the lock held once. Raises BufferExhaustedError,
+        RecordTooLargeError.
+        """
         if size + BATCH_OVERHEAD_BYTES > self.settings.buffer_memory:
             raise RecordTooLargeError(f"{size} bytes can never fit buffer_memory ({self.settings.buffer_memory})")
         deadline_ns = time.monotonic_ns() + self.settings.max_block_ms * NS_PER_MS
@@ -416,7 +440,9 @@ class Producer:
         while self._buffered_bytes + size > self.settings.buffer_memory:
             now_ns = time.monotonic_ns()
             if now_ns >= deadline_ns:
-                raise BufferExhaustedError(f"buffer_memory ({self.settings.buffer_memory} bytes) stayed full for {self.settings.max_block_ms} ms")
+                raise BufferExhaustedError(
+                    f"buffer_memory ({self.settings.buffer_memory} bytes) stayed full for {self.settings.max_block_ms} ms"
+                )
             self._lock.release()
             try:
                 self._connection.wait(min(deadline_ns - now_ns, 20 * NS_PER_MS))
@@ -648,7 +674,9 @@ class Producer:
                 if self._connection.is_ready or batch.was_sent:
                     self._end(batch, None, DeliveryTimeoutError(f"not acknowledged within {seconds:g} s"))
                 else:
-                    self._end(batch, None, NotReachableError(f"not sent within {seconds:g} s: no appliance answers at {self.settings.bootstrap}"))
+                    self._end(
+                        batch, None, NotReachableError(f"not sent within {seconds:g} s: no appliance answers at {self.settings.bootstrap}")
+                    )
 
     # ---- waiting ---------------------------------------------------------------------------------------------------------------------
 
@@ -674,7 +702,7 @@ class Producer:
                     self._driving.release()
             else:
                 with self._lock:
-                    if batch.state is not BatchState.ENDED and batch.waiter is None:
+                    if batch.waiter is None:
                         batch.waiter = threading.Event()
                     waiter = batch.waiter
                 if waiter is not None:
@@ -788,7 +816,9 @@ def _checked_headers(headers: object) -> tuple[Sequence[tuple[str, bytes]], int]
     try:
         for name, value in headers:  # type: ignore[attr-defined]
             if not isinstance(name, str) or not isinstance(value, (bytes, bytearray, memoryview, type(None))):
-                raise InvalidRecordError(f"header {name!r} is a pair of {type(name).__name__} and {type(value).__name__}; it must be (str, bytes)")
+                raise InvalidRecordError(
+                    f"header {name!r} is a pair of {type(name).__name__} and {type(value).__name__}; it must be (str, bytes)"
+                )
             checked.append((name, None if value is None else bytes(value)))
             size += len(name) + len(value or b"") + 16
     except (TypeError, ValueError) as error:

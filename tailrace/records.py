@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class TopicPartition(NamedTuple):
@@ -72,7 +72,9 @@ class TopicBatch:
 
     __slots__ = ("base_offset", "batch", "offsets", "partition", "timestamp_type", "timestamp_us", "topic")
 
-    def __init__(self, topic: str, partition: int, base_offset: int, batch: pa.RecordBatch, offsets: pa.Array, timestamp_us: int, timestamp_type: int) -> None:
+    def __init__(
+        self, topic: str, partition: int, base_offset: int, batch: pa.RecordBatch, offsets: pa.Array, timestamp_us: int, timestamp_type: int
+    ) -> None:
         self.topic = topic
         self.partition = partition
         self.base_offset = base_offset
@@ -94,8 +96,8 @@ class TopicBatch:
 def to_timestamp_us(value: Any) -> int:
     """A timestamp as users give it (aware or naive-UTC datetime, or int milliseconds) in microseconds. Raises TypeError."""
     if isinstance(value, dt.datetime):
-        aware = value if value.tzinfo is not None else value.replace(tzinfo=dt.timezone.utc)
-        return (aware - _EPOCH) // dt.timedelta(microseconds=1)
+        aware = value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
+        return int((aware - _EPOCH) // dt.timedelta(microseconds=1))
     if isinstance(value, int) and not isinstance(value, bool):
         return value * 1000
     raise TypeError(f"a timestamp is a datetime or int milliseconds, not {type(value).__name__}")

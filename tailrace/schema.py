@@ -91,7 +91,9 @@ def schema_of(source: Any) -> pa.Schema:
 
 
 def to_table(frame: Any) -> pa.Table:
-    """Any frame with columns as an Arrow table, copying only what its library makes us copy. Raises SchemaMismatchError for other things."""
+    """Any frame with columns as an Arrow table, copying only what its library makes us copy. Raises SchemaMismatchError for other
+    things.
+    """
     if isinstance(frame, pa.Table):
         return frame
     if isinstance(frame, pa.RecordBatch):
@@ -103,7 +105,9 @@ def to_table(frame: Any) -> pa.Table:
         return frame.to_arrow()
     if hasattr(frame, "__arrow_c_stream__"):
         return pa.table(frame)
-    raise SchemaMismatchError(f"{kind.__module__}.{kind.__qualname__} has no columns; pass a pyarrow table or batch, or a pandas or polars frame")
+    raise SchemaMismatchError(
+        f"{kind.__module__}.{kind.__qualname__} has no columns; pass a pyarrow table or batch, or a pandas or polars frame"
+    )
 
 
 def to_batches(frame: Any) -> Sequence[pa.RecordBatch]:
@@ -111,7 +115,9 @@ def to_batches(frame: Any) -> Sequence[pa.RecordBatch]:
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`table` with exactly the columns of `schema`, cast safely. Raises SchemaMismatchError naming what is missing, extra or does not fit."""
+    """`table` with exactly the columns of `schema`, cast safely. Raises SchemaMismatchError naming what is missing, extra or does not
+    fit.
+    """
     missing = [name for name in schema.names if name not in table.column_names]
     extra = [name for name in table.column_names if name not in schema.names]
     if missing or extra:

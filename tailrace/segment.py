@@ -1,7 +1,9 @@
 """Segment files: their names, their framing, and the walk that proves what is in one.
 
-Layout: an Arrow schema message, then batches (see `tailrace.batch_header`), and in a sealed one Arrow's end-of-stream mark. So a segment is an
-ordinary Arrow IPC stream. Beside `<base offset, 20 digits>.arrow` lies `.index` (see `tailrace.segment_index`), and `.producers` holds what was known of producers
+Layout: an Arrow schema message, then batches (see `tailrace.batch_header`), and in a sealed one Arrow's end-of-stream mark. So a segment
+is an
+ordinary Arrow IPC stream. Beside `<base offset, 20 digits>.arrow` lies `.index` (see `tailrace.segment_index`), and `.producers` holds
+what was known of producers
 when the segment began.
 Owner: the flusher of the data directory; readers never write.
 Invariants: the first batch's base offset is the file's; each batch begins where the one before ended, in bytes and in offsets.

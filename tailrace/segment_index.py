@@ -1,8 +1,11 @@
-"""A segment's index: one entry per batch, for lookup by offset and by time. The log is the truth, the index disposable (Kafka's OffsetIndex).
+"""A segment's index: one entry per batch, for lookup by offset and by time. The log is the truth, the index disposable (Kafka's
+OffsetIndex).
 
 Owner: the flusher (`workers.partition_log`) writes it behind the segment, never synced; whoever reads a log searches it.
-Invariants: entries ascend in base offset and file position; `max_timestamp_us` is the largest so far, so it ascends too and can be searched.
-Layout: header (16 B) magic u32 | version u32 | segment base u64, then entries (24 B) base_offset i64 | file_position i64 | max_timestamp_us i64.
+Invariants: entries ascend in base offset and file position; `max_timestamp_us` is the largest so far, so it ascends too and can be
+searched.
+Layout: header (16 B) magic u32 | version u32 | segment base u64, then entries (24 B) base_offset i64 | file_position i64 |
+max_timestamp_us i64.
 Crash: missing, short or wrong ones are rebuilt by recovery.
 """
 

@@ -26,7 +26,9 @@ class ProducerSettings:
     """What `Producer` takes."""
 
     bootstrap: str = field(default=DEFAULT_BOOTSTRAP, metadata={"doc": "Address of the appliance."})
-    acks: int | str = field(default="all", metadata={"doc": '0: not answered; 1: appended (survives SIGKILL of everything); "all": on the disk.'})
+    acks: int | str = field(
+        default="all", metadata={"doc": '0: not answered; 1: appended (survives SIGKILL of everything); "all": on the disk.'}
+    )
     linger_ms: int = _number(5, "How long a batch waits for more records, ms.")
     batch_size: int = _number(256 << 10, "A batch is sent when it has this many bytes.", 1024, 64 << 20)
     compression_type: str | None = field(default=None, metadata={"doc": "none, lz4 or zstd; None: as the topic says."})
@@ -63,14 +65,21 @@ class ConsumerSettings:
 
     bootstrap: str = field(default=DEFAULT_BOOTSTRAP, metadata={"doc": "Address of the appliance."})
     group_id: str | None = field(default=None, metadata={"doc": "Consumer group; not in this version."})
-    auto_offset_reset: str = field(default="latest", metadata={"doc": "Where to begin without a position, or after falling out of the log: earliest, latest or none (raise)."})
+    auto_offset_reset: str = field(
+        default="latest",
+        metadata={"doc": "Where to begin without a position, or after falling out of the log: earliest, latest or none (raise)."},
+    )
     max_poll_records: int = _number(500, "Most records that one poll() answers.", 1)
     fetch_min_bytes: int = _number(1, "A fetch waits for this many bytes.", 1)
     fetch_max_bytes: int = _number(8 << 20, "Most bytes a fetch answers (one batch always fits).", 1024, 64 << 20)
-    max_partition_fetch_bytes: int = _number(2 << 20, "Most bytes a fetch answers for one partition (one batch always fits).", 1024, 64 << 20)
+    max_partition_fetch_bytes: int = _number(
+        2 << 20, "Most bytes a fetch answers for one partition (one batch always fits).", 1024, 64 << 20
+    )
     fetch_max_wait_ms: int = _number(500, "How long a fetch waits for fetch_min_bytes, ms.", 0, 60_000)
     request_timeout_ms: int = _number(30_000, "How long a request may take, ms.", 1)
-    check_batches: bool = field(default=True, metadata={"doc": "Validate what is inside each batch before touching it; False trusts whoever wrote the topic."})
+    check_batches: bool = field(
+        default=True, metadata={"doc": "Validate what is inside each batch before touching it; False trusts whoever wrote the topic."}
+    )
     client_id: str = field(default="tailrace-consumer", metadata={"doc": "Name in the appliance's log."})
 
     def __post_init__(self) -> None:

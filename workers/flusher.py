@@ -3,7 +3,8 @@
 Owner: segment files and indexes; in shared memory the outcomes and `settled` of each ring it follows, and its partition table.
 Invariants: a descriptor's verdict is written before `settled` passes it; the partition table before that; what a consumer may see (the high
     watermark) is on the disk for durability=disk and written for durability=memory.
-Crash: killed anywhere, its successor recovers every log from its files and goes on at `settled`; places already decided are kept (`Ring.plan`),
+Crash: killed anywhere, its successor recovers every log from its files and goes on at `settled`; places already decided are kept
+(`Ring.plan`),
     and what is found in the files already is not written twice.
 
 Run as `python -P -m workers.flusher`.
@@ -37,7 +38,9 @@ _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 def sync_group(logs: Iterable[PartitionLog]) -> list[tuple[PartitionLog, OSError]]:
-    """Make what a group wrote durable, file by file; answers the logs whose disk refused. The seam where a wide group will go through a journal."""
+    """Make what a group wrote durable, file by file; answers the logs whose disk refused. The seam where a wide group will go through a
+    journal.
+    """
     failed = []
     for log in logs:
         try:
@@ -197,7 +200,13 @@ class Flusher:
                 self._logs[slot] = log
                 recovered = log.open(self._data_dir)
                 if not replay or recovered.cut_bytes:
-                    logger.info("log_opened topic=%s partition=%d next_offset=%d cut_bytes=%d", assignment.topic, assignment.partition, log.next_offset, recovered.cut_bytes)
+                    logger.info(
+                        "log_opened topic=%s partition=%d next_offset=%d cut_bytes=%d",
+                        assignment.topic,
+                        assignment.partition,
+                        log.next_offset,
+                        recovered.cut_bytes,
+                    )
         except OSError as error:
             assert log is not None
             log.refusal = f"cannot open {log.directory}: {error}"
@@ -212,7 +221,9 @@ class Flusher:
             log.delete()
         finally:
             self._logs.pop(slot, None)
-            state = PartitionState(assignment.topic_id, assignment.partition, SlotState.DELETED, 0, 0, 0, 0, 0, 0, assignment.version, 0, 0, 0, 0)
+            state = PartitionState(
+                assignment.topic_id, assignment.partition, SlotState.DELETED, 0, 0, 0, 0, 0, 0, assignment.version, 0, 0, 0, 0
+            )
             self._table.write(slot, state)
         logger.info("log_deleted topic=%s partition=%d", assignment.topic, assignment.partition)
 
@@ -329,7 +340,12 @@ class Flusher:
             planned = None
         try:
             base, position = log.place(
-                descriptor.base_offset, descriptor.next_offset, descriptor.length, descriptor.max_timestamp_us, descriptor.append_time_us, planned
+                descriptor.base_offset,
+                descriptor.next_offset,
+                descriptor.length,
+                descriptor.max_timestamp_us,
+                descriptor.append_time_us,
+                planned,
             )
         except OSError as error:
             if error.errno in _FULL_DISK:
@@ -372,8 +388,8 @@ class Flusher:
                 self._fail(slot, log, error)
         by_log = {id(log): slot for slot, log in group.touched.items()}
         durable = [log for log in group.touched.values() if not log.refusal and log.assignment.settings["durability"] == "disk"]
-        for log, error in sync_group(durable):
-            self._fail(by_log[id(log)], log, error)
+        for log, refusal in sync_group(durable):
+            self._fail(by_log[id(log)], log, refusal)
         for number, entry_log, verdict in group.entries:
             stage.ring.judge(number, Verdict.FAILED if entry_log is not None and entry_log.refusal else verdict)
         for slot, log in group.touched.items():
@@ -433,7 +449,10 @@ def main() -> None:
         generation=spec.generation,
         rings={w: Ring(context.attach(f"ring-{w}", RegionKind.RING)) for w in range(worker_count)},
         old_rings=[
-            (Ring(Region.attach(old["ring"], RegionKind.RING, context.instance)), PartitionTable(Region.attach(old["table"], RegionKind.TABLE, context.instance)))
+            (
+                Ring(Region.attach(old["ring"], RegionKind.RING, context.instance)),
+                PartitionTable(Region.attach(old["table"], RegionKind.TABLE, context.instance)),
+            )
             for old in spec.recover
         ],
         fronts=[context.bell(Role.FRONT, f) for f in range(front_count)],

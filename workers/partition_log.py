@@ -1,7 +1,8 @@
 """One partition's log as its flusher sees it: which segment is live, where the next batch goes, when to roll.
 
 Owner: the flusher. Nobody else writes these files.
-Invariants: next_offset and the live segment's end move only by `place`; bytes placed are written by `write_pending` before anything that comes
+Invariants: next_offset and the live segment's end move only by `place`; bytes placed are written by `write_pending` before anything that
+comes
     after them is; a sealed segment is synced, ends with the end-of-stream mark and never changes.
 Crash: between any two steps recovery finds either a torn tail of the live segment or a segment without its schema, and mends both.
 """
@@ -14,14 +15,14 @@ import orjson
 
 from shm.assignments import Assignment
 from shm.ring import Outcome
+from tailrace import segment_index as index_format
 from tailrace.batch_header import END_OF_STREAM, checksum_seed
 from tailrace.checksum import Readable
-from tailrace import segment_index as index_format
-from workers.files import Files
+from tailrace.segment import INDEX_SUFFIX, PRODUCERS_SUFFIX, SEGMENT_SUFFIX, file_name
 from tailrace.segment_index import IndexEntry
+from workers.files import Files
 from workers.producer_state import ProducerTable
 from workers.recovery import Action, RecoveredLog, encode_producers, recover_log
-from tailrace.segment import INDEX_SUFFIX, PRODUCERS_SUFFIX, SEGMENT_SUFFIX, file_name
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,9 @@ class PartitionLog:
 
     # ---- appending -------------------------------------------------------------------------------------------------------------------
 
-    def place(self, base_offset: int, next_offset: int, length: int, max_timestamp_us: int, append_time_us: int, planned: Outcome | None) -> tuple[int, int]:
+    def place(
+        self, base_offset: int, next_offset: int, length: int, max_timestamp_us: int, append_time_us: int, planned: Outcome | None
+    ) -> tuple[int, int]:
         """Decide where the next batch goes: (segment base, file position). May roll. Raises LogGapError, OSError.
 
         `planned` is where a killed flusher had decided to put it; it goes there again.
@@ -164,7 +167,11 @@ class PartitionLog:
     def is_old(self, now_us: int) -> bool:
         """Whether the live segment holds something and is older than segment.ms."""
         live = self.live
-        return live is not None and bool(live.first_append_us) and now_us - live.first_append_us >= int(self.assignment.settings["segment.ms"]) * 1000
+        return (
+            live is not None
+            and bool(live.first_append_us)
+            and now_us - live.first_append_us >= int(self.assignment.settings["segment.ms"]) * 1000
+        )
 
     def add_pending(self, position: int, batch: Readable) -> None:
         """Bytes for the live segment, contiguous with those added before."""

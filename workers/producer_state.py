@@ -82,7 +82,16 @@ class ProducerTable:
         behind = (batches[-1].last_sequence - last_sequence) % SEQUENCE_MODULUS < SEQUENCE_MODULUS // 2
         return Verdict(Decision.REFUSE, None, ErrorCode.UNKNOWN_SEQUENCE if behind else ErrorCode.OUT_OF_ORDER_SEQUENCE)
 
-    def record(self, producer_id: int, epoch: int, base_sequence: int, last_offset_delta: int, base_offset: int, next_offset: int, append_time_us: int) -> None:
+    def record(
+        self,
+        producer_id: int,
+        epoch: int,
+        base_sequence: int,
+        last_offset_delta: int,
+        base_offset: int,
+        next_offset: int,
+        append_time_us: int,
+    ) -> None:
         """Remember an appended batch. One that lies at or before the newest remembered offset is known already."""
         producer = self._producers.get(producer_id)
         if producer is None or producer.epoch != epoch:
@@ -92,7 +101,9 @@ class ProducerTable:
         batches = producer.batches
         if batches and batches[-1].base_offset >= base_offset:
             return
-        batches.append(Remembered(base_sequence, (base_sequence + last_offset_delta) % SEQUENCE_MODULUS, base_offset, next_offset, append_time_us))
+        batches.append(
+            Remembered(base_sequence, (base_sequence + last_offset_delta) % SEQUENCE_MODULUS, base_offset, next_offset, append_time_us)
+        )
         if len(batches) > REMEMBERED_BATCHES:
             del batches[0]
 

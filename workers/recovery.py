@@ -9,7 +9,8 @@ The table (`decide`), for the last segment of a partition, walked from its start
     SEALED   -                                                         the next batch begins a new segment
     CLEAN    -                                                         append behind the last batch
     TORN     no                                                        cut the file behind the last intact batch, report the bytes
-    TORN     yes                                                       corruption: writes are refused, reads go on up to it, report the range
+    TORN     yes                                                       corruption: writes are refused, reads go on up to it, report the
+        range
 """
 
 from __future__ import annotations
@@ -21,11 +22,8 @@ from enum import Enum
 
 import orjson
 
-from tailrace.batch_header import BatchHeader
 from tailrace import segment_index as index_format
-from workers.files import Files
-from tailrace.segment_index import IndexEntry
-from workers.producer_state import ProducerTable
+from tailrace.batch_header import BatchHeader
 from tailrace.segment import (
     INDEX_SUFFIX,
     PRODUCERS_SUFFIX,
@@ -38,6 +36,9 @@ from tailrace.segment import (
     segment_bases,
     walk_batches,
 )
+from tailrace.segment_index import IndexEntry
+from workers.files import Files
+from workers.producer_state import ProducerTable
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,9 @@ def load_producers(files: Files, directory: str, segment_base: int) -> ProducerT
 
 
 def load_live_producers(files: Files, directory: str, seed: int, end_offset: int) -> ProducerTable:
-    """What the live segment says of producers, up to `end_offset`: its snapshot and the headers behind it. For a worker that starts beside a running flusher."""
+    """What the live segment says of producers, up to `end_offset`: its snapshot and the headers behind it. For a worker that starts
+    beside a running flusher.
+    """
     segments = segment_bases(files.list(directory)) if files.exists(directory) else []
     if not segments:
         return ProducerTable()

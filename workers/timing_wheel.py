@@ -1,6 +1,7 @@
 """A hierarchical timing wheel for timeouts: pure, no thread, no sleep; time is passed in.
 
-After Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (1987), as Kafka's TimingWheel uses it. Level L has 64 buckets of 64**L ticks
+After Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (1987), as Kafka's TimingWheel uses it. Level L has 64 buckets of 64**L
+ticks
 each; a timer lies in the lowest level whose 64 buckets reach its tick. When time comes to a bucket of level L > 0, its timers move down
 (cascade). One bit a bucket says whether it holds anything, so that an empty hour costs nothing to pass.
 
@@ -14,7 +15,8 @@ Worked example, tick 1 ms, current tick 0 (bucket = first tick it covers):
     70,000 ms       2       17 (69,632..)   69,632 to 1, then 69,952 to 0   70,000
 
 Owner: one process; not thread-safe.
-Invariants: no timer fires before its deadline, nor later than the first `advance` at or after its deadline rounded up to a tick (unless `limit`
+Invariants: no timer fires before its deadline, nor later than the first `advance` at or after its deadline rounded up to a tick (unless
+`limit`
     held it back); timers fire in order of (tick, deadline, order of adding); add and cancel are O(1); levels are made on demand.
 """
 
@@ -133,7 +135,9 @@ class TimingWheel(Generic[Item]):
         level.buckets[(tick >> level.shift) & _MASK].add(timer)
 
     def _next(self) -> tuple[int, _Level[Item]] | None:
-        """The next occupied bucket's first tick and level; the highest level first where several begin together, so that timers move down in time."""
+        """The next occupied bucket's first tick and level; the highest level first where several begin together, so that timers move
+        down in time.
+        """
         found: tuple[int, _Level[Item]] | None = None
         for level in reversed(self._levels):
             tick = level.next_tick(self._current)
@@ -144,7 +148,8 @@ class TimingWheel(Generic[Item]):
     def advance(self, now_ns: int, limit: int = 1024) -> list[Item]:
         """Move time to `now_ns` and take out what is due, at most `limit` timers moved or fired in this call.
 
-        When the limit stops it, time stands where it stopped and the next call goes on. Time that runs backwards or stands still moves nothing.
+        When the limit stops it, time stands where it stopped and the next call goes on. Time that runs backwards or stands still moves
+        nothing.
         """
         target = now_ns // self.tick_ns
         fired: list[Timer[Item]] = []
@@ -174,7 +179,9 @@ class TimingWheel(Generic[Item]):
         return [timer.item for timer in fired]
 
     def _place_below(self, timer: Timer[Item], bucket_tick: int) -> None:
-        """Cascade: place relative to the bucket's first tick, so that the timer leaves its level even when `current` is still one tick before."""
+        """Cascade: place relative to the bucket's first tick, so that the timer leaves its level even when `current` is still one tick
+        before.
+        """
         tick = timer.tick
         number = 0
         while (tick >> (_BITS * number)) - (bucket_tick >> (_BITS * number)) >= _BUCKETS:

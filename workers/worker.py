@@ -1,10 +1,12 @@
 """The worker: owns the append order of its partitions. Reads lanes, checks, deduplicates, assigns offsets, publishes in its ring.
 
 Owner: its ring's descriptors, data, `head` and `reclaimed`; the `consumed` words of the lanes that lead to it.
-Invariants: one writer per partition; offsets are dense; an answer (also a refusal or a duplicate) is a descriptor, so every answer comes from one
+Invariants: one writer per partition; offsets are dense; an answer (also a refusal or a duplicate) is a descriptor, so every answer comes
+from one
     place and in order; a lane's space is given back only after what was read from it is published.
 Crash: everything it knows is derived: the next offset of a partition from the table and the descriptors not yet settled, deduplication from
-    snapshot, headers and descriptors, the place to go on in each lane from the last descriptor that came from it. Killed anywhere it neither
+    snapshot, headers and descriptors, the place to go on in each lane from the last descriptor that came from it. Killed anywhere it
+        neither
     loses nor repeats a batch.
 
 Run as `python -P -m workers.worker`.
@@ -228,7 +230,9 @@ class Worker:
         for number in range(max(0, ring.next_number - ring.capacity), ring.next_number):
             d = ring.descriptor(number)
             if d.slot == slot and d.has_bytes and not d.is_control and d.producer_id >= 0 and d.next_offset <= next_offset:
-                producers.record(d.producer_id, d.producer_epoch, d.base_sequence, d.last_offset_delta, d.base_offset, d.next_offset, d.append_time_us)
+                producers.record(
+                    d.producer_id, d.producer_epoch, d.base_sequence, d.last_offset_delta, d.base_offset, d.next_offset, d.append_time_us
+                )
 
     # ---- appending -------------------------------------------------------------------------------------------------------------------
 
@@ -295,10 +299,18 @@ class Worker:
             target, at, header, base_offset=base_offset, append_time_us=append_us, leader_epoch=partition.assignment.leader_epoch,
             durable_offset=table.load(partition.assignment.slot, SlotWord.HIGH_WATERMARK), seed=partition.seed,
         )  # fmt: skip
-        self._append(position, len(batch), message, source, message.flags | FLAG_BYTES, 0, base_offset, next_offset, header, partition, append_us)
+        self._append(
+            position, len(batch), message, source, message.flags | FLAG_BYTES, 0, base_offset, next_offset, header, partition, append_us
+        )
         if header.producer_id >= 0:
             partition.producers.record(
-                header.producer_id, header.producer_epoch, header.base_sequence, header.last_offset_delta, base_offset, next_offset, append_us
+                header.producer_id,
+                header.producer_epoch,
+                header.base_sequence,
+                header.last_offset_delta,
+                base_offset,
+                next_offset,
+                append_us,
             )
         partition.next_offset = next_offset
         self._byte_count += len(batch)

@@ -28,11 +28,26 @@ POLL_MS = 500
 @click.option("--from-beginning", is_flag=True, help="Begin with the first record and end at the end (unless --follow).")
 @click.option("--offset", type=click.IntRange(0), help="Begin at this offset and end at the end (unless --follow).")
 @click.option("--max", "maximum", type=click.IntRange(1), help="End after this many records.")
-@click.option("--format", "form", type=click.Choice(["value", "json", "arrow", "parquet"]), default="value", show_default=True, help="arrow and parquet write one file to standard output.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["value", "json", "arrow", "parquet"]),
+    default="value",
+    show_default=True,
+    help="arrow and parquet write one file to standard output.",
+)
 @click.option("--follow", is_flag=True, help="Wait for new records.")
 @bootstrap_option
 def command(
-    topic: str, partition: int | None, group: str | None, from_beginning: bool, offset: int | None, maximum: int | None, form: str, follow: bool, bootstrap: str
+    topic: str,
+    partition: int | None,
+    group: str | None,
+    from_beginning: bool,
+    offset: int | None,
+    maximum: int | None,
+    form: str,
+    follow: bool,
+    bootstrap: str,
 ) -> None:
     """Print a topic's records. Without --from-beginning or --offset it waits for new ones, like `tail -f`.
 

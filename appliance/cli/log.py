@@ -62,7 +62,21 @@ def dump(file: str, records: bool, as_json: bool) -> None:
                 for record in _records(read_at, position, header, seed, walk):
                     click.echo(record)
         if rows and not records:
-            print_table(["OFFSETS", "RECORDS", "POSITION", "BYTES", "APPENDED US", "LARGEST TIMESTAMP US", "PRODUCER", "EPOCH", "SEQUENCE", "COMPRESSED"], rows)
+            print_table(
+                [
+                    "OFFSETS",
+                    "RECORDS",
+                    "POSITION",
+                    "BYTES",
+                    "APPENDED US",
+                    "LARGEST TIMESTAMP US",
+                    "PRODUCER",
+                    "EPOCH",
+                    "SEQUENCE",
+                    "COMPRESSED",
+                ],
+                rows,
+            )
     _finish(file, walk, size)
 
 
@@ -70,7 +84,9 @@ def _finish(file: str, walk: Walk, size: int) -> None:
     if not walk.position:
         raise click.ClickException(f"{file} does not begin with an Arrow schema: it is no segment, or its first bytes are damaged")
     if walk.ending is Ending.TORN:
-        raise click.ClickException(f"{file} is intact up to offset {walk.next_offset - 1}; at byte {walk.position} of {size}: {walk.reason}")
+        raise click.ClickException(
+            f"{file} is intact up to offset {walk.next_offset - 1}; at byte {walk.position} of {size}: {walk.reason}"
+        )
     ending = "sealed" if walk.ending is Ending.SEALED else "not sealed"
     click.echo(f"intact, {ending}, next offset {walk.next_offset}, {size} bytes", err=True)
 
@@ -93,7 +109,9 @@ def _seed_of(file: str) -> int:
             identity = orjson.loads(source.read())
         return checksum_seed(bytes.fromhex(identity["topic_id"]), int(identity["partition"]))
     except (OSError, orjson.JSONDecodeError, KeyError, ValueError, TypeError):
-        raise click.ClickException(f"{path} is missing or damaged: a segment is checked with its partition's identity. Keep the two together when copying.") from None
+        raise click.ClickException(
+            f"{path} is missing or damaged: a segment is checked with its partition's identity. Keep the two together when copying."
+        ) from None
 
 
 def _records(read_at: Any, position: int, header: BatchHeader, seed: int, walk: Walk) -> Iterator[bytes]:
@@ -105,4 +123,7 @@ def _records(read_at: Any, position: int, header: BatchHeader, seed: int, walk: 
     schema = pa.ipc.read_schema(pa.BufferReader(read_at(schema_message_length(read_at), 0)))
     _, batch = arrow_batch.decode(memoryview(read_at(header.batch_length, position)), schema, seed)
     for offset, row in zip(range(header.base_offset, header.next_offset), batch.to_pylist(), strict=False):
-        yield orjson.dumps({"offset": offset, **row}, default=lambda value: value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value))
+        yield orjson.dumps(
+            {"offset": offset, **row},
+            default=lambda value: value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value),
+        )

@@ -14,7 +14,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def bootstrap_option(function: Function) -> Function:
     """--bootstrap: which appliance."""
-    option = click.option("--bootstrap", envvar="TAILRACE_BOOTSTRAP", default=DEFAULT_BOOTSTRAP, show_default=True, help="Address of the appliance (environment: TAILRACE_BOOTSTRAP).")
+    option = click.option(
+        "--bootstrap",
+        envvar="TAILRACE_BOOTSTRAP",
+        default=DEFAULT_BOOTSTRAP,
+        show_default=True,
+        help="Address of the appliance (environment: TAILRACE_BOOTSTRAP).",
+    )
     return option(function)
 
 

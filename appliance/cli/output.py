@@ -24,13 +24,14 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title:
     """An aligned table; numbers to the right."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for index, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
     console = Console()
     if not sys.stdout.isatty():
         console = Console(width=240, color_system=None)
@@ -70,7 +71,14 @@ def progress(description: str, total: int | None) -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    with Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    with Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
         yield Progress(bar, bar.add_task(description, total=total))
 
 

@@ -9,7 +9,7 @@ import click
 
 from appliance.cli.main import CONNECT_TIMEOUT_MS
 from appliance.cli.options import bootstrap_option, json_option
-from appliance.cli.output import progress, print_json, say
+from appliance.cli.output import print_json, progress, say
 from tailrace.admin import Admin, NewTopic
 from tailrace.errors import InvalidRecordError, TailraceError, UnknownTopicError
 from tailrace.producer import Producer
@@ -21,7 +21,12 @@ SLICE_ROWS = 50_000
 @click.command()
 @click.argument("topic")
 @click.option("--key-separator", metavar="TEXT", help="What comes before this on a line is the key.")
-@click.option("--from", "source", type=click.Path(exists=True, dir_okay=False), help="Send the rows of this .csv, .jsonl, .parquet or .arrow file; makes a typed topic if there is none.")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Send the rows of this .csv, .jsonl, .parquet or .arrow file; makes a typed topic if there is none.",
+)
 @click.option("--key-column", help="With --from: rows with the same value here go to the same partition.")
 @click.option("--partitions", default=1, show_default=True, help="With --from: how many partitions a topic that is made has.")
 @click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True, help="What to wait for.")
@@ -29,7 +34,15 @@ SLICE_ROWS = 50_000
 @bootstrap_option
 @json_option
 def command(
-    topic: str, key_separator: str | None, source: str | None, key_column: str | None, partitions: int, acks: str, compression: str | None, bootstrap: str, as_json: bool
+    topic: str,
+    key_separator: str | None,
+    source: str | None,
+    key_column: str | None,
+    partitions: int,
+    acks: str,
+    compression: str | None,
+    bootstrap: str,
+    as_json: bool,
 ) -> None:
     """Send lines from standard input to a topic, or the rows of a file. On a typed topic each line is a JSON object.
 
@@ -75,7 +88,7 @@ def _send_file(admin: Admin, producer: Producer, topic: str, missing: bool, sour
             bar.advance(piece.num_rows)
         for handle in handles:
             handle.result()
-    return table.num_rows
+    return int(table.num_rows)
 
 
 def _send_lines(producer: Producer, info: TopicInfo, key_separator: str | None) -> int:

@@ -11,7 +11,9 @@ import click
 @click.command()
 @click.option("--config", type=click.Path(dir_okay=False), help="Settings as TOML.")
 @click.option("--data-dir", help="Where the log and the catalog live (setting data_dirs; default ./tailrace-data).")
-@click.option("--listen", multiple=True, help="Where clients connect, repeatable: tcp://HOST:PORT or ipc://PATH (default tcp://127.0.0.1:7420).")
+@click.option(
+    "--listen", multiple=True, help="Where clients connect, repeatable: tcp://HOST:PORT or ipc://PATH (default tcp://127.0.0.1:7420)."
+)
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any setting, repeatable: --set flush.linger_ms=2.")
 def command(config: str | None, data_dir: str | None, listen: tuple[str, ...], assignments: tuple[str, ...]) -> None:
     """Run the appliance in the foreground until SIGTERM or Ctrl-C.

@@ -25,8 +25,13 @@ def command(bootstrap: str, as_json: bool) -> None:
     if as_json:
         print_json(state)
         return
-    click.echo(f"appliance {state['cluster_id'][:12]} at {bootstrap}: {state['topics']} topics, {state['partitions']} partitions, {human_bytes(state['bytes'])}\n")
-    print_table(["PROCESS", "PID", "STATE", "RESTARTS"], [[p["name"], p["pid"], "live" if p["live"] else "down", max(0, p["restarts"])] for p in state["processes"]])
+    click.echo(
+        f"appliance {state['cluster_id'][:12]} at {bootstrap}: {state['topics']} topics, {state['partitions']} partitions, {human_bytes(state['bytes'])}\n"
+    )
+    print_table(
+        ["PROCESS", "PID", "STATE", "RESTARTS"],
+        [[p["name"], p["pid"], "live" if p["live"] else "down", max(0, p["restarts"])] for p in state["processes"]],
+    )
     if state["offline"]:
         click.echo()
         print_table(["TAKES NO WRITES", "PARTITION", "REASON"], [[o["topic"], o["partition"], o["reason"]] for o in state["offline"]])

@@ -31,7 +31,12 @@ def command() -> None:
 @click.argument("name")
 @click.option("--partitions", default=1, show_default=True, help="How many partitions.")
 @click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="A topic setting, repeatable.")
-@click.option("--schema", "schema_file", type=click.Path(exists=True, dir_okay=False), help="Make a typed topic with the columns of this .csv, .jsonl, .parquet or .arrow file.")
+@click.option(
+    "--schema",
+    "schema_file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Make a typed topic with the columns of this .csv, .jsonl, .parquet or .arrow file.",
+)
 @bootstrap_option
 @json_option
 def create(name: str, partitions: int, configs: tuple[str, ...], schema_file: str | None, bootstrap: str, as_json: bool) -> None:
@@ -67,13 +72,22 @@ def list_(bootstrap: str, as_json: bool) -> None:
     with connect(bootstrap) as admin:
         described = admin.describe_topics()
     rows = [
-        {"name": t["name"], "partitions": len(t["partitions"]), "typed": t["typed"], "records": sum(_count(p) for p in t["partitions"]), "bytes": sum(p["bytes"] or 0 for p in t["partitions"])}
+        {
+            "name": t["name"],
+            "partitions": len(t["partitions"]),
+            "typed": t["typed"],
+            "records": sum(_count(p) for p in t["partitions"]),
+            "bytes": sum(p["bytes"] or 0 for p in t["partitions"]),
+        }
         for t in described.values()
     ]
     if as_json:
         print_json(rows)
     elif rows:
-        print_table(["TOPIC", "PARTITIONS", "TYPED", "RECORDS", "SIZE"], [[r["name"], r["partitions"], "yes" if r["typed"] else "no", r["records"], human_bytes(r["bytes"])] for r in rows])
+        print_table(
+            ["TOPIC", "PARTITIONS", "TYPED", "RECORDS", "SIZE"],
+            [[r["name"], r["partitions"], "yes" if r["typed"] else "no", r["records"], human_bytes(r["bytes"])] for r in rows],
+        )
     else:
         say("no topics yet; make one with `tailrace topic create NAME`")
 
@@ -99,13 +113,18 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
         print_json(topic)
         return
     click.echo(f"{name}  id {topic['topic_id']}  {'typed' if topic['typed'] else 'default schema'}\n")
-    print_table(["COLUMN", "TYPE"], [line.split(": ", 1) for line in topic["schema"].splitlines() if ": " in line and not line.startswith(" ")])
+    print_table(
+        ["COLUMN", "TYPE"], [line.split(": ", 1) for line in topic["schema"].splitlines() if ": " in line and not line.startswith(" ")]
+    )
     click.echo()
     print_table(["SETTING", "VALUE"], [[k, str(v)] for k, v in topic["configs"].items()])
     click.echo()
     print_table(
         ["PARTITION", "BEGINNING", "END", "SIZE", "EPOCH", "STATE"],
-        [[p["partition"], p["beginning_offset"], p["end_offset"], human_bytes(p["bytes"] or 0), p["leader_epoch"], p["state"]] for p in topic["partitions"]],
+        [
+            [p["partition"], p["beginning_offset"], p["end_offset"], human_bytes(p["bytes"] or 0), p["leader_epoch"], p["state"]]
+            for p in topic["partitions"]
+        ],
     )
 
 

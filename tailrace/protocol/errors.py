@@ -1,6 +1,7 @@
 """The one table of error codes: number, name, retriable, what happened, what to do.
 
-Invariants: a number is never reused and never changes its name; 0 is success. Retriable means: the same request, sent again later, may succeed
+Invariants: a number is never reused and never changes its name; 0 is success. Retriable means: the same request, sent again later, may
+succeed
 without anyone changing it. `docs/protocol.md` prints this table; a test compares the two.
 """
 

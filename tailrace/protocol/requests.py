@@ -1,6 +1,7 @@
 """Bodies of requests and responses: produce and fetch in fixed binary, everything else in JSON.
 
-Each pair is `encode_x` / `decode_x` and a dataclass or NamedTuple between them. Decoders raise WireError and allocate nothing that the bytes at hand do not already pay for.
+Each pair is `encode_x` / `decode_x` and a dataclass or NamedTuple between them. Decoders raise WireError and allocate nothing that the
+bytes at hand do not already pay for.
 
 Layout (little endian; topic ids are 16 raw bytes):
 

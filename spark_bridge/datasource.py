@@ -1,0 +1,79 @@
+"""`spark.read.format("tailrace")`: topics as DataFrames. Batch reads; found by Spark through `pyspark_tailrace`, with no call to
+register it.
+
+    spark.read.format("tailrace").option("bootstrap", address).option("subscribe", "flights").load()
+
+Columns: those of the topic where it is typed; Kafka's (key, value, topic, partition, offset, timestamp, timestampType[, headers]) where
+it is not.
+`.schema("offset bigint")` before `.load()` reads only the columns named. Filters are not pushed down: Spark 4.3's plan cache makes that
+give wrong results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from spark_bridge.planner import OffsetRange, ReadOptions, load_topics, parse_options, plan
+from spark_bridge.reader import kafka_schema, read_range
+from tailrace.admin import Admin
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CONNECT_TIMEOUT_MS = 10_000
+
+
+class TopicRange(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, offsets: OffsetRange) -> None:
+        super().__init__(offsets)
+        self.offsets = offsets
+
+
+class TailraceDataSource(DataSource):
+    """The data source named "tailrace"."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tailrace"
+
+    def _options(self) -> ReadOptions:
+        return parse_options(dict(self.options))
+
+    def schema(self) -> StructType:
+        options = self._options()
+        with Admin(options.bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+            infos = load_topics(admin, options)
+        first = next(iter(infos.values()))
+        return from_arrow_schema(first.schema if first.typed else kafka_schema(options.include_headers), prefer_timestamp_ntz=False)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return TopicReader(self._options(), schema.fieldNames())
+
+
+class TopicReader(DataSourceReader):
+    """A batch read. Spark pickles it before it asks for partitions: what tasks need beside the options travels in their ranges."""
+
+    def __init__(self, options: ReadOptions, columns: list[str]) -> None:
+        self._options = options
+        self._columns = columns
+
+    def partitions(self) -> list[InputPartition]:
+        """One task per topic partition range, decided now."""
+        with Admin(self._options.bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+            infos = load_topics(admin, self._options)
+            ranges = plan(admin, self._options, infos)
+        # Spark turns an empty list into one task without a range.
+        first = next(iter(infos.values()))
+        return [TopicRange(r) for r in ranges] or [TopicRange(OffsetRange(first.name, 0, 0, 0, first.typed))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, TopicRange)
+        r = partition.offsets
+        return read_range(self._options.bootstrap, r.topic, r.partition, r.start, r.end, r.typed, self._columns)

@@ -1,0 +1,139 @@
+"""Which offsets a Spark read covers, and how they are cut into tasks. Decisions only: what exists is asked through the `Admin` that is
+passed in.
+
+Options are Kafka's (all strings, case-insensitive): subscribe | assign; startingOffsets, endingOffsets ("earliest", "latest" or JSON
+{"topic": {"0": 23, "1": -2}}, where -2 is earliest and -1 latest); includeHeaders.
+Invariants: one task per topic partition range; ranges are fixed when the plan is made, so that a retried task reads the same rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tailrace.admin import Admin, check_offsets_answer
+from tailrace.errors import InvalidSettingError, SchemaMismatchError
+from tailrace.records import TopicPartition
+from tailrace.settings import DEFAULT_BOOTSTRAP
+from tailrace.topics import TopicInfo
+
+EARLIEST = -2
+LATEST = -1
+KNOWN_OPTIONS = ("bootstrap", "subscribe", "assign", "startingoffsets", "endingoffsets", "includeheaders", "path")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """A read as the user asked for it."""
+
+    bootstrap: str
+    wanted: dict[str, list[int] | None]
+    """topic -> partitions; None: all."""
+    starting: str | dict[TopicPartition, int]
+    ending: str | dict[TopicPartition, int]
+    include_headers: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Offsets `start` to `end - 1` of one partition: what one task reads."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    typed: bool
+
+
+def parse_options(given: Mapping[str, str]) -> ReadOptions:
+    """Options of spark.read. Raises InvalidSettingError naming the option."""
+    options = {name.lower(): value for name, value in given.items()}
+    for name in options:
+        if name not in KNOWN_OPTIONS and name != "kafka.bootstrap.servers":
+            raise InvalidSettingError(
+                f"unknown option {name!r} of the tailrace data source; known are bootstrap, subscribe, assign, startingOffsets, endingOffsets, includeHeaders"
+            )
+    subscribe = options.get("subscribe", options.get("path"))
+    assign = options.get("assign")
+    if (subscribe is None) == (assign is None):
+        raise InvalidSettingError(
+            'name what to read: .option("subscribe", "topic1,topic2") or .option("assign", \'{"topic": [0, 1]}\'), one of the two'
+        )
+    wanted: dict[str, list[int] | None]
+    if subscribe is not None:
+        wanted = {name.strip(): None for name in subscribe.split(",") if name.strip()}
+    else:
+        wanted = {topic: [int(p) for p in partitions] for topic, partitions in _json_object("assign", str(assign)).items()}
+    if not wanted:
+        raise InvalidSettingError("the option subscribe names no topic")
+    return ReadOptions(
+        options.get("bootstrap") or DEFAULT_BOOTSTRAP,
+        wanted,
+        _offsets_option("startingOffsets", options.get("startingoffsets", "earliest")),
+        _offsets_option("endingOffsets", options.get("endingoffsets", "latest")),
+        options.get("includeheaders", "false").lower() == "true",
+    )
+
+
+def _json_object(name: str, text: str) -> dict[str, list[int]]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidSettingError(f"option {name} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidSettingError(f"option {name} must be a JSON object")
+    return value
+
+
+def _offsets_option(name: str, text: str) -> str | dict[TopicPartition, int]:
+    if text in ("earliest", "latest"):
+        return text
+    try:
+        return {
+            TopicPartition(topic, int(partition)): int(offset)
+            for topic, partitions in json.loads(text).items()
+            for partition, offset in partitions.items()
+        }
+    except (json.JSONDecodeError, AttributeError, ValueError, TypeError):
+        raise InvalidSettingError(
+            f'option {name} is {text!r}; it takes "earliest", "latest" or JSON such as {{"topic": {{"0": 23, "1": -2}}}}'
+        ) from None
+
+
+def load_topics(admin: Admin, options: ReadOptions) -> dict[str, TopicInfo]:
+    """The topics to read. Raises UnknownTopicError, and SchemaMismatchError when their rows cannot be in one DataFrame."""
+    infos = admin.topic_info(list(options.wanted))
+    first = next(iter(infos.values()))
+    for info in infos.values():
+        if info.typed != first.typed or (info.typed and info.schema != first.schema):
+            raise SchemaMismatchError(
+                f"topics {first.name!r} and {info.name!r} have different columns; read each in a DataFrame of its own"
+            )
+    return infos
+
+
+def plan(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo]) -> list[OffsetRange]:
+    """The ranges to read, empty ones left out. Raises InvalidSettingError for offsets beyond the log."""
+    ranges = []
+    for topic, info in infos.items():
+        chosen = options.wanted[topic]
+        for partition in range(len(info.partitions)) if chosen is None else chosen:
+            key = TopicPartition(topic, partition)
+            found = check_offsets_answer(admin.offsets({key: "latest"})[key])
+            start = _resolve(options.starting, key, found["beginning"], found["end"], "startingOffsets", EARLIEST)
+            end = _resolve(options.ending, key, found["beginning"], found["end"], "endingOffsets", LATEST)
+            if start < end:
+                ranges.append(OffsetRange(topic, partition, start, end, info.typed))
+    return ranges
+
+
+def _resolve(option: str | dict[TopicPartition, int], key: TopicPartition, beginning: int, end: int, name: str, default: int) -> int:
+    wanted = {"earliest": EARLIEST, "latest": LATEST}[option] if isinstance(option, str) else option.get(key, default)
+    if wanted == EARLIEST:
+        return beginning
+    if wanted == LATEST:
+        return end
+    if not beginning <= wanted <= end:
+        raise InvalidSettingError(f"{name} asks for offset {wanted} of {key.topic}-{key.partition}, which holds {beginning} to {end}")
+    return wanted
