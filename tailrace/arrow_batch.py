@@ -65,10 +65,12 @@ def encode(
     header.attributes |= ATTRIBUTE_COMPRESSED
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
-        start = sink.tell()
         writer.write_batch(batch)
         end = sink.tell()
-    return insert_header(memoryview(sink.getvalue())[start:end], header, seed)
+    # The stream begins with the schema message (it has no body); the batch follows.
+    stream = memoryview(sink.getvalue())
+    start = 8 + int.from_bytes(stream[4:8], "little")
+    return insert_header(stream[start:end], header, seed)
 
 
 def decode(data: memoryview, schema: pa.Schema, seed: int, *, trust: bool = False) -> tuple[BatchHeader, pa.RecordBatch]:

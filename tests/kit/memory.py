@@ -1,0 +1,40 @@
+"""Regions of real shared memory for tests, with names of their own, removed at the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shm.layout import LaneLayout, RegionKind, RingLayout, TableLayout
+from shm.region import Region, remove
+
+INSTANCE = bytes(16)
+
+
+@contextmanager
+def region(kind: RegionKind, size: int, first: int, second: int = 0) -> Iterator[Region]:
+    name = f"/tailrace-test-{os.urandom(6).hex()}"
+    created = Region.create(name, kind, size, INSTANCE, 1, first, second)
+    try:
+        yield created
+    finally:
+        remove(name)
+
+
+@contextmanager
+def ring_region(ring_bytes: int = 1 << 16, descriptors: int = 64) -> Iterator[Region]:
+    with region(RegionKind.RING, RingLayout(ring_bytes, descriptors).size, ring_bytes, descriptors) as created:
+        yield created
+
+
+@contextmanager
+def lane_region(lane_bytes: int = 1 << 14) -> Iterator[Region]:
+    with region(RegionKind.LANE, LaneLayout(lane_bytes).size, lane_bytes) as created:
+        yield created
+
+
+@contextmanager
+def table_region(slots: int = 16) -> Iterator[Region]:
+    with region(RegionKind.TABLE, TableLayout(slots).size, slots) as created:
+        yield created

@@ -1,0 +1,143 @@
+"""Rings: a model with a worker, a flusher and fronts; capacity; a killed worker and a killed flusher; two processes."""
+
+from __future__ import annotations
+
+import os
+import random
+import zlib
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shm.layout import FLAG_BYTES, Verdict
+from shm.ring import Ring, RingWriter
+from tests.kit.memory import ring_region
+
+
+def append(writer: RingWriter, payload: bytes, number: int, lane_position: int = 0) -> bool:
+    position = writer.try_reserve(len(payload))
+    if position is None:
+        return False
+    index = position % writer.ring_bytes
+    writer.data[index : index + len(payload)] = payload
+    writer.append(position, len(payload), 3, number, number + 1, 9, number, lane_position, FLAG_BYTES, 0, 0, 1, number, 0, 0, 0, 0, 0)
+    return True
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["append", "settle", "front0", "front1", "reclaim", "die"]), st.integers(1, 16_000)), max_size=150), st.booleans())
+def test_ring_never_overwrites_what_a_stage_has_not_passed(steps: list[tuple[str, int]], second_front_lives: bool) -> None:
+    with ring_region() as region:
+        writer, flusher = RingWriter(region), Ring(region)
+        live = [0, 1] if second_front_lives else [0]
+        model: list[bytes] = []
+        cursors = {0: 0, 1: 0}
+        for step, amount in steps:
+            head = flusher.head.load()
+            if step == "append":
+                payload = random.Random(len(model)).randbytes(amount)
+                if append(writer, payload, len(model)):
+                    model.append(payload)
+                writer.publish()
+            elif step == "settle":
+                flusher.settled.store(min(head, flusher.settled.load() + amount % 5))
+            elif step in ("front0", "front1"):
+                front = int(step[-1])
+                cursors[front] = min(head, cursors[front] + amount % 5)
+                flusher.cursors[front].store(cursors[front])
+            elif step == "reclaim":
+                writer.reclaim(live)
+            else:
+                writer = RingWriter(region)  # killed and started again: everything it needs is there
+            # Invariants of the module.
+            reclaimed, settled = flusher.reclaimed.load(), flusher.settled.load()
+            assert reclaimed <= min([settled, *(flusher.cursors[f].load() for f in live)])
+            assert settled <= flusher.head.load() <= reclaimed + flusher.capacity
+            for number in range(reclaimed, flusher.head.load()):
+                descriptor = flusher.descriptor(number)
+                assert descriptor.ordinal == number + 1
+                assert bytes(flusher.bytes_of(descriptor)) == model[number]
+
+
+def test_a_killed_worker_leaves_nothing_of_what_it_had_not_published() -> None:
+    with ring_region() as region:
+        writer = RingWriter(region)
+        append(writer, b"kept", 0, lane_position=64)
+        writer.publish()
+        append(writer, b"lost", 1, lane_position=128)
+        successor = RingWriter(region)
+        assert successor.next_number == 1
+        assert append(successor, b"next", 1)
+        successor.publish()
+        assert bytes(successor.bytes_of(successor.descriptor(1))) == b"next"
+
+
+def test_a_full_ring_takes_nothing_until_it_is_settled_and_answered() -> None:
+    with ring_region() as region:
+        writer, flusher = RingWriter(region), Ring(region)
+        count = 0
+        while append(writer, b"x" * 8192, count):
+            count += 1
+        writer.publish()
+        assert count == 8
+        assert flusher.is_crowded()
+        flusher.settled.store(count)
+        writer.reclaim([0])
+        assert not append(writer, b"x", count), "front 0 has not answered yet"
+        flusher.cursors[0].store(count)
+        writer.reclaim([0])
+        assert append(writer, b"x", count)
+
+
+def test_descriptors_run_out_as_bytes_do() -> None:
+    with ring_region(descriptors=64) as region:
+        writer = RingWriter(region)
+        for number in range(64):
+            assert append(writer, b"", number)
+        assert not append(writer, b"", 64)
+
+
+def test_outcomes_belong_to_one_use_of_a_descriptor() -> None:
+    with ring_region() as region:
+        ring = Ring(region)
+        assert ring.outcome(5).verdict is Verdict.NONE
+        ring.plan(5, 100, 4096)
+        assert ring.outcome(5) == (Verdict.PLANNED, 100, 4096)
+        ring.judge(5, Verdict.DURABLE)
+        assert ring.outcome(5) == (Verdict.DURABLE, 100, 4096)
+        assert ring.outcome(5 + ring.capacity).verdict is Verdict.NONE
+
+
+def test_two_processes_see_only_whole_batches() -> None:
+    count = 20_000
+    with ring_region(1 << 16, 256) as region:
+        pid = os.fork()
+        if pid == 0:
+            flusher = Ring(region)
+            cursor = 0
+            while cursor < count:
+                head = flusher.head.load()
+                for number in range(cursor, head):
+                    descriptor = flusher.descriptor(number)
+                    if descriptor.ordinal != number + 1 or zlib.crc32(flusher.bytes_of(descriptor)) != descriptor.session:
+                        os._exit(1)
+                cursor = head
+                flusher.settled.store(head)
+                os.sched_yield()
+            os._exit(0)
+        writer = RingWriter(region)
+        source = random.Random(3)
+        for number in range(count):
+            payload = source.randbytes(source.randrange(1, 4000))
+            while (position := writer.try_reserve(len(payload))) is None:
+                writer.publish()
+                writer.reclaim([])
+                os.sched_yield()
+            index = position % writer.ring_bytes
+            writer.data[index : index + len(payload)] = payload
+            session = zlib.crc32(payload)
+            writer.append(position, len(payload), 0, number, number + 1, session, 0, 0, FLAG_BYTES, 0, 0, -1, -1, 0, 0, 0, 0, 0)
+            if number % 7 == 0:
+                writer.publish()
+        writer.publish()
+        assert os.waitpid(pid, 0)[1] == 0

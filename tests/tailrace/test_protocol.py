@@ -1,0 +1,170 @@
+"""The codec, sans-IO: both directions, whole, cut at every byte, bit-flipped, and random bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.protocol import requests as rq
+from tailrace.protocol.errors import ERROR_TABLE, ErrorCode, code_of
+from tailrace.protocol.session import ClientSession, State
+from tailrace.protocol.wire import (
+    Api,
+    RequestHeader,
+    ResponseHeader,
+    WireError,
+    check_body,
+    decode_request_header,
+    decode_response_header,
+    encode_request,
+    encode_response,
+)
+
+TOPIC = bytes(range(16))
+FETCH = rq.FetchRequest(500, 1, 1 << 20, 77, [rq.FetchEntry(TOPIC, 0, -1, 12, 4096), rq.FetchEntry(TOPIC, 3, 2, 2**40, 1 << 20)])
+ENTRIES = [rq.FetchedEntry(TOPIC, 0, 0, 1, 5, 100, 0), rq.FetchedEntry(TOPIC, 1, 12, 1, 0, 50, 10), rq.FetchedEntry(TOPIC, 2, 0, 1, 3, 9, 0)]
+CODECS: list[tuple[bytes, Callable[[bytes], Any], Any]] = [
+    (RequestHeader(3, 1, 99, 1234).to_bytes(), decode_request_header, RequestHeader(3, 1, 99, 1234)),
+    (ResponseHeader(4, 1, 98, 12, 7, 2**40, 55).to_bytes(), decode_response_header, ResponseHeader(4, 1, 98, 12, 7, 2**40, 55)),
+    (rq.encode_produce(rq.ProduceRequest(TOPIC, 5, -1, 30000)), rq.decode_produce, rq.ProduceRequest(TOPIC, 5, -1, 30000)),
+    (rq.encode_produced(rq.ProduceResponse(10, 20, 3, 1)), rq.decode_produced, rq.ProduceResponse(10, 20, 3, 1)),
+    (rq.encode_fetch(FETCH), rq.decode_fetch, FETCH),
+    (rq.encode_credit(123), rq.decode_credit, 123),
+    (rq.encode_json({"a": [1]}), rq.decode_json, {"a": [1]}),
+]
+IDS = ["request header", "response header", "produce", "produced", "fetch", "credit", "json"]
+
+
+@pytest.mark.parametrize(("data", "decode", "value"), CODECS, ids=IDS)
+def test_whole(data: bytes, decode: Callable[[bytes], Any], value: Any) -> None:
+    assert decode(data) == value
+    assert decode(bytearray(data)) == value  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("data", "decode", "value"), CODECS, ids=IDS)
+def test_cut_at_every_byte_and_with_trailing_bytes(data: bytes, decode: Callable[[bytes], Any], value: Any) -> None:
+    del value
+    for length in range(len(data)):
+        with pytest.raises(WireError):
+            decode(data[:length])
+    with pytest.raises(WireError):
+        decode(data + b"x")
+
+
+@pytest.mark.parametrize(("data", "decode", "value"), CODECS, ids=IDS)
+def test_every_flipped_bit_is_another_value_or_an_error_and_never_a_crash(data: bytes, decode: Callable[[bytes], Any], value: Any) -> None:
+    for bit in range(8 * len(data)):
+        bent = bytearray(data)
+        bent[bit // 8] ^= 1 << (bit % 8)
+        try:
+            decode(bytes(bent))
+        except WireError as error:
+            assert error.code in ErrorCode
+            assert error.detail
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes(data: bytes) -> None:
+    for _, decode, _ in CODECS:
+        try:
+            decode(data)
+        except WireError:
+            continue
+
+
+def test_fetched_data_is_cut_into_the_partitions_it_belongs_to() -> None:
+    body = [rq.encode_fetched(ENTRIES), b"helloxyz"]
+    decoded = rq.decode_fetched(body)
+    assert [entry for entry, _ in decoded] == ENTRIES
+    assert [bytes(data) for _, data in decoded] == [b"hello", b"", b"xyz"]
+    for bad in ([], [b"123"], [body[0], b"hell"], [body[0], b"helloxyzw"], [body[0][:-1], body[1]]):
+        with pytest.raises(WireError):
+            rq.decode_fetched(bad)
+
+
+def test_a_count_in_the_bytes_allocates_nothing_before_it_is_checked() -> None:
+    data = bytearray(rq.encode_fetch(FETCH))
+    data[12:16] = b"\xff\xff\xff\xff"
+    with pytest.raises(WireError) as caught:
+        rq.decode_fetch(bytes(data))
+    assert caught.value.code is ErrorCode.REQUEST_TOO_LARGE
+
+
+def test_body_length_must_be_what_came() -> None:
+    check_body(5, [b"ab", b"cde"])
+    with pytest.raises(WireError, match="claims 6 body bytes, 5 came"):
+        check_body(6, [b"ab", b"cde"])
+
+
+def test_large_json_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(WireError) as caught:
+        rq.decode_json(b" " * ((1 << 20) + 1))
+    assert caught.value.code is ErrorCode.REQUEST_TOO_LARGE
+
+
+def test_every_error_code_has_a_row_with_sentences() -> None:
+    for code, row in ERROR_TABLE.items():
+        assert row.code is code
+        assert row.meaning.endswith(".")
+        assert row.advice.endswith(".")
+    assert code_of(60000) is ErrorCode.INTERNAL_ERROR
+
+
+class TestSession:
+    """The client's state machine."""
+
+    def ready(self) -> ClientSession:
+        session = ClientSession("test")
+        frames = session.start()
+        header = decode_request_header(frames[0])
+        assert orjson.loads(frames[1])["client_id"] == "test"
+        versions = {str(int(api)): 1 for api in Api if api is not Api.CREDIT}
+        answer = orjson.dumps({"versions": versions, "cluster_id": "c"})
+        session.receive(encode_response(Api.HANDSHAKE, 1, header.correlation_id, 0, 1000, 42, [answer]))
+        return session
+
+    def test_handshake_makes_it_ready_with_credit(self) -> None:
+        session = self.ready()
+        assert session.state is State.READY
+        assert (session.credit_limit, session.generation) == (1000, 42)
+        assert session.may_send(1000)
+        session.sent_bytes = 1
+        assert not session.may_send(1000)
+
+    def test_answers_are_matched_by_correlation_id(self) -> None:
+        session = self.ready()
+        first, _ = session.request(Api.PING)
+        second, _ = session.request(Api.PING)
+        assert first != second
+        response = session.receive(encode_response(Api.PING, 1, second, 0, 2000, 42))
+        assert response is not None
+        assert response.correlation_id == second
+        assert session.credit_limit == 2000
+
+    def test_an_api_without_common_version_is_refused_here(self) -> None:
+        with pytest.raises(WireError) as caught:
+            self.ready().request(Api.CREDIT, [rq.encode_credit(1)])
+        assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
+
+    @pytest.mark.parametrize(("code", "generation"), [(ErrorCode.SESSION_UNKNOWN, 42), (ErrorCode.OK, 43)])
+    def test_another_generation_or_an_unknown_session_loses_it(self, code: ErrorCode, generation: int) -> None:
+        session = self.ready()
+        assert session.receive(encode_response(Api.PING, 1, 2, code, 0, generation)) is None
+        assert session.state is State.LOST
+
+    def test_a_refused_handshake_says_why(self) -> None:
+        session = ClientSession("test")
+        session.start()
+        body = orjson.dumps({"message": "no version in common"})
+        session.receive(encode_response(Api.HANDSHAKE, 1, 1, ErrorCode.UNSUPPORTED_VERSION, 0, 1, [body]))
+        assert (session.state, session.lost_code, session.lost_reason) == (State.LOST, ErrorCode.UNSUPPORTED_VERSION, "no version in common")
+
+    def test_garbage_from_the_other_side_is_an_error_and_not_a_crash(self) -> None:
+        for frames in ([], [b"garbage"], [encode_request(Api.PING, 1, 1)[0]]):
+            with pytest.raises(WireError):
+                self.ready().receive(frames)
