@@ -25,7 +25,7 @@ class TailraceError(Exception):
 
     def __str__(self) -> str:
         detail = self.detail if self.detail.endswith((".", "!", "?")) else self.detail + "."
-        return f"{detail[0].upper()}{detail[1:]} {self.advice} [{self.code.name}]"
+        return f"{detail} {self.advice} [{self.code.name}]"
 
 
 class UnknownTopicError(TailraceError):

@@ -147,7 +147,7 @@ def find_intact_behind(read_at: ReadAt, size: int, position: int, seed: int, bad
             head = found + 4 - HEADER_BYTES
             if head >= 0:
                 try:
-                    header = header_at(view, head, 1 << 20)
+                    header = header_at(view, head, HEADER_BYTES)
                 except BatchFormatError:
                     header = None
                 if (

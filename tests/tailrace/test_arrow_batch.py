@@ -78,7 +78,7 @@ def test_schemas_become_canonical() -> None:
     ("schema", "sentence"),
     [
         (pa.schema([]), "at least one column"),
-        (pa.schema([("n", pa.null())]), "olumn 'n'"),
+        (pa.schema([("n", pa.null())]), "column 'n'"),
         (pa.schema([("a", pa.int8()), ("a", pa.int8())]), "used twice"),
     ],
 )
@@ -98,7 +98,7 @@ def test_frames_of_every_kind_have_the_same_schema_and_conform() -> None:
 
 @pytest.mark.parametrize(
     ("columns", "sentence"),
-    [({"a": [1]}, "missing b"), ({"a": [1], "b": ["x"], "c": [1]}, "not in the topic: c"), ({"a": ["word"], "b": ["x"]}, "olumn 'a' is string")],
+    [({"a": [1]}, "missing b"), ({"a": [1], "b": ["x"], "c": [1]}, "not in the topic: c"), ({"a": ["word"], "b": ["x"]}, "column 'a' is string")],
 )
 def test_frames_that_do_not_match_are_refused_by_column(columns: dict[str, list[object]], sentence: str) -> None:
     with pytest.raises(SchemaMismatchError, match=sentence):

@@ -1,0 +1,135 @@
+"""Pure decisions of the appliance: cores, restarts, settings, topic settings, memory."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+
+from appliance import topic_settings
+from appliance.cores import CorePlan, plan_cores
+from appliance.memory_plan import plan_regions
+from appliance.restart_policy import BACKOFF_MAX_MS, Action, Decision, ExitCode, decide
+from appliance.settings import Settings, load_settings, setting_names
+from tailrace.errors import InvalidSettingError, InvalidTopicNameError
+
+
+@pytest.mark.parametrize(
+    ("setting", "available", "plan"),
+    [
+        ("auto", {0}, CorePlan((None,), None)),
+        ("auto", {0, 1}, CorePlan((None,), None)),
+        ("auto", {0, 1, 2}, CorePlan((2,), (0, 1))),
+        ("auto", set(range(64)), CorePlan(tuple(range(2, 64)), (0, 1))),
+        ([1], {0, 1}, CorePlan((1,), (0,))),
+        ([0, 1], {0, 1}, CorePlan((0, 1), None)),
+    ],
+)
+def test_core_plan(setting: str | list[int], available: set[int], plan: CorePlan) -> None:
+    assert plan_cores(setting, available, 128) == plan
+
+
+@pytest.mark.parametrize("setting", [[5], [0, 0], [], "all", ["a"], [True]])
+def test_cores_that_cannot_be_are_refused(setting: Any) -> None:
+    with pytest.raises(InvalidSettingError, match="cores is"):
+        plan_cores(setting, {0, 1}, 128)
+
+
+@pytest.mark.parametrize(
+    ("status", "stopping", "served", "failures", "decision"),
+    [
+        (0, True, True, 0, Decision(Action.NOTHING)),
+        (-9, True, True, 3, Decision(Action.NOTHING)),
+        (0, False, True, 0, Decision(Action.RESTART)),
+        (-9, False, True, 0, Decision(Action.RESTART)),
+        (1, False, True, 1, Decision(Action.RESTART, 50)),
+        (-11, False, True, 3, Decision(Action.RESTART, 200)),
+        (1, False, True, 50, Decision(Action.RESTART, BACKOFF_MAX_MS)),
+        (ExitCode.ADDRESS_IN_USE, False, False, 0, Decision(Action.HALT)),
+        (ExitCode.ADDRESS_IN_USE, False, True, 1, Decision(Action.RESTART, 50)),
+        (ExitCode.DATA_UNUSABLE, False, True, 0, Decision(Action.HALT)),
+        (ExitCode.CONFIG, False, True, 0, Decision(Action.HALT)),
+    ],
+)
+def test_restart_policy(status: int, stopping: bool, served: bool, failures: int, decision: Decision) -> None:
+    assert decide(status, stopping=stopping, had_served=served, quick_failures=failures) == decision
+
+
+def test_file_environment_and_flags_are_merged_the_later_wins(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "tailrace.toml"
+    file.write_text('ring_bytes = 1048576\ncores = [0]\nlisten = ["tcp://127.0.0.1:1"]\n[flush]\nlinger_ms = 3\nbatch_size = 7\n')
+    settings = load_settings(str(file), {"TAILRACE_FLUSH_LINGER_MS": "4", "OTHER": "x"}, [("flush.batch_size", "9")])
+    assert (settings.ring_bytes, settings.cores, settings.flush_linger_ms, settings.flush_batch_size) == (1 << 20, [0], 4, 9)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ([("ring_byte", "1")], "did you mean ring_bytes"),
+        ([("flush.linger", "1")], "did you mean flush.linger_ms"),
+        ([("ring_bytes", "many")], "whole number"),
+        ([("ring_bytes", "5")], "whole number from"),
+        ([("listen", "http://x")], "no address to listen on"),
+        ([("credit_bytes", str(1 << 20))], "at least half of lane_bytes"),
+        ([("ring_bytes", str((1 << 20) + 1))], "multiple of 4096"),
+        ([("data_dirs", "a,b")], "this version takes one"),
+    ],
+)
+def test_wrong_settings_are_refused_with_what_to_do(flags: list[tuple[str, Any]], sentence: str) -> None:
+    with pytest.raises(InvalidSettingError, match=sentence):
+        load_settings(None, {}, flags).check({0, 1})
+
+
+def test_a_misspelt_environment_variable_is_refused() -> None:
+    with pytest.raises(InvalidSettingError, match="did you mean TAILRACE_RING_BYTES"):
+        load_settings(None, {"TAILRACE_RING_BYTE": "1"}, [])
+
+
+def test_a_configuration_that_is_not_toml_or_not_there_is_said(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(InvalidSettingError, match="cannot read"):
+        load_settings(str(tmp_path / "none"), {}, [])
+    bad = tmp_path / "bad.toml"
+    bad.write_text("a = = b")
+    with pytest.raises(InvalidSettingError, match="is not TOML"):
+        load_settings(str(bad), {}, [])
+
+
+def test_every_setting_is_documented() -> None:
+    assert all(item.metadata["doc"].endswith(".") for item in setting_names().values())
+    assert all(setting.doc.endswith(".") for setting in topic_settings.TOPIC_SETTINGS.values())
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "", "x" * 250, "x" * 300, "a b", "ä", "a\0b", None, 5])
+def test_topic_names_that_could_leave_the_data_directory_are_refused(name: Any) -> None:
+    with pytest.raises(InvalidTopicNameError):
+        topic_settings.check_topic_name(name)
+
+
+def test_topic_names_that_are_allowed() -> None:
+    for name in ("a", "A.b_c-9", "x" * 249, "..."):
+        topic_settings.check_topic_name(name)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"segment.byte": 1}, "did you mean segment.bytes"),
+        ({"segment.bytes": "x"}, "whole number"),
+        ({"compression.type": "gzip"}, "allowed are none, lz4, zstd"),
+        ({"durability": "replicated"}, "allowed are disk, memory"),
+        ({"retention.ms": 5}, "not supported by this version"),
+        ({"max.message.bytes": 8 << 20}, "what a ring of"),
+    ],
+)
+def test_wrong_topic_settings_are_refused_with_what_to_do(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidSettingError, match=sentence):
+        topic_settings.complete(given, ring_bytes=64 << 20, lane_bytes=4 << 20)
+
+
+def test_the_memory_plan_has_a_lane_for_every_pair_that_talks() -> None:
+    names = {plan.logical_name for plan in plan_regions(Settings(), 2, 2, 1)}
+    assert names == {
+        "control", "table-0", "ring-0", "ring-1", "coordinator>flusher-0", "coordinator>worker-0", "coordinator>worker-1", "coordinator>front-0",
+        "coordinator>front-1", "front-0>coordinator", "front-1>coordinator", "front-0>worker-0", "front-0>worker-1", "front-1>worker-0", "front-1>worker-1",
+    }  # fmt: skip

@@ -1,0 +1,131 @@
+"""Logs in a temporary directory, and the little appliance of worker and flusher that a test steps by hand, in one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from appliance import topic_settings
+from shm.assignments import REPLAY, Assignment, LaneKind
+from shm.control import Control
+from shm.doorbell import Doorbell
+from shm.lane import LaneReader, LaneWriter
+from shm.layout import ControlLayout, RegionKind, Role, SOURCE_COORDINATOR
+from shm.partition_table import PartitionTable
+from shm.region import Region
+from shm.ring import Ring, RingWriter
+from tailrace.batch_header import checksum_seed
+from tailrace.schema import DEFAULT_SCHEMA, to_message
+from tests.kit import memory
+from tests.kit.batches import TOPIC_ID
+from workers.files import DiskFiles, Files
+from workers.flusher import Flusher, FlusherSettings
+from workers.recovery import load_live_producers
+from workers.worker import Worker
+
+
+def assignment(partition: int = 0, *, topic: str = "t", topic_id: bytes = TOPIC_ID, slot: int = 0, version: int = 1, **settings: Any) -> Assignment:
+    complete = topic_settings.complete({k.replace("_", "."): v for k, v in settings.items()}, ring_bytes=1 << 26, lane_bytes=1 << 22)
+    return Assignment(
+        topic=topic, topic_id=topic_id, partition=partition, partition_count=1, slot=slot, version=version, worker=0, front=0, data_dir=0,
+        leader_epoch=0, schema_id=1, schema=to_message(DEFAULT_SCHEMA), typed=False, settings=complete,
+    )  # fmt: skip
+
+
+class Bench:
+    """One worker and one flusher over real memory and real files; `kill_*` starts a successor over what is left."""
+
+    def __init__(self, directory: str, regions: dict[str, Region], files: Files) -> None:
+        self.directory = directory
+        self.regions = regions
+        self.files = files
+        self.now_us = 1_700_000_000_000_000
+        self.now_ns = 1
+        self.assignments = [assignment()]
+        self.bell = Doorbell.create()
+        self.to_worker = LaneWriter(regions["front>worker"])
+        self.table = PartitionTable(regions["table"])
+        self.ring = Ring(regions["ring"])
+        self.generation = 0
+        self.worker = self._new_worker()
+        self.flusher = self._new_flusher()
+
+    def _new_worker(self) -> Worker:
+        self.generation += 1
+        ring = RingWriter(self.regions["ring"])
+        resume = Worker.resume_positions(ring)
+        lanes = {0: LaneReader(self.regions["front>worker"], resume.get(0, 0)), SOURCE_COORDINATOR: LaneReader(self.regions["coord>worker"])}
+        feed = LaneWriter(self.regions["coord>worker"])
+
+        def load(a: Assignment) -> Any:
+            end = self.table.read(a.slot).log_end_offset
+            return load_live_producers(self.files, f"{self.directory}/{a.directory_name}", checksum_seed(a.topic_id, a.partition), end)
+
+        worker = Worker(
+            ring=ring, lanes=lanes, tables=[self.table], slot=Control(self.regions["control"]).process(Role.WORKER, 0), generation=self.generation,
+            is_running=lambda: True, live_fronts=lambda: [0], fronts=[], flushers=[], load_producers=load, now_us=lambda: self.now_us,
+        )  # fmt: skip
+        self._feed(feed)
+        return worker
+
+    def _new_flusher(self) -> Flusher:
+        self.generation += 1
+        feed = LaneWriter(self.regions["coord>flusher"])
+        flusher = Flusher(
+            data_dir=self.directory, files=self.files, table=self.table, feed=LaneReader(self.regions["coord>flusher"]), generation=self.generation,
+            rings={0: Ring(self.regions["ring"])}, old_rings=[], fronts=[], workers={0: self.bell}, coordinator=self.bell, settings=FlusherSettings(),
+            on_ready=lambda: None, now_us=lambda: self.now_us, start_ns=self.now_ns,
+        )  # fmt: skip
+        self._feed(feed)
+        return flusher
+
+    def _feed(self, lane: LaneWriter) -> None:
+        for item in self.assignments:
+            assert lane.try_write(LaneKind.ASSIGN, 0, REPLAY, 0, 0, 0, (item.encode(),))
+        assert lane.try_write(LaneKind.FED, 0, 0, 0, self.generation, 0, (b"",))
+        lane.publish()
+
+    def kill_worker(self) -> None:
+        self.worker = self._new_worker()
+
+    def kill_flusher(self) -> None:
+        self.flusher = self._new_flusher()
+
+    def send(self, batch: bytes | bytearray, *, slot: int = 0, acks: int = 2, correlation_id: int = 0) -> None:
+        assert self.to_worker.try_write(LaneKind.PRODUCE, slot, acks, 1 << 32, correlation_id, 0, (batch,))
+        self.to_worker.publish()
+
+    def step_worker(self) -> int:
+        return self.worker.step(self.now_ns)
+
+    def step_flusher(self) -> int:
+        return self.flusher.step(self.now_ns)
+
+    def settle(self) -> None:
+        """Step both until neither has anything to do; front 0 answers everything."""
+        while self.step_worker() + self.step_flusher():
+            self.ring.cursors[0].store(self.ring.settled.load())
+
+    def answers(self) -> list[tuple[int, int]]:
+        """(result, base offset) of every descriptor."""
+        return [(d.result, d.base_offset) for d in map(self.ring.descriptor, range(self.ring.head.load()))]
+
+    def segment_paths(self, partition: int = 0) -> list[str]:
+        directory = f"{self.directory}/t-{partition}"
+        return [f"{directory}/{name}" for name in sorted(os.listdir(directory)) if name.endswith(".arrow")]
+
+
+@contextmanager
+def bench(directory: str, files: Files | None = None) -> Iterator[Bench]:
+    with ExitStack() as stack:
+        regions = {
+            "ring": stack.enter_context(memory.ring_region(1 << 20, 256)),
+            "table": stack.enter_context(memory.table_region()),
+            "control": stack.enter_context(memory.region(RegionKind.CONTROL, ControlLayout().size, 0)),
+            "front>worker": stack.enter_context(memory.lane_region(1 << 18)),
+            "coord>worker": stack.enter_context(memory.lane_region(1 << 18)),
+            "coord>flusher": stack.enter_context(memory.lane_region(1 << 18)),
+        }
+        yield Bench(directory, regions, files or DiskFiles())
