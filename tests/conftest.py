@@ -1,0 +1,28 @@
+"""Fixtures: a real appliance per test module, names that nobody else uses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+
+settings.register_profile("deterministic", derandomize=True, deadline=None, print_blob=True)
+settings.load_profile("deterministic")
+
+
+@pytest.fixture(scope="module")
+def appliance() -> Iterator[EmbeddedAppliance]:
+    """A running appliance that makes no topics by itself, as a served one."""
+    running = start_embedded(auto_create_topics=False)
+    yield running
+    assert running.stop() == 0, "the appliance did not stop cleanly"
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name of this test's own."""
+    return f"t-{os.urandom(5).hex()}"

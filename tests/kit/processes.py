@@ -1,0 +1,54 @@
+"""Looking at, stopping and killing the appliance's processes from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+
+from tailrace.private_appliance import EmbeddedAppliance
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+    """Poll a condition of the outside world (there is no event to wait on); fails the test when it never comes true."""
+    deadline = time.monotonic() + timeout_s
+    pause = __import__("threading").Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        pause.wait(0.01)
+
+
+def comm(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def children(appliance: EmbeddedAppliance) -> dict[str, int]:
+    """comm name -> pid of the supervisor's children."""
+    try:
+        found = psutil.Process(appliance.pid).children()
+    except psutil.NoSuchProcess:
+        return {}
+    return {comm(child.pid): child.pid for child in found if comm(child.pid).startswith("tr-")}
+
+
+def kill_and_wait_for_successor(appliance: EmbeddedAppliance, name: str, number: int = signal.SIGKILL) -> None:
+    """Kill one child by comm name; returns when another one of that name runs."""
+    before = children(appliance)[name]
+    os.kill(before, number)
+    wait_until(lambda: children(appliance).get(name, before) != before, f"{name} is restarted")
+
+
+def shared_memory(appliance: EmbeddedAppliance) -> list[str]:
+    """What the instance has in /dev/shm now."""
+    import orjson
+
+    with open(f"{appliance.data_dir}/instance.json", "rb") as file:
+        prefix = f"tailrace-{orjson.loads(file.read())['instance'][:12]}"
+    return [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]

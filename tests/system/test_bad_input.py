@@ -1,0 +1,318 @@
+"""Bad input: each gets an error code and a sentence that says what to do, and the appliance still serves."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+import zmq
+
+from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
+from tailrace.connection import Connection
+from tailrace.errors import (
+    CorruptBatchError,
+    InvalidRecordError,
+    InvalidSchemaError,
+    InvalidSettingError,
+    InvalidTopicNameError,
+    NotReachableError,
+    PartitionOutOfRangeError,
+    RecordTooLargeError,
+    SchemaMismatchError,
+    TailraceError,
+    TopicExistsError,
+    UnknownTopicError,
+    UnsafeBatchError,
+    UnsupportedBatchError,
+)
+from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.protocol import requests
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.wire import Api, RequestHeader, decode_response_header, encode_request
+from tests.kit.batches import make_batch, with_wild_buffer
+
+
+@pytest.fixture(autouse=True)
+def still_serving(appliance: EmbeddedAppliance) -> Iterator[None]:
+    """After each of these the appliance takes and gives records, and no process was restarted."""
+    yield
+    name = f"check-{os.urandom(4).hex()}"
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(name)])
+        with Producer(appliance.address) as producer:
+            assert producer.send(name, b"still here").result(10).offset == 0
+        assert all(process["restarts"] == 0 for process in admin.describe_cluster()["processes"])
+
+
+@pytest.fixture
+def made(appliance: EmbeddedAppliance, topic: str) -> str:
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(topic, 2)])
+    return topic
+
+
+def says_what_to_do(error: TailraceError) -> None:
+    assert error.advice.endswith(".")
+    assert error.advice in str(error)
+    assert error.code.name in str(error)
+
+
+def test_unknown_topic(appliance: EmbeddedAppliance, topic: str) -> None:
+    with Producer(appliance.address) as producer, pytest.raises(UnknownTopicError, match=f"there is no topic '{topic}'") as caught:
+        producer.send(topic, b"x")
+    says_what_to_do(caught.value)
+    with pytest.raises(UnknownTopicError):
+        Consumer(topic, bootstrap=appliance.address)
+    with Admin(appliance.address) as admin, pytest.raises(UnknownTopicError):
+        admin.delete_topics([topic])
+
+
+def test_a_topic_deleted_under_a_producer(appliance: EmbeddedAppliance, made: str) -> None:
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        producer.send(made, b"x", partition=0).result(10)
+        admin.delete_topics([made])
+        with pytest.raises(UnknownTopicError):
+            producer.send(made, b"y", partition=0).result(10)
+
+
+def test_partition_out_of_range(appliance: EmbeddedAppliance, made: str) -> None:
+    with Producer(appliance.address) as producer:
+        for partition in (2, -1, 10**6):
+            with pytest.raises(PartitionOutOfRangeError, match="partitions 0 to 1"):
+                producer.send(made, b"x", partition=partition)
+    with Consumer(bootstrap=appliance.address) as consumer, pytest.raises(PartitionOutOfRangeError):
+        consumer.assign([TopicPartition(made, 2)])
+
+
+def test_a_record_over_max_request_size(appliance: EmbeddedAppliance, made: str) -> None:
+    with Producer(appliance.address, max_request_size=10_000) as producer, pytest.raises(RecordTooLargeError, match="max_request_size") as caught:
+        producer.send(made, b"x" * 10_000)
+    says_what_to_do(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"value": 5}, {"value": 1.5}, {"value": b"x", "key": 7}, {"value": b"x", "headers": [("h", "text")]}, {"value": b"x", "headers": [5]},
+     {"value": b"x", "timestamp": "now"}, {"value": {"a": 1}}],
+)  # fmt: skip
+def test_a_record_of_a_wrong_type(appliance: EmbeddedAppliance, made: str, arguments: dict[str, object]) -> None:
+    with Producer(appliance.address) as producer:
+        with pytest.raises(InvalidRecordError) as caught:
+            producer.send(made, **arguments)  # type: ignore[arg-type]
+        says_what_to_do(caught.value)
+        assert producer.send(made, b"good").result(10).offset == 0
+
+
+def test_a_row_of_a_wrong_type_fails_its_handle_and_not_the_next_one(appliance: EmbeddedAppliance, topic: str) -> None:
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(topic, schema=pa.schema([("a", pa.int32())]))])
+    with Producer(appliance.address) as producer:
+        error = producer.send(topic, {"a": "word"}).exception(10)
+        assert isinstance(error, InvalidRecordError)
+        assert producer.send(topic, {"a": 1}).result(10).offset == 0
+        with pytest.raises(InvalidRecordError, match="must be a dict"):
+            producer.send(topic, b"bytes")
+
+
+def test_a_frame_that_does_not_match_the_schema(appliance: EmbeddedAppliance, topic: str) -> None:
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(topic, schema=pa.schema([("a", pa.int32())]))])
+    with Producer(appliance.address) as producer:
+        for frame in (pa.table({"b": [1]}), pa.table({"a": ["word"]}), pa.table({"a": [1], "b": [1]})):
+            with pytest.raises(SchemaMismatchError) as caught:
+                producer.send_arrow(topic, frame)
+            says_what_to_do(caught.value)
+        with pytest.raises(SchemaMismatchError, match="has no columns"):
+            producer.send_arrow(topic, 5)
+        with pytest.raises(SchemaMismatchError, match="key_column"):
+            producer.send_arrow(topic, pa.table({"a": [1]}), key_column="z")
+
+
+def produce_raw(appliance: EmbeddedAppliance, name: str, batch: bytes | bytearray) -> requests.ProduceResponse:
+    """Send bytes as a batch, past the SDK."""
+    with Admin(appliance.address) as admin:
+        info = admin.topic_info([name])[name]
+    connection = Connection(appliance.address, "raw")
+    try:
+        body = [requests.encode_produce(requests.ProduceRequest(info.topic_id, 0, -1, 1000)), batch]
+        return requests.decode_produced(connection.call(Api.PRODUCE, body, 10_000).body[0])
+    finally:
+        connection.close()
+
+
+def test_bad_batches_on_the_wire(appliance: EmbeddedAppliance, made: str) -> None:
+    with Admin(appliance.address) as admin:
+        info = admin.topic_info([made])[made]
+    good = make_batch(3, seed=info.seeds[0], schema_id=info.schema_id)
+    flipped = bytearray(good)
+    flipped[-3] ^= 1
+    with pytest.raises(CorruptBatchError):
+        produce_raw(appliance, made, flipped)
+    with pytest.raises(CorruptBatchError):
+        produce_raw(appliance, made, make_batch(3, seed=info.seeds[1], schema_id=info.schema_id))
+    with pytest.raises(UnsupportedBatchError):
+        produce_raw(appliance, made, b"garbage" * 100)
+    with pytest.raises(UnsafeBatchError):
+        produce_raw(appliance, made, with_wild_buffer(make_batch(50, seed=info.seeds[0], schema_id=info.schema_id), info.seeds[0]))
+    with pytest.raises(RecordTooLargeError):
+        produce_raw(appliance, made, bytes((1 << 20) + 1))
+    assert produce_raw(appliance, made, good).base_offset == 0
+
+
+def raw_socket(appliance: EmbeddedAppliance) -> zmq.Socket[bytes]:
+    client = zmq.Context.instance().socket(zmq.DEALER)
+    client.setsockopt(zmq.LINGER, 0)
+    client.setsockopt(zmq.RCVTIMEO, 10_000)
+    client.connect(appliance.address)
+    return client
+
+
+def test_garbage_on_the_port_in_zeromq_frames(appliance: EmbeddedAppliance) -> None:
+    source = random.Random(5)
+    client = raw_socket(appliance)
+    for _ in range(300):
+        client.send_multipart([source.randbytes(source.choice((0, 1, 23, 24, 25, 500))) for _ in range(source.randrange(1, 6))])
+        frames = client.recv_multipart()
+        assert decode_response_header(frames[0]).error in (ErrorCode.MALFORMED_REQUEST, ErrorCode.SESSION_UNKNOWN)
+    client.send_multipart([RequestHeader(999, 1, 5, 0).to_bytes()])
+    assert decode_response_header(client.recv_multipart()[0]).error == ErrorCode.SESSION_UNKNOWN
+    client.close()
+
+
+def test_every_api_refuses_garbage_bodies(appliance: EmbeddedAppliance) -> None:
+    connection = Connection(appliance.address, "raw")
+    source = random.Random(6)
+    try:
+        for api in Api:
+            if api is Api.HANDSHAKE:
+                continue
+            for body in ([], [b""], [source.randbytes(40)], [b"{}"], [b"[1]"], [b'{"topics": 5}'], [b'{"topics": [5]}'], [source.randbytes(32), b""]):
+                try:
+                    connection.call(api, body, 10_000)
+                except TailraceError as error:
+                    assert error.code not in (ErrorCode.TIMED_OUT, ErrorCode.NOT_REACHABLE), (api, body)
+    finally:
+        connection.close()
+
+
+def test_an_unknown_api_and_another_version(appliance: EmbeddedAppliance) -> None:
+    client = raw_socket(appliance)
+    client.send_multipart(encode_request(Api.HANDSHAKE, 1, 1, [requests.encode_json({"versions": {str(int(a)): [1, 1] for a in Api}})]))
+    assert decode_response_header(client.recv_multipart()[0]).error == 0
+    client.send_multipart(encode_request(999, 1, 2, []))
+    assert decode_response_header(client.recv_multipart()[0]).error == ErrorCode.UNKNOWN_API
+    client.send_multipart(encode_request(Api.PING, 9, 3, []))
+    assert decode_response_header(client.recv_multipart()[0]).error == ErrorCode.UNSUPPORTED_VERSION
+    client.send_multipart(encode_request(Api.HANDSHAKE, 1, 1, [requests.encode_json({"versions": {"1": [7, 9]}})]))
+    assert decode_response_header(client.recv_multipart()[0]).error == ErrorCode.UNSUPPORTED_VERSION
+    client.close()
+
+
+def test_garbage_on_the_port_that_is_not_even_zeromq(appliance: EmbeddedAppliance) -> None:
+    host, port = appliance.address.removeprefix("tcp://").split(":")
+    for data in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), b"\xff" * 100, b""):
+        with socket.create_connection((host, int(port)), timeout=10) as raw:
+            raw.sendall(data)
+
+
+def test_topic_names_and_schemas_that_cannot_be(appliance: EmbeddedAppliance, made: str) -> None:
+    with Admin(appliance.address) as admin:
+        for name in ("a/b", "..", "../../etc/passwd", "x" * 300, "", "a b"):
+            with pytest.raises(InvalidTopicNameError) as caught:
+                admin.create_topics([NewTopic(name)])
+            says_what_to_do(caught.value)
+        with pytest.raises(TopicExistsError):
+            admin.create_topics([NewTopic(made)])
+        with pytest.raises(InvalidSettingError, match="did you mean segment.bytes"):
+            admin.create_topics([NewTopic("x", configs={"segment.byte": 1})])
+        for partitions in (0, -1, 10**6):
+            with pytest.raises(InvalidSettingError, match="partitions is"):
+                admin.create_topics([NewTopic("x", partitions)])
+        with pytest.raises(InvalidSchemaError):
+            admin.create_topics([NewTopic("x", schema=pa.schema([("n", pa.null())]))])
+        with pytest.raises(InvalidSettingError, match="can only grow"):
+            admin.create_partitions({made: 1})
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"ackz": 1}, "did you mean acks"),
+        ({"acks": 2}, "acks is 2"),
+        ({"linger_ms": -1}, "linger_ms is -1"),
+        ({"batch_size": "big"}, "batch_size is 'big'"),
+        ({"compression_type": "gzip"}, "allowed are none, lz4, zstd"),
+        ({"delivery_timeout_ms": 3}, "must be more than linger_ms"),
+        ({"bootstrap": "localhost:7420"}, "tcp://127.0.0.1:7420"),
+    ],
+)
+def test_client_settings_fail_at_construction_and_name_the_setting(settings: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InvalidSettingError, match=sentence):
+        Producer(**settings)  # type: ignore[arg-type]
+
+
+def test_no_appliance_at_the_address(topic: str) -> None:
+    with Producer("tcp://127.0.0.1:1", max_block_ms=300) as producer, pytest.raises(NotReachableError, match="no appliance answers") as caught:
+        producer.send(topic, b"x")
+    says_what_to_do(caught.value)
+
+
+def serve(*arguments: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
+    """`tailrace serve`, which is expected to end by itself."""
+    tailrace = str(pathlib.Path(sys.executable).parent / "tailrace")
+    return subprocess.run([tailrace, "serve", *arguments], capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def sentence_of(done: subprocess.CompletedProcess[str]) -> str:
+    return next(line for line in done.stderr.splitlines() if line.startswith("tailrace: "))
+
+
+def test_a_second_serve_on_the_same_data_directory_names_the_holder(appliance: EmbeddedAppliance) -> None:
+    done = serve("--data-dir", appliance.data_dir, "--listen", "tcp://127.0.0.1:0")
+    assert done.returncode == 73
+    assert f"in use by the appliance with process id {appliance.pid}" in sentence_of(done)
+
+
+def test_a_port_in_use(appliance: EmbeddedAppliance, tmp_path: pathlib.Path) -> None:
+    done = serve("--data-dir", str(tmp_path), "--listen", appliance.address)
+    assert done.returncode == 72
+    assert f"cannot listen on {appliance.address}" in sentence_of(done)
+    assert "choose another with --listen" in sentence_of(done)
+
+
+def test_a_data_directory_that_cannot_be_written() -> None:
+    done = serve("--data-dir", "/proc/tailrace", "--listen", "tcp://127.0.0.1:0")
+    assert done.returncode == 73
+    assert "cannot write in the data directory /proc/tailrace" in sentence_of(done)
+
+
+def test_dev_shm_too_small_for_the_rings(tmp_path: pathlib.Path) -> None:
+    done = serve("--data-dir", str(tmp_path), "--listen", "tcp://127.0.0.1:0", "--set", f"ring_bytes={1 << 36}")
+    assert done.returncode == 75
+    assert "/dev/shm has no room" in sentence_of(done)
+    assert "lower ring_bytes" in sentence_of(done)
+
+
+def test_a_misspelt_setting_suggests_the_right_one(tmp_path: pathlib.Path) -> None:
+    done = serve("--data-dir", str(tmp_path), "--set", "ring_byte=1")
+    assert done.returncode == 2
+    assert "did you mean ring_bytes?" in sentence_of(done)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a mount namespace")
+def test_a_data_directory_on_a_read_only_mount(tmp_path: pathlib.Path) -> None:
+    directory = tmp_path / "data"
+    directory.mkdir()
+    tailrace = pathlib.Path(sys.executable).parent / "tailrace"
+    script = f"mount --bind {directory} {directory} && mount -o remount,ro,bind {directory} && exec {tailrace} serve --data-dir {directory} --listen tcp://127.0.0.1:0"
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 73
+    assert "Read-only file system" in sentence_of(done)

@@ -1,0 +1,335 @@
+"""The main job through the real processes: what is sent comes back, equal and in order."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import threading
+from collections import defaultdict
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from tailrace import Admin, Consumer, NewTopic, Producer, Record, TopicPartition
+from tailrace.errors import InvalidRequestError, NotSupportedError, OffsetOutOfRangeError, RequestTimeoutError
+from tailrace.partitioners import partition_for_key
+from tailrace.private_appliance import EmbeddedAppliance
+
+
+def create(appliance: EmbeddedAppliance, name: str, partitions: int = 1, schema: object = None, **configs: object) -> None:
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(name, partitions, {k.replace("_", "."): v for k, v in configs.items()}, schema)])
+
+
+def read_all(appliance: EmbeddedAppliance, name: str, count: int) -> list[Record]:
+    records: list[Record] = []
+    with Consumer(name, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+        while len(records) < count:
+            some = consumer.poll(timeout_ms=20_000, max_records=10_000)
+            assert some, f"only {len(records)} of {count} records came"
+            records += some
+        assert consumer.poll(timeout_ms=0) == []
+    return records
+
+
+@pytest.mark.parametrize("acks", [0, 1, "all"])
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_records_come_back_equal_and_in_order(appliance: EmbeddedAppliance, topic: str, acks: int | str, compression: str) -> None:
+    create(appliance, topic, 3)
+    sent: dict[int, list[tuple[bytes | None, bytes | None]]] = defaultdict(list)
+    with Producer(appliance.address, acks=acks, compression_type=compression, batch_size=4096) as producer:
+        for number in range(3000):
+            key, value = b"k%d" % (number % 7), b"v%d" % number if number % 11 else None
+            producer.send(topic, value, key)
+            sent[partition_for_key(key, 3)].append((key, value))
+        producer.flush()
+    found: dict[int, list[tuple[bytes | None, bytes | None]]] = defaultdict(list)
+    for record in read_all(appliance, topic, 3000):
+        assert record.offset == len(found[record.partition])
+        found[record.partition].append((record.key, record.value))
+    assert found == sent
+
+
+def test_metadata_headers_and_timestamps(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic)
+    moment = dt.datetime(2013, 1, 1, 12, 0, 0, 123456, tzinfo=dt.UTC)
+    with Producer(appliance.address) as producer:
+        first = producer.send(topic, b"a", b"k", [("h", b"1"), ("h", b"2")], timestamp=moment)
+        second = producer.send(topic, "text", timestamp=1234)
+        assert (first.result(10).offset, second.result(10).offset) == (0, 1)
+        assert first.done()
+        assert first.exception() is None
+        assert first.result().timestamp == 1_357_041_600_123
+    one, two = read_all(appliance, topic, 2)
+    assert (one.headers, one.datetime, one.timestamp_type) == ([("h", b"1"), ("h", b"2")], moment, 0)
+    assert (two.value, two.key, two.headers, two.timestamp) == (b"text", None, [], 1234)
+
+
+def test_log_append_time_is_the_appliances(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic, message_timestamp_type="LogAppendTime")
+    with Producer(appliance.address) as producer:
+        metadata = producer.send(topic, b"a", timestamp=5).result(10)
+    (record,) = read_all(appliance, topic, 1)
+    assert record.timestamp_type == 1
+    assert record.timestamp == metadata.timestamp > 1_600_000_000_000
+
+
+def test_callbacks_see_every_record_once(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic)
+    offsets: list[int | None] = []
+    with Producer(appliance.address) as producer:
+        for number in range(500):
+            producer.send(topic, b"%d" % number, on_delivery=lambda metadata, error: offsets.append(metadata.offset if metadata and not error else -1))
+    assert offsets == list(range(500))
+
+
+FRAMES = {
+    "pandas": lambda: pd.DataFrame({"n": range(1000), "word": [f"w{i % 5}" for i in range(1000)]}),
+    "polars": lambda: pl.DataFrame({"n": range(1000), "word": [f"w{i % 5}" for i in range(1000)]}),
+    "table": lambda: pa.table({"n": range(1000), "word": pa.array([f"w{i % 5}" for i in range(1000)]).dictionary_encode()}),
+}
+
+
+@pytest.mark.parametrize("kind", list(FRAMES))
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_frames_come_back_as_columns(appliance: EmbeddedAppliance, topic: str, kind: str, compression: str) -> None:
+    frame = FRAMES[kind]()
+    create(appliance, topic, 2, schema=frame, compression_type=compression)
+    with Producer(appliance.address, batch_size=4096) as producer:
+        metadata = producer.send_arrow(topic, frame, key_column="word").result(20)
+    assert sum(m.record_count for m in metadata) == 1000
+    rows: list[dict[str, object]] = []
+    with Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+        while len(rows) < 1000:
+            for batch in consumer.poll_arrow(timeout_ms=20_000):
+                assert batch.offsets.to_pylist() == list(range(batch.base_offset, batch.base_offset + len(batch)))
+                part = batch.batch.to_pylist()
+                assert {partition_for_key(str(row["word"]).encode(), 2) for row in part} == {batch.partition}
+                rows += part
+    assert sorted(rows, key=lambda row: int(str(row["n"]))) == [{"n": i, "word": f"w{i % 5}"} for i in range(1000)]
+
+
+def test_rows_of_a_typed_topic_go_in_and_out_as_dicts(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic, schema=pa.schema([("a", pa.int32()), ("when", pa.timestamp("us", "UTC"))]))
+    moment = dt.datetime(2020, 5, 5, tzinfo=dt.UTC)
+    with Producer(appliance.address) as producer:
+        producer.send(topic, {"a": 1, "when": moment}).result(10)
+        producer.send(topic, {"a": None}).result(10)
+    assert [r.value for r in read_all(appliance, topic, 2)] == [{"a": 1, "when": moment}, {"a": None, "when": None}]
+
+
+def test_frames_of_the_default_schema_need_only_a_value(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic)
+    with Producer(appliance.address) as producer:
+        producer.send_arrow(topic, pa.table({"value": [b"a", b"b"], "key": [b"k", None]}), timestamp=7).result(10)
+    assert [(r.key, r.value, r.timestamp) for r in read_all(appliance, topic, 2)] == [(b"k", b"a", 7), (None, b"b", 7)]
+
+
+def test_a_pluggable_partitioner_and_an_explicit_partition(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic, 4)
+    with Producer(appliance.address, partitioner=lambda _topic, key, count: len(key or b"") % count) as producer:
+        assert producer.send(topic, b"x", b"abc").result(10).partition == 3
+        assert producer.send(topic, b"x", b"abc", partition=1).result(10).partition == 1
+        assert producer.partitions_for(topic) == [0, 1, 2, 3]
+
+
+class TestConsumer:
+    """Positions and waiting."""
+
+    @pytest.fixture
+    def filled(self, appliance: EmbeddedAppliance, topic: str) -> TopicPartition:
+        """A partition with records 0 to 99, batches of 10, one millisecond apart."""
+        create(appliance, topic)
+        with Producer(appliance.address) as producer:
+            for start in range(0, 100, 10):
+                for number in range(start, start + 10):
+                    producer.send(topic, b"%d" % number, timestamp=1_000_000 + number)
+                producer.flush()
+        return TopicPartition(topic, 0)
+
+    def consumer(self, appliance: EmbeddedAppliance, key: TopicPartition, **settings: object) -> Consumer:
+        consumer = Consumer(bootstrap=appliance.address, **settings)
+        consumer.assign([key])
+        return consumer
+
+    def test_seeks(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
+        with self.consumer(appliance, filled) as consumer:
+            for offset in (55, 0, 99, 3):
+                consumer.seek(filled, offset)
+                assert consumer.position(filled) == offset
+                assert consumer.poll(10_000, max_records=2)[0].offset == offset
+            consumer.seek_to_beginning(filled)
+            assert [r.offset for r in consumer.poll(10_000, max_records=3)] == [0, 1, 2]
+            assert consumer.position(filled) == 3
+            consumer.seek_to_end()
+            assert consumer.position(filled) == 100
+            assert consumer.poll(0) == []
+            assert consumer.lag(filled) == 0
+
+    def test_arrow_after_records_goes_on_where_records_stopped(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
+        with self.consumer(appliance, filled, auto_offset_reset="earliest") as consumer:
+            assert len(consumer.poll(10_000, max_records=7)) == 7
+            batch = consumer.poll_arrow(10_000)[0]
+            assert batch.base_offset == 7
+            assert batch.batch.column("value").to_pylist()[0] == b"7"
+
+    def test_offsets(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
+        with self.consumer(appliance, filled) as consumer:
+            assert consumer.beginning_offsets([filled]) == {filled: 0}
+            assert consumer.end_offsets([filled]) == {filled: 100}
+            for milliseconds, offset in ((0, 0), (1_000_000, 0), (1_000_042, 42), (1_000_099, 99)):
+                found = consumer.offsets_for_times({filled: milliseconds})[filled]
+                assert found is not None
+                assert (found.offset, found.timestamp) == (offset, 1_000_000 + offset)
+            assert consumer.offsets_for_times({filled: 2_000_000}) == {filled: None}
+
+    @pytest.mark.parametrize(("reset", "first"), [("earliest", 0), ("latest", None)])
+    def test_auto_offset_reset_after_falling_out_of_the_log(self, appliance: EmbeddedAppliance, filled: TopicPartition, reset: str, first: int | None) -> None:
+        with self.consumer(appliance, filled, auto_offset_reset=reset) as consumer:
+            consumer.seek(filled, 5000)
+            records = consumer.poll(1_000)
+            assert (records[0].offset if records else None) == first
+
+    def test_auto_offset_reset_none_raises(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
+        with self.consumer(appliance, filled, auto_offset_reset="none") as consumer:
+            with pytest.raises(OffsetOutOfRangeError, match="has no position"):
+                consumer.poll(1_000)
+            consumer.seek(filled, 5000)
+            with pytest.raises(OffsetOutOfRangeError, match="holds offsets 0 to 100"):
+                consumer.poll(10_000)
+            consumer.seek(filled, 50)
+            assert consumer.poll(10_000)[0].offset == 50
+
+    def test_pause_and_resume(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
+        with self.consumer(appliance, filled, auto_offset_reset="earliest") as consumer:
+            assert consumer.poll(10_000, max_records=5)[-1].offset == 4
+            consumer.pause(filled)
+            assert consumer.paused() == [filled]
+            assert consumer.poll(50) == []
+            consumer.resume(filled)
+            assert consumer.poll(10_000)[0].offset == 5
+
+    def test_small_fetches_still_get_on(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
+        with self.consumer(appliance, filled, auto_offset_reset="earliest", fetch_max_bytes=1024, max_partition_fetch_bytes=1024) as consumer:
+            seen = 0
+            while seen < 100:
+                records = consumer.poll(10_000)
+                assert records[0].offset == seen
+                seen += len(records)
+
+    def test_a_long_poll_is_woken_by_a_record(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
+        with self.consumer(appliance, filled, fetch_max_wait_ms=30_000) as consumer, Producer(appliance.address) as producer:
+            consumer.seek_to_end()
+            assert consumer.poll(0) == []
+            timer = threading.Timer(0.05, lambda: producer.send(filled.topic, b"late").result(10))
+            timer.start()
+            assert [r.value for r in consumer.poll(20_000)] == [b"late"]
+            timer.join()
+
+    def test_iteration_gives_records_without_end(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
+        with self.consumer(appliance, filled, auto_offset_reset="earliest") as consumer:
+            seen = []
+            for record in consumer:
+                seen.append(record.offset)
+                if len(seen) == 100:
+                    break
+        assert seen == list(range(100))
+
+    def test_what_is_not_there_yet_is_refused_and_not_ignored(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
+        with pytest.raises(NotSupportedError, match="groups"):
+            Consumer(filled.topic, bootstrap=appliance.address, group_id="g")
+        with self.consumer(appliance, filled) as consumer:
+            for call in (consumer.commit, consumer.committed, consumer.subscribe):
+                with pytest.raises(NotSupportedError, match="groups"):
+                    call()
+        with Consumer(bootstrap=appliance.address) as nothing, pytest.raises(InvalidRequestError, match="nothing is assigned"):
+            nothing.poll(0)
+        with Producer(appliance.address) as producer, pytest.raises(NotSupportedError, match="delayed"):
+            producer.send(filled.topic, b"x", deliver_after=dt.timedelta(seconds=1))
+
+
+def test_many_threads_share_a_producer(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic, 2)
+    with Producer(appliance.address, batch_size=2048) as producer:
+
+        def work(name: int) -> None:
+            for number in range(500):
+                handle = producer.send(topic, b"%d-%d" % (name, number), b"%d" % name)
+                if number % 100 == 0:
+                    handle.result(20)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    by_key: dict[bytes | None, list[bytes]] = defaultdict(list)
+    for record in read_all(appliance, topic, 2000):
+        by_key[record.key].append(record.value)
+    assert by_key == {b"%d" % n: [b"%d-%d" % (n, i) for i in range(500)] for n in range(4)}
+
+
+def test_a_producer_in_a_forked_child_says_so(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic)
+    with Producer(appliance.address) as producer:
+        producer.send(topic, b"parent").result(10)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                producer.send(topic, b"child")
+            except Exception as error:
+                os._exit(7 if "fork()" in str(error) else 8)
+            os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        producer.send(topic, b"parent again").result(10)
+
+
+def test_waiting_for_a_record_can_time_out_and_go_on(appliance: EmbeddedAppliance, topic: str) -> None:
+    import signal
+
+    from tests.kit.processes import children
+
+    create(appliance, topic)
+    flusher = children(appliance)["tr-flusher-0"]
+    with Producer(appliance.address, acks="all") as producer:
+        producer.send(topic, b"first").result(10)
+        os.kill(flusher, signal.SIGSTOP)
+        try:
+            handle = producer.send(topic, b"second")
+            with pytest.raises(RequestTimeoutError):
+                handle.result(0.2)
+            assert not handle.done()
+        finally:
+            os.kill(flusher, signal.SIGCONT)
+        assert handle.result(10).offset == 1
+
+
+def test_many_topics_and_partitions(appliance: EmbeddedAppliance, topic: str) -> None:
+    with Admin(appliance.address) as admin:
+        names = [f"{topic}-{n}" for n in range(20)]
+        admin.create_topics([NewTopic(name, 4) for name in names])
+        with Producer(appliance.address) as producer:
+            handles = [producer.send(name, b"%d" % n, partition=p) for n, name in enumerate(names) for p in range(4)]
+            for handle in handles:
+                handle.result(20)
+        assert set(names) <= set(admin.list_topics())
+        described = admin.describe_topics(names)
+        assert all(p["end_offset"] == 1 and p["state"] == "ONLINE" for t in described.values() for p in t["partitions"])
+        admin.delete_topics(names)
+        assert not set(names) & set(admin.list_topics())
+    assert not [entry for entry in os.listdir(appliance.data_dir) if entry.startswith(topic)]
+
+
+def test_partitions_and_settings_can_be_changed_while_records_flow(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic)
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        producer.send(topic, b"before").result(10)
+        admin.create_partitions({topic: 3})
+        admin.alter_topics({topic: {"segment.bytes": 65536}})
+        assert admin.describe_configs([topic])[topic]["segment.bytes"] == 65536
+        producer.send(topic, b"same", partition=0).result(10)
+    with Producer(appliance.address) as producer:
+        assert producer.send(topic, b"new", partition=2).result(10).offset == 0
+    assert {r.value for r in read_all(appliance, topic, 3)} == {b"before", b"same", b"new"}
