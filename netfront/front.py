@@ -537,8 +537,13 @@ def main() -> None:
     configure_logging(context)
     spec = context.spec
     settings = spec.settings
+    # A predecessor that was given any free port has told clients which: go on there.
+    port = context.control.port(spec.index).load()
+    addresses = [
+        f"{a.rpartition(':')[0]}:{port}" if port and a.startswith("tcp://") and a.endswith(":0") else a for a in settings["listen"]
+    ]
     try:
-        router = Router(list(settings["listen"]))
+        router = Router(addresses)
     except AddressInUseError as error:
         print(f"tailrace: {error}", file=sys.stderr, flush=True)
         sys.exit(EXIT_ADDRESS_IN_USE)

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,14 @@ def settings(scratch: str) -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.local.dir": scratch,
         "spark.sql.warehouse.dir": f"{scratch}/warehouse",
-        "spark.driver.extraJavaOptions": f"-XX:-UsePerfData -Djava.io.tmpdir={scratch} -Dderby.system.home={scratch} -Dlog4j2.configurationFile={scratch}/log4j2.properties",
+        "spark.driver.extraJavaOptions": " ".join(
+            (
+                "-XX:-UsePerfData",
+                f"-Djava.io.tmpdir={scratch}",
+                f"-Dderby.system.home={scratch}",
+                f"-Dlog4j2.configurationFile={scratch}/log4j2.properties",
+            )
+        ),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
         "spark.python.unix.domain.socket.enabled": "true",
@@ -49,7 +57,9 @@ def local_session(master: str = "local[2]", name: str = "tailrace") -> Iterator[
         raise RuntimeError("Spark needs a Java 17 runtime: install openjdk-17-jre-headless, or set JAVA_HOME")
     # Short: Unix socket paths have 107 bytes.
     scratch = tempfile.mkdtemp(prefix="trspark-")
-    saved = {key: os.environ.get(key) for key in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "TMPDIR", "SPARK_LOCAL_IP", "SPARK_LAUNCHER_OPTS")}
+    saved = {
+        key: os.environ.get(key) for key in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "TMPDIR", "SPARK_LOCAL_IP", "SPARK_LAUNCHER_OPTS")
+    }
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     # The launcher is a JVM of its own, started before any of the settings holds.
     os.environ["SPARK_LAUNCHER_OPTS"] = f"-XX:-UsePerfData -Djava.io.tmpdir={scratch}"
@@ -75,7 +85,16 @@ def local_session(master: str = "local[2]", name: str = "tailrace") -> Iterator[
                 os.environ.pop(key, None)
             else:
                 os.environ[key] = before
-        shutil.rmtree(scratch, ignore_errors=True)
+        _remove(scratch)
+
+
+def _remove(directory: str) -> None:
+    """Remove the scratch directory; Spark's Python workers may be writing their last in it."""
+    for _ in range(100):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not os.path.exists(directory):
+            return
+        time.sleep(0.05)
 
 
 def _end(session: SparkSession) -> None:

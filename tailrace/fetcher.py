@@ -125,9 +125,7 @@ class Fetcher:
         if self._connection.session.generation != self._connection_generation:
             self._connection_generation = self._connection.session.generation
             self._received_bytes = 0
-        request = FetchRequest(
-            s.fetch_max_wait_ms, s.fetch_min_bytes, s.fetch_max_bytes, self._received_bytes, entries
-        )
+        request = FetchRequest(s.fetch_max_wait_ms, s.fetch_min_bytes, s.fetch_max_bytes, self._received_bytes, entries)
         if self._connection.request(Api.FETCH, [requests.encode_fetch(request)], partial(self._on_answer, wanted)):
             self._under_way.update({key: version for key, (_, version) in wanted.items()})
             self.fetch_count += 1

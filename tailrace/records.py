@@ -87,7 +87,7 @@ class TopicBatch:
         self.timestamp_type = timestamp_type
 
     def __len__(self) -> int:
-        return self.batch.num_rows
+        return int(self.batch.num_rows)
 
     def __repr__(self) -> str:
         return f"TopicBatch(topic={self.topic!r}, partition={self.partition}, base_offset={self.base_offset}, rows={len(self)})"
@@ -99,5 +99,5 @@ def to_timestamp_us(value: Any) -> int:
         aware = value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
         return int((aware - _EPOCH) // dt.timedelta(microseconds=1))
     if isinstance(value, int) and not isinstance(value, bool):
-        return value * 1000
+        return int(value) * 1000
     raise TypeError(f"a timestamp is a datetime or int milliseconds, not {type(value).__name__}")

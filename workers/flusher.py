@@ -120,9 +120,10 @@ class Flusher:
         self._ready = False
         self._stopping = False
         self._stalled_until_ns = 0
-        self._wheel: TimingWheel[tuple[int, int]] = TimingWheel(start_ns, tick_ns=10_000_000)
-        self._age_timers: dict[int, int] = {}
-        """slot -> base of the segment whose age is being watched."""
+        self._now_ns = start_ns
+        self._wheel: TimingWheel[tuple[int, int, int]] = TimingWheel(start_ns, tick_ns=10_000_000)
+        self._age_timers: dict[int, tuple[int, int]] = {}
+        """slot -> (base, deadline) of the segment whose age is being watched."""
 
     @staticmethod
     def _translator(table: PartitionTable) -> Callable[[int], tuple[bytes, int]]:
@@ -135,6 +136,7 @@ class Flusher:
     # ---- agent -----------------------------------------------------------------------------------------------------------------------
 
     def step(self, now_ns: int) -> int:
+        self._now_ns = now_ns
         work = self._read_feed()
         if not self._fed:
             return work
@@ -144,8 +146,8 @@ class Flusher:
             return work
         for stage in self._stages:
             work += self._follow(stage, now_ns)
-        for slot, base in self._wheel.advance(now_ns):
-            work += self._seal_old(slot, base)
+        for slot, base, deadline_ns in self._wheel.advance(now_ns):
+            work += self._seal_old(slot, base, deadline_ns)
         return work
 
     def next_deadline_ns(self) -> int | None:
@@ -195,6 +197,7 @@ class Flusher:
                 return
             if log is not None and same:
                 log.assignment = assignment
+                self._age_timers.pop(slot, None)  # segment.ms may be another now
             else:
                 log = PartitionLog(self._files, f"{self._data_dir}/{assignment.directory_name}", assignment)
                 self._logs[slot] = log
@@ -207,6 +210,7 @@ class Flusher:
                         log.next_offset,
                         recovered.cut_bytes,
                     )
+            self._watch_age(slot, log, self._now_ns)
         except OSError as error:
             assert log is not None
             log.refusal = f"cannot open {log.directory}: {error}"
@@ -273,7 +277,8 @@ class Flusher:
             return 0
         self._stalled_until_ns = 0
         stage.group = None
-        self._watch_age(group, now_ns)
+        for slot, log in group.touched.items():
+            self._watch_age(slot, log, now_ns)
         return len(group.entries)
 
     def _lingers(self, stage: Stage, head: int, now_ns: int) -> bool:
@@ -408,16 +413,20 @@ class Flusher:
 
     # ---- age -------------------------------------------------------------------------------------------------------------------------
 
-    def _watch_age(self, group: Group, now_ns: int) -> None:
-        for slot, log in group.touched.items():
-            if log.live is not None and self._age_timers.get(slot) != log.live.base:
-                self._age_timers[slot] = log.live.base
-                self._wheel.add(now_ns + int(log.assignment.settings["segment.ms"]) * 1_000_000, (slot, log.live.base))
+    def _watch_age(self, slot: int, log: PartitionLog, now_ns: int) -> None:
+        """Have the live segment sealed when segment.ms has passed, unless that is arranged already."""
+        live = log.live
+        if live is None or not live.first_append_us or self._age_timers.get(slot, (-1, 0))[0] == live.base:
+            return
+        age_ms = max(0, self._now_us() - live.first_append_us) // 1000
+        deadline_ns = now_ns + max(0, int(log.assignment.settings["segment.ms"]) - age_ms) * 1_000_000
+        self._age_timers[slot] = (live.base, deadline_ns)
+        self._wheel.add(deadline_ns, (slot, live.base, deadline_ns))
 
-    def _seal_old(self, slot: int, base: int) -> int:
+    def _seal_old(self, slot: int, base: int, deadline_ns: int) -> int:
         """Seal a live segment whose segment.ms has passed, so that readers of sealed segments get at it even when nothing follows."""
         log = self._logs.get(slot)
-        if log is None or log.live is None or log.live.base != base or log.refusal:
+        if log is None or log.live is None or self._age_timers.get(slot) != (base, deadline_ns) or log.live.base != base or log.refusal:
             return 0
         try:
             log.seal()

@@ -23,7 +23,14 @@ def rows(count: int, start: int = 0) -> pa.RecordBatch:
 
 
 def make_batch(
-    count: int = 3, *, compression: str = "none", seed: int = SEED, schema_id: int = 1, producer_id: int = -1, epoch: int = 0, sequence: int = 0
+    count: int = 3,
+    *,
+    compression: str = "none",
+    seed: int = SEED,
+    schema_id: int = 1,
+    producer_id: int = -1,
+    epoch: int = 0,
+    sequence: int = 0,
 ) -> bytearray:
     """A batch as a producer sends it."""
     batch = rows(count)

@@ -12,7 +12,7 @@ from shm.assignments import REPLAY, Assignment, LaneKind
 from shm.control import Control
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
-from shm.layout import ControlLayout, RegionKind, Role, SOURCE_COORDINATOR
+from shm.layout import SOURCE_COORDINATOR, ControlLayout, RegionKind, Role
 from shm.partition_table import PartitionTable
 from shm.region import Region
 from shm.ring import Ring, RingWriter
@@ -26,7 +26,9 @@ from workers.recovery import load_live_producers
 from workers.worker import Worker
 
 
-def assignment(partition: int = 0, *, topic: str = "t", topic_id: bytes = TOPIC_ID, slot: int = 0, version: int = 1, **settings: Any) -> Assignment:
+def assignment(
+    partition: int = 0, *, topic: str = "t", topic_id: bytes = TOPIC_ID, slot: int = 0, version: int = 1, **settings: Any
+) -> Assignment:
     complete = topic_settings.complete({k.replace("_", "."): v for k, v in settings.items()}, ring_bytes=1 << 26, lane_bytes=1 << 22)
     return Assignment(
         topic=topic, topic_id=topic_id, partition=partition, partition_count=1, slot=slot, version=version, worker=0, front=0, data_dir=0,
@@ -56,7 +58,10 @@ class Bench:
         self.generation += 1
         ring = RingWriter(self.regions["ring"])
         resume = Worker.resume_positions(ring)
-        lanes = {0: LaneReader(self.regions["front>worker"], resume.get(0, 0)), SOURCE_COORDINATOR: LaneReader(self.regions["coord>worker"])}
+        lanes = {
+            0: LaneReader(self.regions["front>worker"], resume.get(0, 0)),
+            SOURCE_COORDINATOR: LaneReader(self.regions["coord>worker"]),
+        }
         feed = LaneWriter(self.regions["coord>worker"])
 
         def load(a: Assignment) -> Any:

@@ -25,7 +25,10 @@ def append(writer: RingWriter, payload: bytes, number: int, lane_position: int =
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["append", "settle", "front0", "front1", "reclaim", "die"]), st.integers(1, 16_000)), max_size=150), st.booleans())
+@given(
+    st.lists(st.tuples(st.sampled_from(["append", "settle", "front0", "front1", "reclaim", "die"]), st.integers(1, 16_000)), max_size=150),
+    st.booleans(),
+)
 def test_ring_never_overwrites_what_a_stage_has_not_passed(steps: list[tuple[str, int]], second_front_lives: bool) -> None:
     with ring_region() as region:
         writer, flusher = RingWriter(region), Ring(region)

@@ -150,7 +150,10 @@ def test_a_clean_stop_leaves_nothing_in_shared_memory_and_everything_on_disk(tmp
 def test_serve_ends_cleanly_on_signals_also_when_the_whole_group_gets_them(tmp_path: pathlib.Path, number: int) -> None:
     tailrace = str(pathlib.Path(sys.executable).parent / "tailrace")
     served = subprocess.Popen(
-        [tailrace, "serve", "--data-dir", str(tmp_path), "--listen", "tcp://127.0.0.1:0"], stderr=subprocess.PIPE, text=True, start_new_session=True
+        [tailrace, "serve", "--data-dir", str(tmp_path), "--listen", "tcp://127.0.0.1:0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert served.stderr is not None
     line = next(line for line in served.stderr if " ready " in line)
@@ -272,7 +275,9 @@ def test_a_hanging_process_is_killed_and_replaced(tmp_path: pathlib.Path) -> Non
 def test_a_producer_faster_than_the_disk_is_slowed_and_nothing_is_lost(tmp_path: pathlib.Path) -> None:
     """The flusher stands still for a while; the producer sends several times what ring, lane and credit hold."""
     ring = 4 << 20
-    running = start_embedded(data_dir=str(tmp_path), settings={"ring_bytes": ring, "lane_bytes": 1 << 20, "credit_bytes": 4 << 20}, auto_create_topics=False)
+    running = start_embedded(
+        data_dir=str(tmp_path), settings={"ring_bytes": ring, "lane_bytes": 1 << 20, "credit_bytes": 4 << 20}, auto_create_topics=False
+    )
     try:
         make_topic(running, 1)
         payload = os.urandom(900)
@@ -305,7 +310,9 @@ def test_a_producer_faster_than_the_disk_is_slowed_and_nothing_is_lost(tmp_path:
 def test_buffer_memory_that_stays_full_raises(tmp_path: pathlib.Path) -> None:
     from tailrace.errors import BufferExhaustedError
 
-    running = start_embedded(data_dir=str(tmp_path), settings={"ring_bytes": 1 << 20, "lane_bytes": 256 << 10, "credit_bytes": 1 << 20}, auto_create_topics=False)
+    running = start_embedded(
+        data_dir=str(tmp_path), settings={"ring_bytes": 1 << 20, "lane_bytes": 256 << 10, "credit_bytes": 1 << 20}, auto_create_topics=False
+    )
     try:
         make_topic(running, 1)
         flusher = children(running)["tr-flusher-0"]
@@ -313,13 +320,17 @@ def test_buffer_memory_that_stays_full_raises(tmp_path: pathlib.Path) -> None:
             os.kill(flusher, signal.SIGSTOP)
             try:
                 with pytest.raises(BufferExhaustedError, match="stayed full for 300 ms"):
-                    for _ in range(10_000):
-                        producer.send("orders", bytes(1000))
+                    send_many(producer, 10_000)
             finally:
                 os.kill(flusher, signal.SIGCONT)
             producer.flush(30)
     finally:
         assert running.stop() == 0
+
+
+def send_many(producer: Producer, count: int) -> None:
+    for _ in range(count):
+        producer.send("orders", bytes(1000))
 
 
 def test_reading_a_ring_from_outside_shows_what_is_settled(own: EmbeddedAppliance) -> None:

@@ -6,6 +6,8 @@ import datetime as dt
 import os
 import threading
 from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
 import polars as pl
@@ -81,11 +83,13 @@ def test_callbacks_see_every_record_once(appliance: EmbeddedAppliance, topic: st
     offsets: list[int | None] = []
     with Producer(appliance.address) as producer:
         for number in range(500):
-            producer.send(topic, b"%d" % number, on_delivery=lambda metadata, error: offsets.append(metadata.offset if metadata and not error else -1))
+            producer.send(
+                topic, b"%d" % number, on_delivery=lambda metadata, error: offsets.append(metadata.offset if metadata and not error else -1)
+            )
     assert offsets == list(range(500))
 
 
-FRAMES = {
+FRAMES: dict[str, Callable[[], Any]] = {
     "pandas": lambda: pd.DataFrame({"n": range(1000), "word": [f"w{i % 5}" for i in range(1000)]}),
     "polars": lambda: pl.DataFrame({"n": range(1000), "word": [f"w{i % 5}" for i in range(1000)]}),
     "table": lambda: pa.table({"n": range(1000), "word": pa.array([f"w{i % 5}" for i in range(1000)]).dictionary_encode()}),
@@ -186,7 +190,9 @@ class TestConsumer:
             assert consumer.offsets_for_times({filled: 2_000_000}) == {filled: None}
 
     @pytest.mark.parametrize(("reset", "first"), [("earliest", 0), ("latest", None)])
-    def test_auto_offset_reset_after_falling_out_of_the_log(self, appliance: EmbeddedAppliance, filled: TopicPartition, reset: str, first: int | None) -> None:
+    def test_auto_offset_reset_after_falling_out_of_the_log(
+        self, appliance: EmbeddedAppliance, filled: TopicPartition, reset: str, first: int | None
+    ) -> None:
         with self.consumer(appliance, filled, auto_offset_reset=reset) as consumer:
             consumer.seek(filled, 5000)
             records = consumer.poll(1_000)
@@ -212,7 +218,9 @@ class TestConsumer:
             assert consumer.poll(10_000)[0].offset == 5
 
     def test_small_fetches_still_get_on(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
-        with self.consumer(appliance, filled, auto_offset_reset="earliest", fetch_max_bytes=1024, max_partition_fetch_bytes=1024) as consumer:
+        with self.consumer(
+            appliance, filled, auto_offset_reset="earliest", fetch_max_bytes=1024, max_partition_fetch_bytes=1024
+        ) as consumer:
             seen = 0
             while seen < 100:
                 records = consumer.poll(10_000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
 
 import duckdb
 import nanoarrow
@@ -13,12 +12,13 @@ import pytest
 
 from tailrace import Admin, NewTopic, Producer
 from tailrace.private_appliance import start_embedded
+from tests.kit.processes import wait_until
 
 ROWS = 4000
 
 
 @pytest.fixture(scope="module", params=["none", "lz4", "zstd"])
-def sealed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[pathlib.Path], list[pathlib.Path]]]:
+def sealed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
     """Sealed segments of a default topic and of a typed one."""
     directory = tmp_path_factory.mktemp("data")
     running = start_embedded(data_dir=str(directory))
@@ -33,22 +33,22 @@ def sealed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             producer.flush()
         # So that the last one is sealed too.
         admin.alter_topics({name: {"segment.ms": 100} for name in ("plain", "typed")})
-    with Producer(running.address) as producer:
-        producer.send("plain", b"end").result(10)
-    assert running.stop() == 0
 
     def closed(topic: str) -> list[pathlib.Path]:
         paths = sorted((directory / f"{topic}-0").glob("*.arrow"))
         return [p for p in paths if p.read_bytes().endswith(b"\xff\xff\xff\xff\x00\x00\x00\x00")]
 
+    wait_until(
+        lambda: all(closed(t) == sorted((directory / f"{t}-0").glob("*.arrow")) for t in ("plain", "typed")),
+        "all segments are sealed by age",
+    )
+    assert running.stop() == 0
     plain, typed = closed("plain"), closed("typed")
-    assert plain
-    assert typed
-    yield plain, typed
+    return plain, typed
 
 
 def numbers(table: pa.Table) -> list[int]:
-    return [int(bytes(v).rstrip(b"\0").split(b"-")[1]) for v in table.column("value").to_pylist() if bytes(v) != b"end"]
+    return [int(bytes(v).rstrip(b"\0").split(b"-")[1]) for v in table.column("value").to_pylist()]
 
 
 def test_pyarrow(sealed: tuple[list[pathlib.Path], list[pathlib.Path]]) -> None:

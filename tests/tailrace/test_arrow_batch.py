@@ -18,14 +18,16 @@ from tailrace.schema import DEFAULT_SCHEMA, canonical, conform, schema_of
 from tests.kit.batches import SEED, make_batch, with_wild_buffer
 
 HEADER = st.tuples(st.text(max_size=5), st.binary(max_size=5))
-ROW = st.tuples(st.integers(-(2**50), 2**50), st.none() | st.binary(max_size=20), st.none() | st.binary(max_size=50), st.lists(HEADER, max_size=3))
+ROW = st.tuples(
+    st.integers(-(2**50), 2**50), st.none() | st.binary(max_size=20), st.none() | st.binary(max_size=50), st.lists(HEADER, max_size=3)
+)
 
 
 @settings(max_examples=60)
 @given(st.lists(ROW, min_size=1, max_size=20), st.sampled_from(["none", "lz4", "zstd"]))
 def test_rows_survive_a_round_trip(rows: list[tuple[int, bytes | None, bytes | None, list[tuple[str, bytes]]]], compression: str) -> None:
     stamps, keys, values, headers = (list(column) for column in zip(*rows, strict=True))
-    batch = arrow_batch.default_rows(stamps, keys, values, headers)  # type: ignore[arg-type]
+    batch = arrow_batch.default_rows(stamps, keys, values, headers)
     data = arrow_batch.encode(batch, schema_id=1, seed=SEED, compression=compression, first_timestamp_us=0, max_timestamp_us=0)
     header, decoded = arrow_batch.decode(memoryview(data), DEFAULT_SCHEMA, SEED)
     records = arrow_batch.to_records("t", 2, 10, decoded, header, typed=False)
@@ -98,7 +100,11 @@ def test_frames_of_every_kind_have_the_same_schema_and_conform() -> None:
 
 @pytest.mark.parametrize(
     ("columns", "sentence"),
-    [({"a": [1]}, "missing b"), ({"a": [1], "b": ["x"], "c": [1]}, "not in the topic: c"), ({"a": ["word"], "b": ["x"]}, "column 'a' is string")],
+    [
+        ({"a": [1]}, "missing b"),
+        ({"a": [1], "b": ["x"], "c": [1]}, "not in the topic: c"),
+        ({"a": ["word"], "b": ["x"]}, "column 'a' is string"),
+    ],
 )
 def test_frames_that_do_not_match_are_refused_by_column(columns: dict[str, list[object]], sentence: str) -> None:
     with pytest.raises(SchemaMismatchError, match=sentence):

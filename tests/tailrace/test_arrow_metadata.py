@@ -33,7 +33,14 @@ def test_layout_of_every_type_matches_what_pyarrow_writes(kind: pa.DataType) -> 
 
 @pytest.mark.parametrize(
     "kind",
-    [pa.dictionary(pa.int32(), pa.utf8()), pa.large_utf8(), pa.large_binary(), pa.large_list(pa.int8()), pa.string_view(), pa.binary_view()],
+    [
+        pa.dictionary(pa.int32(), pa.utf8()),
+        pa.large_utf8(),
+        pa.large_binary(),
+        pa.large_list(pa.int8()),
+        pa.string_view(),
+        pa.binary_view(),
+    ],
     ids=str,
 )
 def test_types_that_are_not_canonical_are_refused_by_name(kind: pa.DataType) -> None:

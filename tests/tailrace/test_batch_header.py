@@ -95,7 +95,14 @@ def test_appending_changes_nothing_but_the_header() -> None:
     before = bytes(data)
     with memoryview(data) as view:
         bh.stamp_appended(
-            view, bh.header_position(view), bh.read_header(view), base_offset=5, append_time_us=6, leader_epoch=7, durable_offset=3, seed=SEED
+            view,
+            bh.header_position(view),
+            bh.read_header(view),
+            base_offset=5,
+            append_time_us=6,
+            leader_epoch=7,
+            durable_offset=3,
+            seed=SEED,
         )
         assert bh.verify_batch(view, SEED).base_offset == 5
     position = bh.header_position(data)

@@ -7,12 +7,12 @@ import random
 
 import pytest
 
+from tailrace.segment import Ending
 from tests.kit.batches import SEED, make_batch
 from tests.kit.logs import bench
 from workers.files import DiskFiles
-from workers.recovery import Action, decide, decode_producers, encode_producers, recover_log
-from tailrace.segment import Ending
 from workers.producer_state import ProducerTable
+from workers.recovery import Action, decide, decode_producers, encode_producers, recover_log
 
 
 @pytest.mark.parametrize(

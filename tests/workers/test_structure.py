@@ -63,7 +63,6 @@ def test_a_batch_of_another_schema_is_refused() -> None:
 
 def test_a_column_shorter_than_the_rows_is_refused() -> None:
     schema = pa.schema([("a", pa.int64())])
-    data = make_batch(4)
     layout = read_schema(to_message(schema))
     from tailrace import arrow_batch
 
@@ -73,7 +72,6 @@ def test_a_column_shorter_than_the_rows_is_refused() -> None:
     )  # fmt: skip
     with pytest.raises(UnsafeBatchError, match="3 values need 24"):
         check_structure(short, verify_batch(memoryview(short), SEED), layout)
-    del data
 
 
 def test_a_compressed_bomb_is_refused() -> None:
@@ -112,7 +110,8 @@ def test_what_passes_can_be_read(at: int, junk: bytes) -> None:
 
 
 def test_the_check_needs_no_arrow_library() -> None:
-    code = "import sys, workers.worker, workers.flusher, netfront.front, appliance.supervisor, appliance.coordinator; print('pyarrow' in sys.modules, 'numpy' in sys.modules)"
+    modules = "workers.worker, workers.flusher, netfront.front, appliance.supervisor, appliance.coordinator"
+    code = f"import sys, {modules}; print('pyarrow' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=pathlib.Path(__file__).parents[2])
     assert done.stdout.split() == ["False", "False"]
     assert read_header(make_batch()).record_count == 3

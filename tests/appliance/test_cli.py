@@ -1,0 +1,155 @@
+"""The command line, as a user runs it: standard input and output, exit status, --json, sentences."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tailrace.private_appliance import EmbeddedAppliance
+
+TAILRACE = str(pathlib.Path(sys.executable).parent / "tailrace")
+
+
+def run(appliance: EmbeddedAppliance | None, *arguments: str, stdin: bytes = b"", status: int = 0) -> subprocess.CompletedProcess[bytes]:
+    """Run `tailrace ARGUMENTS` against the appliance and check its exit status."""
+    environment = {**os.environ, "TAILRACE_BOOTSTRAP": appliance.address if appliance else "tcp://127.0.0.1:1"}
+    done = subprocess.run([TAILRACE, *arguments], input=stdin, capture_output=True, env=environment, timeout=60, check=False)
+    assert done.returncode == status, done.stderr.decode()
+    return done
+
+
+def test_lines_go_in_and_come_out(appliance: EmbeddedAppliance, topic: str) -> None:
+    run(appliance, "topic", "create", topic, "--partitions", "2", "--config", "compression.type=zstd")
+    run(appliance, "produce", topic, "--key-separator", ":", stdin=b"u1:hello\nu2:w:orld\n")
+    assert sorted(run(appliance, "consume", topic, "--from-beginning").stdout.split(b"\n")) == [b"", b"hello", b"w:orld"]
+    rows = [json.loads(line) for line in run(appliance, "consume", topic, "--from-beginning", "--format", "json").stdout.splitlines()]
+    assert {(row["key"], row["value"]) for row in rows} == {("u1", "hello"), ("u2", "w:orld")}
+    assert len(run(appliance, "consume", topic, "--from-beginning", "--max", "1").stdout.splitlines()) == 1
+
+
+def test_bytes_that_are_no_text_survive(appliance: EmbeddedAppliance, topic: str) -> None:
+    run(appliance, "topic", "create", topic)
+    run(appliance, "produce", topic, stdin=b"\xff\xfe\x00\n")
+    assert run(appliance, "consume", topic, "--from-beginning").stdout == b"\xff\xfe\x00\n"
+    row = json.loads(run(appliance, "consume", topic, "--offset", "0", "--format", "json").stdout)
+    assert row["value"] == {"base64": "//4A"}
+
+
+FILES: dict[str, Callable[[pathlib.Path], Any]] = {
+    "csv": lambda path: path.write_text("a,b,none\n1,x,\n2,y,\n"),
+    "jsonl": lambda path: path.write_text('{"a": 1, "b": "x"}\n{"a": 2, "b": "y"}\n'),
+    "parquet": lambda path: pq.write_table(pa.table({"a": [1, 2], "b": ["x", "y"]}), path),
+    "arrow": lambda path: _write_arrow(path),
+}
+
+
+def _write_arrow(path: pathlib.Path) -> None:
+    table = pa.table({"a": [1, 2], "b": ["x", "y"]})
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+@pytest.mark.parametrize("kind", list(FILES))
+def test_a_file_becomes_a_typed_topic_and_comes_out_in_every_format(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path, kind: str
+) -> None:
+    path = tmp_path / f"rows.{kind}"
+    FILES[kind](path)
+    done = run(appliance, "produce", topic, "--from", str(path), "--key-column", "b", "--partitions", "2", "--json")
+    assert json.loads(done.stdout)["records"] == 2
+    described = json.loads(run(appliance, "topic", "describe", topic, "--json").stdout)
+    assert described["typed"]
+    assert len(described["partitions"]) == 2
+    rows = sorted(
+        (json.loads(line) for line in run(appliance, "consume", topic, "--from-beginning").stdout.splitlines()), key=lambda row: row["a"]
+    )
+    assert [(row["a"], row["b"]) for row in rows] == [(1, "x"), (2, "y")]
+    parquet = pq.read_table(pa.BufferReader(run(appliance, "consume", topic, "--from-beginning", "--format", "parquet").stdout))
+    arrow = pa.ipc.open_stream(run(appliance, "consume", topic, "--from-beginning", "--format", "arrow").stdout).read_all()
+    assert sorted(parquet.column("a").to_pylist()) == sorted(arrow.column("a").to_pylist()) == [1, 2]
+
+
+def test_a_schema_file_makes_a_typed_topic(appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "schema.csv"
+    path.write_text("a,b\n1,x\n")
+    run(appliance, "topic", "create", topic, "--schema", str(path))
+    run(appliance, "produce", topic, stdin=b'{"a": 5, "b": "z"}\n')
+    assert json.loads(run(appliance, "consume", topic, "--from-beginning").stdout) == {"a": 5, "b": "z"}
+    assert b"no JSON object" in run(appliance, "produce", topic, stdin=b"text\n", status=1).stderr
+
+
+def test_topics_are_listed_described_altered_and_deleted(appliance: EmbeddedAppliance, topic: str) -> None:
+    run(appliance, "topic", "create", topic)
+    assert topic in [row["name"] for row in json.loads(run(appliance, "topic", "list", "--json").stdout)]
+    assert topic.encode() in run(appliance, "topic", "list").stdout
+    run(appliance, "topic", "alter", topic, "--partitions", "3", "--config", "segment.ms=5000")
+    described = json.loads(run(appliance, "topic", "describe", topic, "--json").stdout)
+    assert (len(described["partitions"]), described["configs"]["segment.ms"]) == (3, 5000)
+    text = run(appliance, "topic", "describe", topic).stdout.decode()
+    assert "timestamp[us, tz=UTC]" in text
+    assert "ONLINE" in text
+    run(appliance, "topic", "delete", topic)
+    run(appliance, "topic", "describe", topic, status=1)
+
+
+def test_status(appliance: EmbeddedAppliance) -> None:
+    state = json.loads(run(appliance, "status", "--json").stdout)
+    assert {p["name"] for p in state["processes"]} == {"supervisor", "coordinator", "front-0", "worker-0", "flusher-0"}
+    assert all(p["live"] for p in state["processes"])
+    assert b"flusher-0" in run(appliance, "status").stdout
+
+
+def test_exit_status_and_sentences(appliance: EmbeddedAppliance, topic: str) -> None:
+    assert b"UNKNOWN_TOPIC" in run(appliance, "produce", topic, status=1).stderr
+    assert b"no appliance answers" in run(None, "status", status=3).stderr
+    assert b"did you mean topic?" in run(appliance, "topik", status=2).stderr
+    assert b"exclude each other" in run(appliance, "consume", topic, "--from-beginning", "--offset", "1", status=2).stderr
+    assert b"nothing to change" in run(appliance, "topic", "alter", topic, status=2).stderr
+    assert b"groups are not part" in run(appliance, "consume", topic, "--group", "g", status=1).stderr
+    done = run(appliance, "topic", "create", "a/b", status=1)
+    assert done.stderr.startswith(b"tailrace: topic name 'a/b'")
+    assert b"\x1b" not in done.stderr, "colour in a pipe"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[], ["serve"], ["topic"], ["topic", "create"], ["topic", "list"], ["topic", "describe"], ["topic", "alter"], ["topic", "delete"], ["produce"],
+     ["consume"], ["log"], ["log", "dump"], ["status"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_every_command_has_help_with_an_example(command: list[str]) -> None:
+    text = run(None, *command, "--help").stdout.decode()
+    assert "Example:" in text
+    assert "tailrace " in text
+
+
+def test_log_dump_shows_batches_and_records_and_finds_damage(appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path) -> None:
+    run(appliance, "topic", "create", topic)
+    run(appliance, "produce", topic, stdin=b"one\ntwo\n")
+    source = pathlib.Path(appliance.data_dir) / f"{topic}-0"
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in source.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    segment = copy / ("0" * 20 + ".arrow")
+    row = json.loads(run(None, "log", "dump", "--json", str(segment)).stdout)
+    assert (row["offsets"], row["records"]) == ("0-1", 2)
+    assert b"intact, not sealed, next offset 2" in run(None, "log", "dump", str(segment)).stderr
+    records = [json.loads(line) for line in run(None, "log", "dump", "--records", str(segment)).stdout.splitlines()]
+    assert [r["value"] for r in records] == ["one", "two"]
+    data = bytearray(segment.read_bytes())
+    data[-10] ^= 1
+    segment.write_bytes(data)
+    done = run(None, "log", "dump", str(segment), status=1)
+    assert b"body checksum does not match" in done.stderr
+    (copy / "partition.json").unlink()
+    assert b"Keep the two together" in run(None, "log", "dump", str(segment), status=1).stderr
