@@ -133,7 +133,7 @@ class ProducerBatch:
         halves = []
         for side, (start, end) in enumerate(((0, middle), (middle, self.count))):
             half = ProducerBatch(self.info, self.partition, self.created_ns, (*self.order, side))
-            half.frame = frame.slice(start, end - start)
+            half.frame = arrow_batch.cut_out(frame, start, end - start)
             half.count = end - start
             half.timestamps_us = self.timestamps_us[start:end] if len(self.timestamps_us) == self.count else list(self.timestamps_us)
             half.bytes_used = max(1, self.bytes_used * half.count // self.count)

@@ -32,13 +32,28 @@ Headers = Sequence[tuple[str, bytes]] | None
 _TIMESTAMP = pa.timestamp("us", "UTC")
 
 
+def null_headers(count: int) -> pa.Array:
+    """`count` records without headers, 4 bytes and a bit each (`pa.nulls` makes children of the same length, which are sent along)."""
+    validity, offsets = pa.py_buffer(bytes((count + 7) // 8)), pa.py_buffer(bytes(4 * (count + 1)))
+    return pa.Array.from_buffers(HEADER_TYPE, count, [validity, offsets], null_count=count, children=[pa.array([], HEADER_TYPE.value_type)])
+
+
+def cut_out(batch: pa.RecordBatch, start: int, count: int) -> pa.RecordBatch:
+    """Rows of a batch, nested columns copied: a slice of those would be sent with more of their children than it shows."""
+    piece = batch.slice(start, count)
+    if not any(pa.types.is_nested(field.type) for field in piece.schema):
+        return piece
+    columns = [pa.concat_arrays([column]) if pa.types.is_nested(column.type) else column for column in piece.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=piece.schema)
+
+
 def default_rows(
     timestamps_us: list[int], keys: list[bytes | None], values: list[bytes | None], headers: list[Headers] | None
 ) -> pa.RecordBatch:
     """Lists of equal length as a batch of the default schema. Raises InvalidRecordError for parts of a wrong type."""
     try:
         if headers is None:
-            header_column = pa.nulls(len(values), HEADER_TYPE)
+            header_column = null_headers(len(values))
         else:
             header_column = pa.array([[{"key": k, "value": v} for k, v in row] if row else None for row in headers], HEADER_TYPE)
         columns = [

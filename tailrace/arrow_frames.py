@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.arrow_batch import cut_out, null_headers
 from tailrace.errors import SchemaMismatchError
-from tailrace.schema import DEFAULT_SCHEMA, HEADER_TYPE, conform, schema_of, to_message, to_table
+from tailrace.schema import DEFAULT_SCHEMA, conform, schema_of, to_message, to_table
 from tailrace.topics import TopicInfo
 
 Frame = Any
@@ -34,9 +35,10 @@ def _with_default_columns(table: pa.Table, stamp_us: int) -> pa.Table:
     count = table.num_rows
     if "timestamp" not in table.column_names:
         table = table.append_column("timestamp", pa.array(np.full(count, stamp_us, np.int64)).cast(DEFAULT_SCHEMA.field(0).type))
-    for name, kind in (("key", pa.binary()), ("headers", HEADER_TYPE)):
-        if name not in table.column_names:
-            table = table.append_column(name, pa.nulls(count, kind))
+    if "key" not in table.column_names:
+        table = table.append_column("key", pa.nulls(count, pa.binary()))
+    if "headers" not in table.column_names:
+        table = table.append_column("headers", null_headers(count))
     return table
 
 
@@ -87,5 +89,5 @@ def cut(
         rows_per_piece = max(1, int(target_bytes * part.num_rows / max(1, part.nbytes)))
         for batch in part.combine_chunks().to_batches():
             for start in range(0, batch.num_rows, rows_per_piece):
-                piece = batch.slice(start, rows_per_piece)
+                piece = cut_out(batch, start, rows_per_piece)
                 yield number, piece, max(1, part.nbytes * piece.num_rows // part.num_rows)

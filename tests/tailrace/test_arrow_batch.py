@@ -118,3 +118,15 @@ def test_timestamps_are_taken_as_kafka_clients_give_them() -> None:
     for wrong in ("now", 1.5, True):
         with pytest.raises(TypeError):
             to_timestamp_us(wrong)
+
+
+def test_records_without_headers_cost_no_bytes_for_them() -> None:
+    batch = arrow_batch.default_rows([0] * 1000, [None] * 1000, [b"x" * 100] * 1000, None)
+    # Timestamp, value, and the offsets of key, value and headers.
+    assert len(batch.serialize()) < 1000 * (8 + 100 + 3 * 4) + 2000
+
+
+@pytest.mark.parametrize("column", [pa.nulls(100_000, pa.list_(pa.struct([("a", pa.utf8())]))), pa.array([[1, 2]] * 100_000)])
+def test_a_piece_of_a_large_nested_column_is_sent_without_the_rest(column: pa.Array) -> None:
+    batch = pa.RecordBatch.from_arrays([column], names=["c"])
+    assert len(arrow_batch.cut_out(batch, 500, 100).serialize()) < 5000
