@@ -27,7 +27,14 @@ class Figure:
         return statistics.median(self.values)
 
     def row(self) -> dict[str, Any]:
-        return {"name": self.name, "unit": self.unit, "median": self.median, "min": min(self.values), "max": max(self.values), "values": list(self.values)}
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "median": self.median,
+            "min": min(self.values),
+            "max": max(self.values),
+            "values": list(self.values),
+        }
 
 
 def repeat(name: str, unit: str, repetitions: int, once: Callable[[], float]) -> Figure:
@@ -43,7 +50,9 @@ def percentile(values: list[float], share: float) -> float:
 
 def machine() -> dict[str, Any]:
     """What the figures belong to."""
-    model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo", encoding="utf-8") if line.startswith("model name")), "unknown")  # noqa: SIM115
+    model = next(
+        (line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo", encoding="utf-8") if line.startswith("model name")), "unknown"
+    )  # noqa: SIM115
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
         "cpu": model, "cores": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30, 1), "kernel": platform.release(),

@@ -40,7 +40,10 @@ def main() -> int:
     def note(*new: Figure) -> None:
         for figure in new:
             figures.append(figure)
-            console.print(f"  {figure.name:<58} {figure.median:>14,.1f} {figure.unit:<10} {min(figure.values):,.1f} .. {max(figure.values):,.1f}", highlight=False)
+            console.print(
+                f"  {figure.name:<58} {figure.median:>14,.1f} {figure.unit:<10} {min(figure.values):,.1f} .. {max(figure.values):,.1f}",
+                highlight=False,
+            )
 
     note(*start_up())
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as directory:
@@ -127,7 +130,9 @@ def throughput(address: str, size: int) -> list[Figure]:
             return count / (time.perf_counter() - begin)
 
     figures.append(repeat(f"produce {size} B, send_arrow(), acks=all", "records/s", REPETITIONS, send_arrow))
-    figures.append(repeat(f"consume {size} B as Record objects", "records/s", REPETITIONS, lambda: _consume(address, names[-1], count, arrow=False)))
+    figures.append(
+        repeat(f"consume {size} B as Record objects", "records/s", REPETITIONS, lambda: _consume(address, names[-1], count, arrow=False))
+    )
     figures.append(repeat(f"consume {size} B as Arrow", "records/s", REPETITIONS, lambda: _consume(address, names[-1], count, arrow=True)))
     return figures
 

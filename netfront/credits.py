@@ -1,13 +1,15 @@
 """Byte credit of producers: who may send how much. Pure.
 
-A connection holds an absolute, cumulative limit (as QUIC's MAX_DATA): it may have sent that many bytes of batches in all. The front
-raises it as
-batches leave for the workers, so a full ring holds credit back and the producer blocks at home. Within its credit a request is never
-refused for load.
+A connection holds an absolute, cumulative limit (as QUIC's MAX_DATA): it may have sent that many bytes of batches in all. The front raises it as
+batches leave for the workers, so a full ring holds credit back and the producer blocks at home. Within its credit a request is never refused
+for load.
+
+One largest batch is every connection's own and costs nothing: it always fits. What a connection holds beyond that, up to a window, is taken from the
+front's budget while there is any; who asked when there was none is served first, in order; who is silent for long gives it back.
 
 Owner: one front.
-Invariants: outstanding credit (limit - released, summed) <= budget, but for one batch per connection that always fits;
-    asking is free; who waits is served in order; a connection that is silent for long gives its unused credit back.
+Invariants: limit >= released + one batch, for every connection at any time;   released <= received <= limit <= granted;
+    the sum of what connections hold beyond their own batch is `shared_bytes` <= budget (but for what had lapsed and was already on its way).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ class Credit:
 
     def __init__(self) -> None:
         self.limit = 0
-        """What the connection may have sent in all, as it was last told."""
+        """What the connection may have sent in all, as it is told."""
         self.granted = 0
         """The highest limit it was ever told: what lapsed may still be on its way."""
         self.received = 0
@@ -35,26 +37,22 @@ class CreditLedger:
     """All accounts of a front. Methods that raise limits answer the accounts whose limit has changed and who have to be told."""
 
     def __init__(self, budget_bytes: int, window_bytes: int, batch_bytes: int) -> None:
-        """Every account gets `window_bytes` while the budget lasts, and never less than `batch_bytes`, one largest batch."""
+        """`window_bytes`: what one connection may hold at most; `batch_bytes`: one largest batch."""
         self._budget = budget_bytes
         self._window = window_bytes
         self._batch = batch_bytes
-        self._outstanding = 0
+        self.shared_bytes = 0
+        """What is taken from the budget now."""
         self._waiting: deque[Credit] = deque()
-
-    @property
-    def outstanding(self) -> int:
-        return self._outstanding
 
     def open(self) -> Credit:
         credit = Credit()
-        self._raise(credit, min(self._window, max(self._batch, self._budget - self._outstanding)))
+        self._set_limit(credit, self._batch)
         return credit
 
     def close(self, credit: Credit) -> list[Credit]:
         """The connection is gone; what it held goes to who waits."""
-        self._outstanding -= credit.limit - credit.released
-        credit.limit = credit.released = credit.received
+        self.shared_bytes -= self._beyond(credit)
         if credit.is_waiting:
             self._waiting.remove(credit)
             credit.is_waiting = False
@@ -65,62 +63,65 @@ class CreditLedger:
         credit.received += byte_count
         if credit.received > credit.limit:
             # Granted once, lapsed since, and already on its way: taken, as debt.
-            self._outstanding += credit.received - credit.limit
-            credit.limit = credit.received
+            self._set_limit(credit, credit.received, is_debt=True)
         return credit.received <= credit.granted
 
     def release(self, credit: Credit, byte_count: int) -> list[Credit]:
-        """A batch has left for its worker. Raises the limit again by itself while nobody waits."""
+        """A batch has left for its worker: the connection's own batch is restored, and more while nobody waits for it."""
+        before = credit.limit
+        self.shared_bytes -= self._beyond(credit)
         credit.released += byte_count
-        self._outstanding -= byte_count
+        self.shared_bytes += self._beyond(credit)
+        self._set_limit(credit, max(credit.limit, credit.released + self._batch))
         raised = self._serve_waiting()
         if not self._waiting:
-            wanted = credit.released + self._window - credit.limit
-            grant = min(wanted, self._budget - self._outstanding)
-            if grant > 0:
-                self._raise(credit, grant)
-        if credit.limit - credit.received < self._batch and credit not in raised:
-            self._want(credit)
-            raised += self._serve_waiting()
+            self._grow(credit)
+        if credit.limit > before and credit not in raised:
+            raised.append(credit)
         return raised
 
     def ask(self, credit: Credit) -> list[Credit]:
-        """The client wants to send and cannot. In order; one batch always fits in the end."""
+        """The client wants to send and cannot. Answered now, or when there is something to give, in order."""
+        if not self._waiting:
+            self._grow(credit)
         if credit.limit - credit.received >= self._batch:
             return [credit]
-        self._want(credit)
-        return self._serve_waiting()
-
-    def lapse(self, credit: Credit) -> list[Credit]:
-        """A silent connection keeps one batch of credit and gives the rest back."""
-        spare = credit.limit - max(credit.received + self._batch, credit.released)
-        if spare > 0:
-            credit.limit -= spare
-            self._outstanding -= spare
-        return self._serve_waiting()
-
-    def _want(self, credit: Credit) -> None:
         if not credit.is_waiting:
             credit.is_waiting = True
             self._waiting.append(credit)
+        return self._serve_waiting()
+
+    def lapse(self, credit: Credit) -> list[Credit]:
+        """A silent connection keeps its own batch and gives the rest back."""
+        self._set_limit(credit, min(credit.limit, max(credit.received, credit.released + self._batch)))
+        return [credit, *self._serve_waiting()]
+
+    def _beyond(self, credit: Credit) -> int:
+        """What the connection holds of the budget."""
+        return max(0, credit.limit - credit.released - self._batch)
+
+    def _set_limit(self, credit: Credit, limit: int, *, is_debt: bool = False) -> None:
+        self.shared_bytes -= self._beyond(credit)
+        credit.limit = limit
+        if not is_debt:
+            credit.granted = max(credit.granted, limit)
+        self.shared_bytes += self._beyond(credit)
+
+    def _grow(self, credit: Credit) -> bool:
+        """Give the connection as much of the budget as its window and the budget allow."""
+        grant = min(credit.released + self._window - credit.limit, self._budget - self.shared_bytes)
+        if grant <= 0:
+            return False
+        self._set_limit(credit, credit.limit + grant)
+        return True
 
     def _serve_waiting(self) -> list[Credit]:
         raised = []
         while self._waiting:
             credit = self._waiting[0]
-            grant = self._batch - (credit.limit - credit.received)
-            held = credit.limit - credit.released
-            # Who holds nothing gets a batch even beyond the budget: it always fits.
-            if grant > 0 and held > 0 and self._outstanding + grant > self._budget:
+            if credit.limit - credit.received < self._batch and not self._grow(credit):
                 break
             self._waiting.popleft()
             credit.is_waiting = False
-            if grant > 0:
-                self._raise(credit, grant)
             raised.append(credit)
         return raised
-
-    def _raise(self, credit: Credit, byte_count: int) -> None:
-        credit.limit += byte_count
-        credit.granted = max(credit.granted, credit.limit)
-        self._outstanding += byte_count

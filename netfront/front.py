@@ -422,7 +422,9 @@ class Front:
             LaneKind.PRODUCE, item.slot, item.flags, item.session.word, item.correlation_id, item.arrival_ns, (batch,)
         ):
             return False
-        self._tell_credit(self._ledger.release(item.session.credit, len(batch)), item.session)
+        # Whoever waits for an answer hears of its credit there.
+        hears_soon = item.session if item.flags else None
+        self._tell_credit(self._ledger.release(item.session.credit, len(batch)), hears_soon)
         return True
 
     def _pass_on(self) -> int:
