@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import orjson
+import psutil
 import pyarrow as pa
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -26,6 +27,7 @@ from rich.table import Table
 import tailrace
 from bench.flights import flights_csv, flights_frame
 from tailrace.partitioners import partition_for_key
+from tailrace.private_appliance import start_embedded
 
 PARTITIONS = 3
 console = Console(highlight=False, soft_wrap=True)
@@ -37,8 +39,9 @@ class Mismatch(Exception):
 
 def main() -> int:
     """Run the demo; answers the exit code."""
-    # SIGTERM ends like Ctrl-C, through every `finally`.
-    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    # Both end through every `finally`, also where whoever started us ignores SIGINT.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     scratch = tempfile.mkdtemp(prefix="tailrace-demo-")
     try:
         _run(scratch)
@@ -62,25 +65,28 @@ def _run(scratch: str) -> None:
         rows = pa.Table.from_pandas(frame, preserve_index=False).to_pylist()
         stage.done(len(rows), len(csv))
     with _stage("start the appliance") as stage:
-        context = tailrace.embedded(data_dir=os.path.join(scratch, "data"), auto_create_topics=False)
-        appliance = context.__enter__()
+        appliance = start_embedded(data_dir=os.path.join(scratch, "data"), auto_create_topics=False)
         stage.note(f"{appliance.address}, supervisor pid {appliance.pid}")
     try:
+        processes = [psutil.Process(appliance.pid), *psutil.Process(appliance.pid).children()]
         _pipeline(appliance.address, frame, rows)
     finally:
-        context.__exit__(None, None, None)
-    leftovers = [name for name in os.listdir("/dev/shm") if name.startswith("tailrace-") and _is_ours(name, scratch)]
-    if leftovers:
-        raise Mismatch(f"shared memory is left behind: {leftovers}")
+        code = appliance.stop()
+    _check_nothing_left(code, scratch, processes)
     console.print(f"\nstopped cleanly: no process, no shared memory, no file left. {time.monotonic() - started:.1f} s in all.")
 
 
-def _is_ours(name: str, scratch: str) -> bool:
-    try:
-        with open(os.path.join(scratch, "data", "instance.json"), "rb") as file:
-            return name.startswith(f"tailrace-{orjson.loads(file.read())['instance'][:12]}")
-    except OSError:
-        return False
+def _check_nothing_left(code: int, scratch: str, processes: list[psutil.Process]) -> None:
+    if code:
+        raise Mismatch(f"the appliance ended with exit code {code}")
+    with open(os.path.join(scratch, "data", "instance.json"), "rb") as file:
+        prefix = f"tailrace-{orjson.loads(file.read())['instance'][:12]}"
+    leftovers = [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]
+    alive = [process.pid for process in processes if process.is_running()]
+    java = [child.pid for child in psutil.Process().children(recursive=True)]
+    if leftovers or alive or java:
+        raise Mismatch(f"left behind: shared memory {leftovers}, processes {alive + java}")
+    shutil.rmtree(scratch)
 
 
 def _pipeline(address: str, frame: Any, rows: list[dict[str, Any]]) -> None:

@@ -50,9 +50,8 @@ def percentile(values: list[float], share: float) -> float:
 
 def machine() -> dict[str, Any]:
     """What the figures belong to."""
-    model = next(
-        (line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo", encoding="utf-8") if line.startswith("model name")), "unknown"
-    )  # noqa: SIM115
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "unknown")
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
         "cpu": model, "cores": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30, 1), "kernel": platform.release(),

@@ -18,7 +18,6 @@ from typing import Any
 import psutil
 import pyarrow as pa
 from rich.console import Console
-from rich.table import Table
 
 from bench.measure import Figure, machine, percentile, private_memory_mb, repeat
 from tailrace import Admin, Consumer, NewTopic, Producer
@@ -28,22 +27,21 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 REPETITIONS = 5
 START_REPETITIONS = 10
 SECONDS_OF_WORK = 1.0
-console = Console()
+console = Console(soft_wrap=True, highlight=False)
 
 
 def main() -> int:
     """Run everything; answers the exit code."""
     figures: list[Figure] = []
     where = machine()
-    console.print(f"[bold]Tailrace bench[/bold] on {where['cpu']}, {where['cores']} cores, commit {where['commit']}\n", highlight=False)
+    console.print(f"[bold]Tailrace bench[/bold] on {where['cpu']}, {where['cores']} cores, commit {where['commit']}\n")
+    console.print(f"{'WHAT':<52} {'MEDIAN':>14} {'LEAST':>14} {'MOST':>14}  UNIT", style="bold")
 
     def note(*new: Figure) -> None:
         for figure in new:
             figures.append(figure)
-            console.print(
-                f"  {figure.name:<58} {figure.median:>14,.1f} {figure.unit:<10} {min(figure.values):,.1f} .. {max(figure.values):,.1f}",
-                highlight=False,
-            )
+            spread = f"{min(figure.values):>14,.1f} {max(figure.values):>14,.1f}"
+            console.print(f"{figure.name:<52} {figure.median:>14,.1f} {spread}  {figure.unit}")
 
     note(*start_up())
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as directory:
@@ -54,7 +52,6 @@ def main() -> int:
             note(*ack_latency(appliance.address))
         finally:
             appliance.stop()
-    _table(figures)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{where['date']}-{where['commit']}.json"
     path.write_text(json.dumps({"command": "make bench", "machine": where, "figures": [f.row() for f in figures]}, indent=1) + "\n")
@@ -171,16 +168,6 @@ def ack_latency(address: str) -> list[Figure]:
         figures.append(Figure(f"ack of one record, acks={acks}, p50", "us", tuple(halves)))
         figures.append(Figure(f"ack of one record, acks={acks}, p99", "us", tuple(tails)))
     return figures
-
-
-def _table(figures: list[Figure]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, justify in (("WHAT", "left"), ("MEDIAN", "right"), ("MIN", "right"), ("MAX", "right"), ("UNIT", "left")):
-        table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
-    for figure in figures:
-        table.add_row(figure.name, f"{figure.median:,.1f}", f"{min(figure.values):,.1f}", f"{max(figure.values):,.1f}", figure.unit)
-    console.print()
-    console.print(table)
 
 
 if __name__ == "__main__":
