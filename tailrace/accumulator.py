@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tailrace import arrow_batch
 from tailrace.arrow_batch import Headers
@@ -90,6 +90,10 @@ class ProducerBatch:
         self.count = row + 1
         return row
 
+    @property
+    def is_ended(self) -> bool:
+        return self.state is BatchState.ENDED
+
     def _to_frame(self) -> pa.RecordBatch:
         if self.frame is not None:
             return self.frame
@@ -136,7 +140,7 @@ class ProducerBatch:
             half.frame = arrow_batch.cut_out(frame, start, end - start)
             half.count = end - start
             half.timestamps_us = self.timestamps_us[start:end] if len(self.timestamps_us) == self.count else list(self.timestamps_us)
-            half.bytes_used = max(1, self.bytes_used * half.count // self.count)
+            half.bytes_used = self.bytes_used // 2 if side else self.bytes_used - self.bytes_used // 2
             half.state = BatchState.READY
             halves.append(half)
         left, right = halves
@@ -176,13 +180,19 @@ class ProducerBatch:
         return calls
 
 
+class Waits(Protocol):
+    """Who can wait for a batch (see `tailrace.sender.Sender`)."""
+
+    def wait_for(self, batch: ProducerBatch, timeout: float | None) -> bool: ...
+
+
 class Handle:
     """What `send` answers: the record's fate, when it is known. No lock or condition is made until someone waits."""
 
-    __slots__ = ("_batch", "_producer", "_row")
+    __slots__ = ("_batch", "_row", "_sender")
 
-    def __init__(self, producer: Any, batch: ProducerBatch, row: int) -> None:
-        self._producer = producer
+    def __init__(self, sender: Waits, batch: ProducerBatch, row: int) -> None:
+        self._sender = sender
         self._batch = batch
         self._row = row
 
@@ -202,7 +212,7 @@ class Handle:
     def exception(self, timeout: float | None = None) -> TailraceError | None:
         """The error that the record ended with, or None. Raises RequestTimeoutError when it has not ended within `timeout` seconds."""
         while not self.done():
-            if not self._producer._wait_for(self._resolve(), timeout):
+            if not self._sender.wait_for(self._resolve(), timeout):
                 raise RequestTimeoutError(f"the record was not acknowledged within {timeout} s")
         return self._resolve().error
 
@@ -246,7 +256,7 @@ class BatchesHandle:
         for handle in self._handles:
             while (waiting := next((leaf for leaf in _leaves([handle]) if leaf.state is not BatchState.ENDED), None)) is not None:
                 remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not handle._producer._wait_for(waiting, remaining):
+                if not handle._sender.wait_for(waiting, remaining):
                     raise RequestTimeoutError(f"not everything was acknowledged within {timeout} s")
         return next((leaf.error for leaf in _leaves(self._handles) if leaf.error is not None), None)
 
@@ -261,7 +271,7 @@ class BatchesHandle:
 class PartitionQueue:
     """The batches of one partition, from open to answered."""
 
-    __slots__ = ("in_flight", "info", "is_listed", "muted_until_ns", "next_sequence", "open", "partition", "ready")
+    __slots__ = ("in_flight", "info", "is_gone", "is_listed", "muted_until_ns", "next_sequence", "open", "partition", "ready")
 
     def __init__(self, info: TopicInfo, partition: int) -> None:
         self.info = info
@@ -272,6 +282,8 @@ class PartitionQueue:
         self.next_sequence = 0
         self.muted_until_ns = 0
         """Not to be sent from before this: a retry is waiting for its time."""
+        self.is_gone = False
+        """The appliance does not know the topic any more: ask anew before sending to it."""
         self.is_listed = False
         """Whether the producer's list of queues with something to send holds it."""
 

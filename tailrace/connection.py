@@ -247,13 +247,13 @@ class Connection:
         for on_response in pending.values():
             on_response(None)
 
-    def _close_socket(self) -> None:
+    def _close_socket(self, linger_ms: int = 0) -> None:
         if self._socket is not None:
-            self._socket.close(0)
+            self._socket.close(linger_ms)
             self._socket = None
             self._fd = -1
 
-    def close(self) -> None:
-        """End the connection; nobody is told."""
+    def close(self, linger_ms: int = 0) -> None:
+        """End the connection; nobody is told. What is queued goes on being sent, in the background, for `linger_ms`."""
         self._pending.clear()
-        self._close_socket()
+        self._close_socket(linger_ms)

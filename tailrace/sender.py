@@ -1,0 +1,505 @@
+"""What a producer has under way: batches waiting, in flight, to be sent again; the producer's identity; and the helper thread.
+
+The caller's own thread encodes and sends when a batch is full; a helper thread only looks after linger, retries and silence, so that the caller's loop
+does not fight another Python thread for the interpreter. One lock guards everything, the socket included; callbacks are made without it.
+
+Order and count (KIP-98's idea): each batch carries producer id, epoch and sequence; the worker recognises what it has. When that is no longer enough
+(an unknown sequence, a batch given up whose fate is not known), nothing new is sent until the fate of everything that was sent is known; then comes a new
+epoch, and sequences begin at 0.
+
+Owner: one Producer; every method but `wait_for`, `make_callbacks` and `stop` is called with `lock` held.
+Invariants: a batch ends exactly once; batches of a partition are sent in order; `buffered_bytes` is the sum over batches that have not ended.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from tailrace.accumulator import BATCH_OVERHEAD_BYTES, BatchState, OnDelivery, PartitionQueue, ProducerBatch, closed_error
+from tailrace.connection import Connection
+from tailrace.errors import BufferExhaustedError, DeliveryTimeoutError, NotReachableError, RecordTooLargeError, TailraceError, error_for
+from tailrace.protocol import requests
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.session import Response
+from tailrace.protocol.wire import Api
+from tailrace.records import RecordMetadata
+from tailrace.settings import ProducerSettings
+from tailrace.topics import TopicInfo
+
+NS_PER_MS = 1_000_000
+RETRY_BACKOFF_MAX_MS = 1_000
+CREDIT_ASK_NS = 50_000_000
+CLOSE_LINGER_MS = 5_000
+_ACKS = {0: 0, 1: 1, "all": requests.ACKS_ALL}
+_RESEND_CODES = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE})
+_NEW_EPOCH_CODES = frozenset({ErrorCode.UNKNOWN_SEQUENCE})
+
+
+class Sender:
+    """See the module's docstring."""
+
+    def __init__(self, settings: ProducerSettings, on_keyless_batch: Callable[[TopicInfo], None]) -> None:
+        """`on_keyless_batch`: told when a batch that ended with a record without a key takes no more."""
+        self._settings = settings
+        self._on_keyless_batch = on_keyless_batch
+        self._acks = _ACKS[settings.acks]
+        self._idempotent = settings.enable_idempotence and settings.acks != 0
+        self._linger_ns = settings.linger_ms * NS_PER_MS
+        self.lock = threading.RLock()
+        self.connection = Connection(settings.bootstrap, settings.client_id)
+        self.queues: dict[tuple[bytes, int], PartitionQueue] = {}
+        self._sendable: deque[PartitionQueue] = deque()
+        self._lingering: deque[tuple[int, PartitionQueue, ProducerBatch]] = deque()
+        self.buffered_bytes = 0
+        self.in_flight_count = 0
+        self.unended_count = 0
+        self._order = 0
+        self.callbacks: list[tuple[OnDelivery, RecordMetadata | None, TailraceError | None]] = []
+        self._producer_id = -1
+        self._epoch = -1
+        self._asking_id = False
+        self._needs_epoch = False
+        self._asked_credit_ns = 0
+        self._last_io_ns = 0
+        self._expiry_checked_ns = 0
+        self.closed = False
+        self.forked = False
+        self.counters = {"records_sent": 0, "batches_sent": 0, "bytes_sent": 0, "retries": 0, "errors": 0, "epoch_bumps": 0}
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._helper_wakes_ns = 0
+        self._driving = threading.Lock()
+        self._helper = threading.Thread(target=self._help, name="tailrace-producer", daemon=True)
+        self._helper.start()
+
+    def check_usable(self) -> None:
+        """Raise ClientClosedError when closed, or made before a fork."""
+        if self.forked:
+            raise error_for(
+                ErrorCode.CLIENT_CLOSED, "this producer was made before fork() and cannot be used in the child; create one there"
+            )
+        if self.closed:
+            raise closed_error()
+
+    def stop(self) -> None:
+        """End everything: what has not ended, ends with ClientClosedError; the helper thread and the socket go."""
+        with self.lock:
+            self.closed = True
+            if not self.forked:
+                for queue in self.queues.values():
+                    for batch in queue.batches():
+                        self.end(batch, None, closed_error())
+                self.connection.process()
+            # With acks=0 nobody waits for an answer: what is queued is still sent.
+            self.connection.close(linger_ms=0 if self._acks else CLOSE_LINGER_MS)
+        self._wake_helper()
+        if not self.forked:
+            self.make_callbacks()
+            if threading.current_thread() is not self._helper:
+                self._helper.join()
+        os.close(self._wake_fd)
+
+    @staticmethod
+    def reset(queue: PartitionQueue) -> None:
+        queue.open = None
+        queue.ready.clear()
+        queue.in_flight.clear()
+
+    # ---- accumulating ----------------------------------------------------------------------------------------------------------------
+
+    def open_batch(self, queue: PartitionQueue) -> ProducerBatch:
+        now_ns = time.monotonic_ns()
+        batch = queue.open = ProducerBatch(queue.info, queue.partition, now_ns, self.next_order())
+        self.unended_count += 1
+        self.buffered_bytes += BATCH_OVERHEAD_BYTES
+        self._lingering.append((now_ns + self._linger_ns, queue, batch))
+        if now_ns + self._linger_ns < self._helper_wakes_ns:
+            self._wake_helper()
+        return batch
+
+    def next_order(self) -> tuple[int, ...]:
+        self._order += 1
+        return (self._order,)
+
+    def close_batch(self, queue: PartitionQueue) -> None:
+        batch = queue.open
+        if batch is not None and queue.close_open():
+            self.enlist(queue)
+            if batch.keys and batch.keys[-1] is None:
+                self._on_keyless_batch(queue.info)
+
+    def close_all(self) -> None:
+        for queue in self.queues.values():
+            self.close_batch(queue)
+        self.pump()
+
+    def enlist(self, queue: PartitionQueue) -> None:
+        if not queue.is_listed:
+            queue.is_listed = True
+            self._sendable.append(queue)
+
+    def block_for_memory(self, size: int) -> None:
+        """Wait, sending and receiving, until `size` bytes fit. Called with the lock held once. Raises BufferExhaustedError,
+        RecordTooLargeError.
+        """
+        if size + BATCH_OVERHEAD_BYTES > self._settings.buffer_memory:
+            raise RecordTooLargeError(f"{size} bytes can never fit buffer_memory ({self._settings.buffer_memory})")
+        deadline_ns = time.monotonic_ns() + self._settings.max_block_ms * NS_PER_MS
+        self.close_all()
+        while self.buffered_bytes + size > self._settings.buffer_memory:
+            now_ns = time.monotonic_ns()
+            if now_ns >= deadline_ns:
+                raise BufferExhaustedError(
+                    f"buffer_memory ({self._settings.buffer_memory} bytes) stayed full for {self._settings.max_block_ms} ms"
+                )
+            self.lock.release()
+            try:
+                self.connection.wait(min(deadline_ns - now_ns, 20 * NS_PER_MS))
+                self.make_callbacks()
+            finally:
+                self.lock.acquire()
+            if self.closed:
+                raise closed_error()
+            self.pump()
+
+    # ---- sending ---------------------------------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Everything that can be done now: take in answers, send what is ready. With the lock held."""
+        now_ns = self._last_io_ns = time.monotonic_ns()
+        connection = self.connection
+        connection.process()
+        lingering = self._lingering
+        while lingering and (lingering[0][0] <= now_ns or lingering[0][2].state is not BatchState.OPEN):
+            _, queue, batch = lingering.popleft()
+            if queue.open is batch:
+                self.close_batch(queue)
+        if now_ns - self._expiry_checked_ns > 20 * NS_PER_MS:
+            self._expire(now_ns)
+        connection.tick(now_ns)
+        if not connection.is_ready:
+            return
+        if self._idempotent and (self._producer_id < 0 or self._needs_epoch):
+            self._obtain_epoch()
+            if self._producer_id < 0:
+                return
+        for _ in range(len(self._sendable)):
+            queue = self._sendable.popleft()
+            queue.is_listed = False
+            if not self._send_from(queue, now_ns) and queue.ready:
+                self.enlist(queue)
+        connection.process()
+
+    def _send_from(self, queue: PartitionQueue, now_ns: int) -> bool:
+        """Send what the partition may have under way. False: something is left that an answer will not free (credit, a retry's pause)."""
+        limit = self._settings.max_in_flight_requests_per_connection
+        while queue.ready and len(queue.in_flight) < limit:
+            if queue.muted_until_ns > now_ns:
+                return False
+            batch = queue.ready[0]
+            if self._needs_epoch and not batch.was_sent:
+                return False  # first learn what became of everything that was sent
+            data = self._encoded(queue, batch)
+            if data is None:
+                continue
+            if not self.connection.session.may_send(len(data)):
+                self._ask_credit(len(data), now_ns)
+                return False
+            if self._idempotent and batch.producer_id < 0:
+                batch.number(self._producer_id, self._epoch, queue.take_sequence(batch.count))
+                assert batch.data is not None
+                data = batch.data
+            request = requests.ProduceRequest(queue.info.topic_id, queue.partition, self._acks, self._settings.request_timeout_ms)
+            on_answer = partial(self._on_answer, queue, batch) if self._acks else None
+            if not self.connection.request(Api.PRODUCE, [requests.encode_produce(request), data], on_answer):
+                return False
+            queue.ready.popleft()
+            self.connection.session.sent_bytes += len(data)
+            self._sent(queue, batch, len(data))
+        return True
+
+    def _sent(self, queue: PartitionQueue, batch: ProducerBatch, byte_count: int) -> None:
+        batch.was_sent = True
+        batch.attempts += 1
+        counters = self.counters
+        counters["batches_sent"] += 1
+        counters["bytes_sent"] += byte_count
+        counters["records_sent"] += batch.count
+        if self._acks == 0:
+            self.end(batch, None, None)
+            return
+        batch.state = BatchState.IN_FLIGHT
+        queue.in_flight.append(batch)
+        self.in_flight_count += 1
+
+    def _encoded(self, queue: PartitionQueue, batch: ProducerBatch) -> bytearray | None:
+        """The bytes of the first ready batch. None: it was split or failed; look at what is first now."""
+        compression = self._settings.compression_type or queue.info.settings["compression.type"]
+        try:
+            data = batch.encode(compression)
+        except TailraceError as error:
+            queue.ready.popleft()
+            self.end(batch, None, error)
+            return None
+        limit = min(max(self._settings.max_request_size, 4096), queue.info.settings["max.message.bytes"])
+        if len(data) > limit and not batch.was_sent:
+            queue.ready.popleft()
+            halves = batch.split()
+            if halves is None:
+                self.end(batch, None, RecordTooLargeError(f"a record takes {len(data)} bytes as a batch; {limit} are allowed"))
+            else:
+                self.unended_count += 1
+                queue.ready.extendleft(reversed(halves))
+                batch.state = BatchState.ENDED
+                if batch.waiter is not None:
+                    batch.waiter.set()
+            return None
+        return data
+
+    def _ask_credit(self, wanted: int, now_ns: int) -> None:
+        if now_ns - self._asked_credit_ns > CREDIT_ASK_NS:
+            self._asked_credit_ns = now_ns
+            self.connection.request(Api.CREDIT, [requests.encode_credit(wanted)], None)
+
+    def _obtain_epoch(self) -> None:
+        """A producer id at first; a new epoch once nothing is under way."""
+        if self._asking_id:
+            return
+        if self._needs_epoch and any(queue.in_flight or any(b.was_sent for b in queue.ready) for queue in self.queues.values()):
+            return
+        request: dict[str, int] = {}
+        if self._producer_id >= 0:
+            request = {"producer_id": self._producer_id, "producer_epoch": self._epoch}
+        self._asking_id = self.connection.request(Api.INIT_PRODUCER_ID, [requests.encode_json(request)], self._on_epoch)
+
+    def _on_epoch(self, response: Response | None) -> None:
+        self._asking_id = False
+        if response is None or response.code is not ErrorCode.OK:
+            return  # asked again at the next turn
+        answer = requests.decode_json(response.body[0])
+        if self._needs_epoch:
+            self.counters["epoch_bumps"] += 1
+        self._producer_id, self._epoch = int(answer["producer_id"]), int(answer["producer_epoch"])
+        self._needs_epoch = False
+        for queue in self.queues.values():
+            queue.next_sequence = 0
+            for batch in queue.ready:
+                batch.producer_id = -1
+            if queue.ready:
+                self.enlist(queue)
+
+    # ---- answers ---------------------------------------------------------------------------------------------------------------------
+
+    def _on_answer(self, queue: PartitionQueue, batch: ProducerBatch, response: Response | None) -> None:
+        """A produce request was answered, or (None) its connection lost. Called by `Connection.process`, with the lock held."""
+        if batch.state is not BatchState.IN_FLIGHT or batch not in queue.in_flight:
+            return
+        if response is not None and response.code is ErrorCode.OK:
+            self._leave_flight(queue, batch)
+            produced = requests.decode_produced(response.body[0])
+            if queue.info.settings["message.timestamp.type"] == "LogAppendTime":
+                batch.timestamps_us = [produced.append_time_us]
+            self.end(batch, produced.base_offset, None)
+        elif response is None:
+            self._retry(queue, batch, ErrorCode.SESSION_UNKNOWN, "the connection was lost", pause=False)
+        else:
+            self._on_refusal(queue, batch, response)
+        if queue.ready:
+            self.enlist(queue)
+
+    def _on_refusal(self, queue: PartitionQueue, batch: ProducerBatch, response: Response) -> None:
+        code, detail = response.code, response.detail()
+        error = error_for(code, detail)
+        batch.was_sent = False  # refused: it was not appended
+        if code in _NEW_EPOCH_CODES:
+            # The worker knows nothing of what came before: take a new epoch once nothing is under way, then send this one again under it.
+            self._needs_epoch = True
+            self._retry(queue, batch, code, detail, pause=False)
+        elif code in _RESEND_CODES or error.retriable:
+            if code in _RESEND_CODES and queue.in_flight and queue.in_flight[0] is batch and not self._needs_epoch and batch.attempts > 3:
+                self._needs_epoch = True
+            self._retry(queue, batch, code, detail, pause=code not in _RESEND_CODES or queue.in_flight[0] is batch)
+        else:
+            self._leave_flight(queue, batch)
+            queue.is_gone = queue.is_gone or code is ErrorCode.UNKNOWN_TOPIC
+            if self._idempotent:
+                self._needs_epoch = True  # its sequence is missing for good
+            self.end(batch, None, error)
+
+    def _leave_flight(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        queue.in_flight.remove(batch)
+        self.in_flight_count -= 1
+
+    def _retry(self, queue: PartitionQueue, batch: ProducerBatch, code: ErrorCode, detail: str, *, pause: bool) -> None:
+        """Put a batch back where it belongs among what is ready, or end it when its retries are used up."""
+        self._leave_flight(queue, batch)
+        if batch.attempts > self._settings.retries:
+            if self._idempotent:
+                self._needs_epoch = True
+            self.end(batch, None, error_for(code, detail))
+            return
+        self.counters["retries"] += 1
+        batch.state = BatchState.READY
+        position = 0
+        while position < len(queue.ready) and queue.ready[position].order < batch.order:
+            position += 1
+        queue.ready.insert(position, batch)
+        if pause:
+            base_ms = min(RETRY_BACKOFF_MAX_MS, self._settings.retry_backoff_ms << min(batch.attempts - 1, 10))
+            queue.muted_until_ns = time.monotonic_ns() + int(base_ms * NS_PER_MS * random.uniform(0.8, 1.2))
+        self.enlist(queue)
+
+    def end(self, batch: ProducerBatch, base_offset: int | None, error: TailraceError | None) -> None:
+        if batch.state is BatchState.ENDED:
+            return
+        if error is not None:
+            self.counters["errors"] += batch.count
+        self.buffered_bytes -= batch.bytes_used
+        self.unended_count -= 1
+        self.callbacks += batch.end(base_offset, error)
+
+    def _expire(self, now_ns: int) -> None:
+        """End what has waited for delivery_timeout_ms. What may have reached a worker leaves a gap in the sequence: a new epoch."""
+        self._expiry_checked_ns = now_ns
+        if self.connection.fatal is not None:
+            for queue in self.queues.values():
+                for batch in queue.batches():
+                    self.end(batch, None, self.connection.fatal)
+                self.reset(queue)
+            return
+        oldest_ns = now_ns - self._settings.delivery_timeout_ms * NS_PER_MS
+        for queue in self.queues.values():
+            for batch in [b for b in queue.batches() if b.created_ns <= oldest_ns]:
+                if batch in queue.in_flight:
+                    self._leave_flight(queue, batch)
+                elif queue.open is batch:
+                    queue.open = None
+                else:
+                    queue.ready.remove(batch)
+                if batch.was_sent and self._idempotent:
+                    self._needs_epoch = True
+                seconds = self._settings.delivery_timeout_ms / 1000
+                if self.connection.is_ready or batch.was_sent:
+                    self.end(batch, None, DeliveryTimeoutError(f"not acknowledged within {seconds:g} s"))
+                else:
+                    self.end(
+                        batch, None, NotReachableError(f"not sent within {seconds:g} s: no appliance answers at {self._settings.bootstrap}")
+                    )
+
+    # ---- waiting ---------------------------------------------------------------------------------------------------------------------
+
+    def wait_for(self, batch: ProducerBatch, timeout: float | None) -> bool:
+        """Until `batch` has ended (or split). Whoever comes first drives the connection, others wait on the batch. False: time is up."""
+        deadline_ns = None if timeout is None else time.monotonic_ns() + int(timeout * 1e9)
+        with self.lock:
+            if batch.is_ended:
+                return True
+            self.check_usable()
+            queue = self.queues.get((batch.info.topic_id, batch.partition))
+            if queue is not None and queue.open is batch:
+                self.close_batch(queue)  # a caller that waits has nothing to add
+            self.pump()
+        self.make_callbacks()
+        while not batch.is_ended:
+            now_ns = time.monotonic_ns()
+            if deadline_ns is not None and now_ns >= deadline_ns:
+                return False
+            if self._driving.acquire(blocking=False):
+                try:
+                    self._drive_once(now_ns, deadline_ns)
+                finally:
+                    self._driving.release()
+            else:
+                with self.lock:
+                    if batch.waiter is None:
+                        batch.waiter = threading.Event()
+                    waiter = batch.waiter
+                waiter.wait(0.02 if deadline_ns is None else min(0.02, (deadline_ns - now_ns) / 1e9))
+            self.make_callbacks()
+        return True
+
+    def _drive_once(self, now_ns: int, deadline_ns: int | None) -> None:
+        with self.lock:
+            self.pump()
+            wake_ns = self._next_wake_ns(now_ns)
+        if deadline_ns is not None:
+            wake_ns = min(wake_ns, deadline_ns)
+        if self.in_flight_count or self._asking_id or not self.connection.is_ready:
+            self.connection.wait(min(wake_ns - time.monotonic_ns(), 50 * NS_PER_MS))
+        elif self.unended_count:
+            self.connection.wait(min(wake_ns - time.monotonic_ns(), 5 * NS_PER_MS))
+        with self.lock:
+            if not self.closed:
+                self.pump()
+
+    def _next_wake_ns(self, now_ns: int) -> int:
+        """When there is something to do without an answer."""
+        times = [now_ns + 1_000 * NS_PER_MS]
+        tick_ns = self.connection.next_tick_ns()
+        if tick_ns is not None:
+            times.append(tick_ns)
+        if self._lingering:
+            times.append(self._lingering[0][0])
+        times += [queue.muted_until_ns for queue in self._sendable if queue.muted_until_ns > now_ns]
+        if self._sendable and self.connection.is_ready:
+            times.append(now_ns + 20 * NS_PER_MS)  # waiting for credit
+        if self.unended_count:
+            times.append(now_ns + 100 * NS_PER_MS)
+        return min(times)
+
+    def make_callbacks(self) -> None:
+        """Call on_delivery, without the lock: a callback may send."""
+        while self.callbacks:
+            with self.lock:
+                callbacks, self.callbacks = self.callbacks, []
+            for callback, metadata, error in callbacks:
+                callback(metadata, error)
+
+    # ---- helper ----------------------------------------------------------------------------------------------------------------------
+
+    def _wake_helper(self) -> None:
+        try:
+            os.eventfd_write(self._wake_fd, 1)
+        except (BlockingIOError, OSError):
+            pass
+
+    def _help(self) -> None:
+        """The helper thread: linger, retries, silence; answers only while no caller looks after them."""
+        while True:
+            with self.lock:
+                if self.closed or self.forked:
+                    return
+                now_ns = time.monotonic_ns()
+                caller_is_active = now_ns - self._last_io_ns < 3 * NS_PER_MS
+                linger_due = bool(self._lingering) and self._lingering[0][0] <= now_ns
+                if not caller_is_active or linger_due:
+                    last_io_ns = self._last_io_ns
+                    self.pump()
+                    self._last_io_ns = last_io_ns if caller_is_active else self._last_io_ns
+                wake_ns = self._next_wake_ns(now_ns)
+                waits_for_answers = self.in_flight_count or self._asking_id or not self.connection.is_ready
+                if caller_is_active:
+                    wake_ns = min(wake_ns, now_ns + 5 * NS_PER_MS) if self.unended_count else wake_ns
+                self._helper_wakes_ns = wake_ns
+            self.make_callbacks()
+            remaining_ns = max(NS_PER_MS, wake_ns - time.monotonic_ns())
+            if waits_for_answers and not caller_is_active and not self._driving.locked():
+                self.connection.wait(remaining_ns, self._wake_fd)
+            else:
+                _sleep_on(self._wake_fd, remaining_ns)
+            try:
+                os.eventfd_read(self._wake_fd)
+            except (BlockingIOError, OSError):
+                pass
+
+
+def _sleep_on(fd: int, timeout_ns: int) -> None:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.poll(max(0, -(-timeout_ns // NS_PER_MS)))
