@@ -90,8 +90,7 @@ class ProducerBatch:
         self.count = row + 1
         return row
 
-    @property
-    def is_ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.state is BatchState.ENDED
 
     def _to_frame(self) -> pa.RecordBatch:

@@ -398,7 +398,7 @@ class Sender:
         """Until `batch` has ended (or split). Whoever comes first drives the connection, others wait on the batch. False: time is up."""
         deadline_ns = None if timeout is None else time.monotonic_ns() + int(timeout * 1e9)
         with self.lock:
-            if batch.is_ended:
+            if batch.has_ended():
                 return True
             self.check_usable()
             queue = self.queues.get((batch.info.topic_id, batch.partition))
@@ -406,7 +406,7 @@ class Sender:
                 self.close_batch(queue)  # a caller that waits has nothing to add
             self.pump()
         self.make_callbacks()
-        while not batch.is_ended:
+        while not batch.has_ended():
             now_ns = time.monotonic_ns()
             if deadline_ns is not None and now_ns >= deadline_ns:
                 return False
