@@ -55,7 +55,7 @@ from tailrace.protocol.wire import (
     decode_request_header,
     encode_response,
 )
-from workers.timing_wheel import TimingWheel
+from workers.timing_wheel import Timer, TimingWheel
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,8 @@ RECEIVE_LIMIT = 256
 SESSION_CHECK_NS = 30_000_000_000
 SESSION_IDLE_NS = 600_000_000_000
 CREDIT_IDLE_NS = 60_000_000_000
+DECISION_TIMEOUT_MS = 35_000
+"""The coordinator answers within 30 s, unless it was killed."""
 OVERDRAFT_BYTES = 1 << 20
 _ACKS = {0: ACKS_NONE, 1: ACKS_LEADER, requests.ACKS_ALL: ACKS_ALL}
 
@@ -140,8 +142,9 @@ class Front:
         self._sessions = Sessions(generation)
         self._fetch_wheel: TimingWheel[Fetch] = TimingWheel(start_ns)
         self._fetches = FetchService(reader, routing, pool, self._fetch_wheel, self._respond_fetch, transport.new_buffer)
-        self._asked: dict[tuple[int, int], int] = {}
-        """(session word, correlation id) -> API of a request that the coordinator is deciding."""
+        self._unanswered: dict[tuple[int, int], tuple[int, Timer[tuple[int, int]]]] = {}
+        """(session word, correlation id) -> (API, timeout) of a request that a worker or the coordinator has."""
+        self._timeouts: TimingWheel[tuple[int, int]] = TimingWheel(start_ns)
         self._requests: deque[tuple[int, int, int, bytes]] = deque()
         self._fed = False
         self._stopping = False
@@ -172,15 +175,16 @@ class Front:
         work += self._walk_rings()
         work += self._fetches.on_reads_completed(now_ns)
         work += self._fetches.on_timeouts(now_ns)
+        work += self._answer_late(now_ns)
         if now_ns >= self._next_check_ns:
             self._check_sessions(now_ns)
         return work
 
     def next_deadline_ns(self) -> int | None:
-        deadline = self._fetch_wheel.next_deadline_ns()
-        if len(self._sessions) and (deadline is None or self._next_check_ns < deadline):
-            deadline = self._next_check_ns
-        return deadline
+        deadlines = [self._fetch_wheel.next_deadline_ns(), self._timeouts.next_deadline_ns()]
+        if len(self._sessions):
+            deadlines.append(self._next_check_ns)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def begin_stop(self) -> None:
         """Read nothing more; what was read is passed on and answered."""
@@ -206,8 +210,8 @@ class Front:
                 self._on_ready()
             elif message.kind == LaneKind.RESPONSE:
                 session = self._sessions.by_word(message.session)
-                api = self._asked.pop((message.session, message.correlation_id), 0)
-                if session is not None:
+                api = self._take_unanswered((message.session, message.correlation_id))
+                if session is not None and api:
                     self._send(session, api, 1, message.correlation_id, ErrorCode(message.flags), [bytes(message.payload)])
             lane.advance(message)
             lane.consume()
@@ -222,7 +226,7 @@ class Front:
             raise WireError(
                 ErrorCode.REQUEST_TOO_LARGE, f"{len(body[0])} bytes of JSON; {self._to_coordinator.payload_max} are allowed here"
             )
-        self._asked[(session.word, header.correlation_id)] = header.api
+        self._expect_answer(session, header, DECISION_TIMEOUT_MS)
         self._requests.append((header.api, session.word, header.correlation_id, body[0]))
 
     # ---- requests --------------------------------------------------------------------------------------------------------------------
@@ -403,6 +407,8 @@ class Front:
             if request.acks:
                 raise WireError(code, ERROR_TABLE[code].meaning)
             return
+        if request.acks:
+            self._expect_answer(session, header, request.timeout_ms)
         waiting = Waiting(route.slot, _ACKS[request.acks], session, header.correlation_id, self._now_ns, batch)
         link = self._workers[route.worker]
         if link.waiting or not self._write(link, waiting):
@@ -458,9 +464,31 @@ class Front:
             self._fetches.on_settled(settled)
         return count
 
+    def _expect_answer(self, session: Session, header: RequestHeader, timeout_ms: int) -> None:
+        key = (session.word, header.correlation_id)
+        self._unanswered[key] = header.api, self._timeouts.add(self._now_ns + timeout_ms * 1_000_000, key)
+
+    def _take_unanswered(self, key: tuple[int, int]) -> int:
+        """The API of a request that is to be answered now; 0: it has been, with TIMED_OUT."""
+        api, timer = self._unanswered.pop(key, (0, None))
+        if timer is not None:
+            self._timeouts.cancel(timer)
+        return api
+
+    def _answer_late(self, now_ns: int) -> int:
+        """Requests whose timeout has passed: they may still be carried out, and their sender is told that nobody knows yet."""
+        late = self._timeouts.advance(now_ns)
+        for key in late:
+            api, _ = self._unanswered.pop(key, (0, None))
+            session = self._sessions.by_word(key[0])
+            if api and session is not None:
+                body = orjson.dumps({"message": "no answer within the request's timeout"})
+                self._send(session, api, 1, key[1], ErrorCode.TIMED_OUT, [body])
+        return len(late)
+
     def _answer(self, answer: Answer) -> None:
         session = self._sessions.by_word(answer.session)
-        if session is None:
+        if not self._take_unanswered((answer.session, answer.correlation_id)) or session is None:
             return
         if answer.code is not ErrorCode.OK:
             body: Readable = orjson.dumps({"message": ERROR_TABLE[answer.code].meaning})
@@ -506,7 +534,9 @@ class Front:
         for credit in raised:
             session = self._sessions.by_credit(credit)
             if session is not None and session is not but:
-                self._send(session, Api.CREDIT, 1, PUSH_CORRELATION_ID, ErrorCode.OK)
+                # A client that has sent its last with acks=0 and gone hears nothing, but what it sent is still being read: the session stays.
+                frames = encode_response(Api.CREDIT, 1, PUSH_CORRELATION_ID, ErrorCode.OK, credit.limit, self._generation)
+                self._transport.try_send(session.identity, frames)
 
     def _drop(self, session: Session) -> None:
         """The client is gone, takes nothing, or came anew."""

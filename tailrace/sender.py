@@ -39,6 +39,7 @@ CREDIT_ASK_NS = 50_000_000
 CLOSE_LINGER_MS = 5_000
 _ACKS = {0: 0, 1: 1, "all": requests.ACKS_ALL}
 _RESEND_CODES = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE})
+_FATE_UNKNOWN_CODES = frozenset({ErrorCode.TIMED_OUT, ErrorCode.STORAGE_ERROR})
 _NEW_EPOCH_CODES = frozenset({ErrorCode.UNKNOWN_SEQUENCE})
 
 
@@ -316,7 +317,8 @@ class Sender:
     def _on_refusal(self, queue: PartitionQueue, batch: ProducerBatch, response: Response) -> None:
         code, detail = response.code, response.detail()
         error = error_for(code, detail)
-        batch.was_sent = False  # refused: it was not appended
+        if code not in _FATE_UNKNOWN_CODES:
+            batch.was_sent = False  # refused: it was not appended
         if code in _NEW_EPOCH_CODES:
             # The worker knows nothing of what came before: take a new epoch once nothing is under way, then send this one again under it.
             self._needs_epoch = True

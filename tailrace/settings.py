@@ -40,7 +40,7 @@ class ProducerSettings:
     retries: int = _number(2**31 - 1, "How often a batch is sent again.")
     retry_backoff_ms: int = _number(100, "First pause before sending again, doubled each time up to 1,000 ms, with jitter.")
     delivery_timeout_ms: int = _number(120_000, "When a record is given up, ms after send().", 1)
-    request_timeout_ms: int = _number(30_000, "How long a request may take before it is sent again, ms.", 1)
+    request_timeout_ms: int = _number(30_000, "How long the appliance may take to answer a batch before it is sent again, ms.", 1)
     client_id: str = field(default="tailrace-producer", metadata={"doc": "Name in the appliance's log."})
     partitioner: Any = field(default=None, metadata={"doc": "Callable (topic, key, partition_count) -> partition; None: Kafka's default."})
 

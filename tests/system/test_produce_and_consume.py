@@ -314,6 +314,25 @@ def test_waiting_for_a_record_can_time_out_and_go_on(appliance: EmbeddedApplianc
         assert handle.result(10).offset == 1
 
 
+def test_a_request_that_times_out_is_sent_again_and_stored_once(appliance: EmbeddedAppliance, topic: str) -> None:
+    import signal
+
+    from tests.kit.processes import children, wait_until
+
+    create(appliance, topic)
+    flusher = children(appliance)["tr-flusher-0"]
+    with Producer(appliance.address, acks="all", request_timeout_ms=100, retry_backoff_ms=20) as producer:
+        os.kill(flusher, signal.SIGSTOP)
+        try:
+            handles = [producer.send(topic, b"%d" % n) for n in range(10)]
+            wait_until(lambda: producer.metrics()["retries"] >= 3, "the request is sent again")
+            assert not handles[0].done()
+        finally:
+            os.kill(flusher, signal.SIGCONT)
+        assert [handle.result(20).offset for handle in handles] == list(range(10))
+    assert [record.value for record in read_all(appliance, topic, 10)] == [b"%d" % n for n in range(10)]
+
+
 def test_many_topics_and_partitions(appliance: EmbeddedAppliance, topic: str) -> None:
     with Admin(appliance.address) as admin:
         names = [f"{topic}-{n}" for n in range(20)]

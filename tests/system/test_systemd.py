@@ -90,6 +90,9 @@ def test_the_watchdog_is_not_fed_while_a_process_hangs(tmp_path: pathlib.Path) -
                 return False
 
             wait_until(is_silent, "WATCHDOG=1 stops coming")
+            worker.resume()
+            served.terminate()
+            assert served.wait(30) == 0
         finally:
             served.kill()
             served.wait()
