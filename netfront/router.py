@@ -5,6 +5,7 @@ ROUTER with ROUTER_MANDATORY: a message to a client that is gone, or whose queue
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Sequence
 
@@ -38,6 +39,7 @@ class Router:
         socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
         self.port = 0
+        self._socket_paths = [address.removeprefix("ipc://") for address in addresses if address.startswith("ipc:///")]
         for address in addresses:
             try:
                 socket.bind(address)
@@ -103,6 +105,9 @@ class Router:
             free.append(buffer)
 
     def close(self) -> None:
-        """Send what is queued for at most a second, then end."""
+        """Send what is queued for at most a second, then end; Unix sockets go from the file system."""
         self.socket.close()
         self._context.term()
+        for path in self._socket_paths:
+            if os.path.exists(path):
+                os.unlink(path)

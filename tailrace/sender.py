@@ -76,6 +76,7 @@ class Sender:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._helper_wakes_ns = 0
         self._driving = threading.Lock()
+        _load_what_exit_cannot()
         self._helper = threading.Thread(target=self._help, name="tailrace-producer", daemon=True)
         self._helper.start()
 
@@ -499,6 +500,13 @@ class Sender:
                 os.eventfd_read(self._wake_fd)
             except (BlockingIOError, OSError):
                 pass
+
+
+def _load_what_exit_cannot() -> None:
+    """pyarrow loads pandas, where there is one, with the first array it makes; a program's exit is too late for that, and a producer that was not
+    closed may encode its first batch there. pandas needs only this to be loaded in time.
+    """
+    import concurrent.futures.thread  # noqa: F401
 
 
 def _sleep_on(fd: int, timeout_ns: int) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import pathlib
+import subprocess
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -17,7 +20,7 @@ import pytest
 from tailrace import Admin, Consumer, NewTopic, Producer, Record, TopicPartition
 from tailrace.errors import InvalidRequestError, NotSupportedError, OffsetOutOfRangeError, RequestTimeoutError
 from tailrace.partitioners import partition_for_key
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 
 
 def create(appliance: EmbeddedAppliance, name: str, partitions: int = 1, schema: object = None, **configs: object) -> None:
@@ -277,6 +280,25 @@ def test_many_threads_share_a_producer(appliance: EmbeddedAppliance, topic: str)
     for record in read_all(appliance, topic, 2000):
         by_key[record.key].append(record.value)
     assert by_key == {b"%d" % n: [b"%d-%d" % (n, i) for i in range(500)] for n in range(4)}
+
+
+@pytest.mark.parametrize("count", [1, 1000])
+def test_a_program_that_ends_without_close_still_delivers(appliance: EmbeddedAppliance, topic: str, count: int) -> None:
+    create(appliance, topic)
+    code = f"import tailrace; p = tailrace.Producer({appliance.address!r}); [p.send({topic!r}, b'%d' % i) for i in range({count})]"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == ""
+    assert [record.value for record in read_all(appliance, topic, count)] == [b"%d" % n for n in range(count)]
+
+
+def test_a_unix_socket_serves_and_is_removed(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "s"
+    running = start_embedded(listen=f"ipc://{path}")
+    with Producer(running.address) as producer:
+        assert producer.send("t", b"x").result(10).offset == 0
+    assert path.exists()
+    assert running.stop() == 0
+    assert not path.exists()
 
 
 def test_a_producer_in_a_forked_child_says_so(appliance: EmbeddedAppliance, topic: str) -> None:
