@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ from tailrace.private_appliance import EmbeddedAppliance
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
     """Poll a condition of the outside world (there is no event to wait on); fails the test when it never comes true."""
     deadline = time.monotonic() + timeout_s
-    pause = __import__("threading").Event()
+    pause = threading.Event()
     while not condition():
         assert time.monotonic() < deadline, f"never happened: {what}"
         pause.wait(0.01)

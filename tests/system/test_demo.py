@@ -1,0 +1,39 @@
+"""The demo ends without a trace when it is interrupted; that it ends well is `make demo`'s own check."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_no_process_no_memory_and_no_file(tmp_path: pathlib.Path, number: int) -> None:
+    # Its temporary files go where only it writes.
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    demo = subprocess.Popen(
+        [sys.executable, "-P", "-m", "bench.demo"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT,
+        start_new_session=True,
+    )  # fmt: skip
+    assert demo.stdout is not None
+    seen = next(line for line in demo.stdout if line.startswith("start the appliance"))
+    supervisor = psutil.Process(int(seen.split()[-1]))
+    processes = [supervisor, *supervisor.children()]
+    (instance,) = [path.parent for path in tmp_path.rglob("instance.json")]
+    prefix = f"tailrace-{json.loads((instance / 'instance.json').read_bytes())['instance'][:12]}"
+    os.killpg(demo.pid, number)
+    rest = demo.stdout.read()
+    demo.stdout.close()
+    assert demo.wait(60) == 130, rest
+    assert "everything is cleaned up" in rest
+    assert not any(process.is_running() for process in processes)
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]
+    assert os.listdir(tmp_path) == []
