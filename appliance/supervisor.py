@@ -440,7 +440,7 @@ def main() -> int:
     """The process."""
     flags = parse_flags(sys.argv[1:])
     set_comm_name(comm_name(Role.SUPERVISOR, 0))
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s process=tr-super-0 %(message)s")
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s process=tr-supervisor-0 %(message)s")
     try:
         settings = settings_from_flags(flags, environment_settings())
         settings.check(os.sched_getaffinity(0))

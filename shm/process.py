@@ -73,9 +73,7 @@ def process_name(role: Role, index: int) -> str:
 
 def comm_name(role: Role, index: int) -> str:
     """What `ps` and /proc/PID/comm show; 15 bytes at most."""
-    short = {Role.SUPERVISOR: "super", Role.COORDINATOR: "coord", Role.FLUSHER: "flusher", Role.SCHEDULER: "sched"}.get(
-        role, role.name.lower()
-    )
+    short = "coord" if role is Role.COORDINATOR else role.name.lower()
     return f"tr-{short}-{index}"[:15]
 
 

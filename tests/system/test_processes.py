@@ -55,7 +55,7 @@ def values_by_partition(appliance: EmbeddedAppliance, count: int) -> dict[int, l
 
 
 def test_processes_are_named_by_role_and_started_without_the_working_directory(own: EmbeddedAppliance) -> None:
-    assert comm(own.pid) == "tr-super-0"
+    assert comm(own.pid) == "tr-supervisor-0"
     found = children(own)
     assert sorted(found) == ["tr-coord-0", "tr-flusher-0", "tr-front-0", "tr-worker-0"]
     for pid in found.values():
