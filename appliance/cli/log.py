@@ -11,7 +11,7 @@ import orjson
 
 from appliance.cli.output import print_table
 from tailrace.batch_header import ATTRIBUTE_COMPRESSED, NO_PRODUCER, BatchHeader, checksum_seed
-from tailrace.segment import Ending, Walk, schema_message_length, walk_batches
+from tailrace.segment import Ending, ReadAt, Walk, schema_message_length, walk_batches
 
 IDENTITY_FILE = "partition.json"
 
@@ -54,12 +54,10 @@ def dump(file: str, records: bool, as_json: bool) -> None:
             row = _row(position, header)
             if as_json:
                 click.echo(orjson.dumps(row))
-            elif records:
-                rows.append(list(row.values()))
             else:
                 rows.append(list(row.values()))
             if records:
-                for record in _records(read_at, position, header, seed, walk):
+                for record in _records(read_at, position, header, seed):
                     click.echo(record)
         if rows and not records:
             print_table(
@@ -114,12 +112,11 @@ def _seed_of(file: str) -> int:
         ) from None
 
 
-def _records(read_at: Any, position: int, header: BatchHeader, seed: int, walk: Walk) -> Iterator[bytes]:
+def _records(read_at: ReadAt, position: int, header: BatchHeader, seed: int) -> Iterator[bytes]:
     import pyarrow as pa
 
     from tailrace import arrow_batch
 
-    del walk
     schema = pa.ipc.read_schema(pa.BufferReader(read_at(schema_message_length(read_at), 0)))
     _, batch = arrow_batch.decode(memoryview(read_at(header.batch_length, position)), schema, seed)
     for offset, row in zip(range(header.base_offset, header.next_offset), batch.to_pylist(), strict=False):
