@@ -1,7 +1,7 @@
 """The catalog: topics, partitions, schemas and producer ids in one SQLite database.
 
 Owner: the coordinator, alone. The database (WAL, synchronous=FULL) is the only home of what is decided; every other process is told.
-Invariants: what a method has answered is on the disk; slots are unique per data directory among topics that exist; versions grow.
+Invariants: what a method has answered is on the disk; slots are unique among topics that exist; versions grow.
 Crash: SQLite's own recovery. A topic in state `changing` was told to the workers but perhaps not heard: the coordinator tells it again
 at start.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 PRODUCER_EPOCH_MAX = 32767
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
@@ -26,8 +26,9 @@ CREATE TABLE IF NOT EXISTS topics (
 ) STRICT;
 CREATE TABLE IF NOT EXISTS partitions (
     topic_id BLOB NOT NULL REFERENCES topics ON DELETE CASCADE, partition INTEGER NOT NULL, data_dir INTEGER NOT NULL, slot INTEGER NOT NULL,
-    leader_epoch INTEGER NOT NULL, PRIMARY KEY (topic_id, partition), UNIQUE (data_dir, slot)
+    delete_before INTEGER NOT NULL, PRIMARY KEY (topic_id, partition), UNIQUE (slot)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS data_dirs (number INTEGER PRIMARY KEY, directory_id TEXT NOT NULL UNIQUE, path TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS producers (producer_id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL) STRICT;
 """
 
@@ -36,8 +37,9 @@ CREATE TABLE IF NOT EXISTS producers (producer_id INTEGER PRIMARY KEY, epoch INT
 class PartitionRow:
     partition: int
     data_dir: int
+    """Its number in the catalog, whatever the configuration's order."""
     slot: int
-    leader_epoch: int
+    delete_before: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,10 @@ class Topic:
     created_us: int
 
 
+class MissingDirectoryError(RuntimeError):
+    """A data directory that holds partitions is not configured."""
+
+
 class CatalogFullError(RuntimeError):
     """No slot is left for another partition."""
 
@@ -65,6 +71,7 @@ class Catalog:
 
     def __init__(self, path: str, slot_count: int) -> None:
         self._slot_count = slot_count
+        self._usable_dirs: list[int] = [0]
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
@@ -84,13 +91,36 @@ class Catalog:
             return default
         return int(row[0])
 
+    # ---- data directories ------------------------------------------------------------------------------------------------------------
+
+    def register_dirs(self, directories: list[tuple[str, str]]) -> list[int]:
+        """Give every configured directory, (identity, path), its number; answers them in that order. Raises MissingDirectoryError."""
+        with _Transaction(self._db):
+            for directory_id, path in directories:
+                self._db.execute(
+                    "INSERT INTO data_dirs VALUES ((SELECT coalesce(max(number) + 1, 0) FROM data_dirs), ?, ?)"
+                    " ON CONFLICT (directory_id) DO UPDATE SET path = excluded.path",
+                    (directory_id, path),
+                )
+        numbers = {directory_id: number for number, directory_id in self._db.execute("SELECT number, directory_id FROM data_dirs")}
+        self._usable_dirs = [numbers[directory_id] for directory_id, _ in directories]
+        marks = ",".join("?" * len(self._usable_dirs))
+        missing = self._db.execute(
+            f"SELECT path, count(*) FROM partitions JOIN data_dirs ON number = data_dir WHERE number NOT IN ({marks}) GROUP BY path",
+            self._usable_dirs,
+        ).fetchall()
+        if missing:
+            held = ", ".join(f"{path} with {count} partitions" for path, count in missing)
+            raise MissingDirectoryError(f"data_dirs lacks {held}; list every directory that holds partitions, or delete the topics first")
+        return self._usable_dirs
+
     # ---- topics ----------------------------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[Topic]:
         """All topics, by name."""
         by_topic: dict[bytes, list[PartitionRow]] = {}
         for topic_id, *rest in self._db.execute(
-            "SELECT topic_id, partition, data_dir, slot, leader_epoch FROM partitions ORDER BY partition"
+            "SELECT topic_id, partition, data_dir, slot, delete_before FROM partitions ORDER BY partition"
         ):
             by_topic.setdefault(topic_id, []).append(PartitionRow(*rest))
         rows = self._db.execute(
@@ -131,13 +161,16 @@ class Catalog:
         return created
 
     def _add_partitions(self, topic_id: bytes, start: int, end: int) -> None:
-        data_dir = 0
-        used = {slot for (slot,) in self._db.execute("SELECT slot FROM partitions WHERE data_dir = ?", (data_dir,))}
+        used = {slot for (slot,) in self._db.execute("SELECT slot FROM partitions")}
+        counts = dict.fromkeys(self._usable_dirs, 0)
+        counts.update(dict(self._db.execute("SELECT data_dir, count(*) FROM partitions GROUP BY data_dir")))
         free = (slot for slot in range(self._slot_count) if slot not in used)
         for partition in range(start, end):
             slot = next(free, None)
             if slot is None:
                 raise CatalogFullError(f"all {self._slot_count} partition slots are in use")
+            data_dir = min(self._usable_dirs, key=lambda number: (counts[number], number))
+            counts[data_dir] += 1
             self._db.execute("INSERT INTO partitions VALUES (?, ?, ?, ?, 0)", (topic_id, partition, data_dir, slot))
 
     def alter_topic(self, topic: Topic, given: dict[str, Any], partitions: int) -> Topic:
@@ -151,6 +184,19 @@ class Catalog:
         altered = self.topic(topic.name)
         assert altered is not None
         return altered
+
+    def delete_records(self, topic: Topic, before: dict[int, int]) -> Topic:
+        """Decide that records below these offsets go: partition -> offset."""
+        with _Transaction(self._db):
+            for partition, offset in before.items():
+                self._db.execute(
+                    "UPDATE partitions SET delete_before = max(delete_before, ?) WHERE topic_id = ? AND partition = ?",
+                    (offset, topic.topic_id, partition),
+                )
+            self._db.execute("UPDATE topics SET version = version + 1, state = 'changing' WHERE topic_id = ?", (topic.topic_id,))
+        changed = self.topic(topic.name)
+        assert changed is not None
+        return changed
 
     def mark_deleting(self, topic: Topic) -> Topic:
         self._db.execute("UPDATE topics SET state = 'deleting', version = version + 1 WHERE topic_id = ?", (topic.topic_id,))

@@ -16,6 +16,8 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
+import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,22 +27,27 @@ from typing import Any
 import orjson
 
 from appliance import topic_settings
-from appliance.catalog import Catalog, CatalogFullError, Topic
+from appliance.catalog import Catalog, CatalogFullError, MissingDirectoryError, PartitionRow, Topic
+from appliance.ownership import directory_id
+from appliance.restart_policy import ExitCode
 from shm.assignments import REPLAY, Assignment, LaneKind
 from shm.control import ProcessSlot
+from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
-from shm.layout import ProcessWord, Role, SlotState, SlotWord
+from shm.layout import ProcessWord, Role, SlotState
 from shm.partition_table import PartitionTable
 from tailrace.arrow_metadata import ArrowMetadataError, read_schema
 from tailrace.errors import (
     InvalidRequestError,
     InvalidSchemaError,
     InvalidSettingError,
+    OffsetOutOfRangeError,
     TailraceError,
     TopicExistsError,
     UnknownTopicError,
 )
+from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
 
@@ -48,6 +55,7 @@ logger = logging.getLogger(__name__)
 
 SCHEMA_MAX_BYTES = 256 << 10
 CHANGE_TIMEOUT_NS = 30_000_000_000
+LEASE_MAX_MS = 86_400_000
 PENDING_RETRY_NS = 50_000_000
 
 
@@ -93,8 +101,11 @@ class Coordinator:
         outgoing: list[Outgoing],
         incoming: dict[int, LaneReader],
         tables: list[PartitionTable],
+        dir_numbers: list[int],
+        worker_dirs: list[int],
         describe_processes: Callable[[], list[dict[str, Any]]],
-        worker_count: int,
+        describe_dirs: Callable[[], list[dict[str, Any]]],
+        read_partition_file: Callable[[int, str], PartitionFile | None],
         front_count: int,
         ring_bytes: int,
         lane_bytes: int,
@@ -103,12 +114,17 @@ class Coordinator:
         now_us: Callable[[], int],
         start_ns: int,
     ) -> None:
+        """`dir_numbers`: the catalog's number of each data directory, in this run's order; `worker_dirs`: worker -> index in that order."""
         self._catalog = catalog
         self._outgoing = outgoing
         self._incoming = incoming
         self._tables = tables
+        self._dir_index = {number: index for index, number in enumerate(dir_numbers)}
+        """The catalog's number of a data directory -> its index in this run."""
+        self._workers_of = [[w for w, d in enumerate(worker_dirs) if d == index] for index in range(len(dir_numbers))]
         self._describe_processes = describe_processes
-        self._worker_count = worker_count
+        self._describe_dirs = describe_dirs
+        self._read_partition_file = read_partition_file
         self._front_count = front_count
         self._ring_bytes = ring_bytes
         self._lane_bytes = lane_bytes
@@ -147,14 +163,21 @@ class Coordinator:
 
     # ---- telling ---------------------------------------------------------------------------------------------------------------------
 
-    def _assignments(self, topic: Topic) -> list[Assignment]:
+    def _table(self, row: PartitionRow) -> PartitionTable:
+        return self._tables[self._dir_index[row.data_dir]]
+
+    def _worker_of(self, row: PartitionRow) -> int:
+        workers = self._workers_of[self._dir_index[row.data_dir]]
+        return workers[row.slot % len(workers)]
+
+    def _assignments(self, topic: Topic, *, revive: bool = False) -> list[Assignment]:
         settings = topic_settings.complete(topic.given, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
         return [
             Assignment(
                 topic=topic.name, topic_id=topic.topic_id, partition=row.partition, partition_count=len(topic.partitions), slot=row.slot,
-                version=topic.version, worker=row.slot % self._worker_count, front=row.slot % self._front_count, data_dir=row.data_dir,
-                leader_epoch=row.leader_epoch, schema_id=topic.schema_id, schema=topic.schema, typed=topic.typed,
-                dropped=topic.state == "deleting", settings=settings,
+                version=topic.version, worker=self._worker_of(row), front=row.slot % self._front_count,
+                data_dir=self._dir_index[row.data_dir], schema_id=topic.schema_id, schema=topic.schema, typed=topic.typed,
+                dropped=topic.state == "deleting", delete_before=row.delete_before, revive=revive, settings=settings,
             )
             for row in topic.partitions
         ]  # fmt: skip
@@ -185,8 +208,8 @@ class Coordinator:
             count += 1
         return count
 
-    def _tell_workers(self, topic: Topic) -> None:
-        for assignment in self._assignments(topic):
+    def _tell_workers(self, topic: Topic, *, revive: bool = False) -> None:
+        for assignment in self._assignments(topic, revive=revive):
             payload = assignment.encode()
             for out in self._outgoing:
                 if out.role is Role.WORKER and self._concerns(out, assignment):
@@ -227,7 +250,9 @@ class Coordinator:
                 self._init_producer(requester, request)
             elif api == Api.DESCRIBE_CLUSTER:
                 self._respond(requester, ErrorCode.OK, self._describe_cluster())
-            elif api in (Api.CREATE_TOPICS, Api.DELETE_TOPICS, Api.ALTER_TOPICS):
+            elif api == Api.LEASE_OFFSETS:
+                self._lease(requester, request)
+            elif api in (Api.CREATE_TOPICS, Api.DELETE_TOPICS, Api.ALTER_TOPICS, Api.DELETE_RECORDS):
                 self._change_topics(requester, Api(api), request)
             else:
                 raise TailraceError(f"API {api} is not the coordinator's", ErrorCode.UNKNOWN_API)
@@ -238,6 +263,7 @@ class Coordinator:
         producer_id, epoch = request.get("producer_id"), request.get("producer_epoch", 0)
         if producer_id is None:
             producer_id, epoch = self._catalog.new_producer()
+            crash_point("coordinator.after_producer_id")
         elif isinstance(producer_id, int) and isinstance(epoch, int) and 0 <= producer_id < 2**62 and -1 <= epoch <= 32767:
             producer_id, epoch = self._catalog.next_epoch(producer_id, epoch)
         else:
@@ -245,7 +271,9 @@ class Coordinator:
         self._respond(requester, ErrorCode.OK, {"producer_id": producer_id, "producer_epoch": epoch})
 
     def _change_topics(self, requester: Requester, api: Api, request: dict[str, Any]) -> None:
-        decide = {Api.CREATE_TOPICS: self._create, Api.DELETE_TOPICS: self._delete, Api.ALTER_TOPICS: self._alter}[api]
+        decide = {
+            Api.CREATE_TOPICS: self._create, Api.DELETE_TOPICS: self._delete, Api.ALTER_TOPICS: self._alter, Api.DELETE_RECORDS: self._delete_records,
+        }[api]  # fmt: skip
         items = request.get("topics")
         if not isinstance(items, list) or not items or len(items) > 1000:
             raise InvalidRequestError("the request needs a list `topics` of 1 to 1000 entries")
@@ -258,9 +286,10 @@ class Coordinator:
                     raise InvalidRequestError("each entry of `topics` must be an object")
                 topic = decide(item, bool(request.get("validate_only", False)))
                 if topic is not None:
+                    crash_point("coordinator.after_decision")
                     topics.append(topic)
                     self._topics[topic.name] = topic
-                    self._tell_workers(topic)
+                    self._tell_workers(topic, revive=bool(item.get("online")))
             except TailraceError as error:
                 result.update(code=int(error.code), message=error.detail)
             except CatalogFullError as error:
@@ -324,6 +353,42 @@ class Coordinator:
         topic_settings.complete(given, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
         return None if validate_only else self._catalog.alter_topic(topic, given, partitions)
 
+    def _delete_records(self, item: dict[str, Any], validate_only: bool) -> Topic | None:
+        """`partitions`: partition -> offset below which records go; -1: everything that consumers see now."""
+        topic = self._existing(item)
+        wanted = item.get("partitions")
+        if not isinstance(wanted, dict) or not wanted:
+            raise InvalidRequestError("delete_records needs `partitions`: partition -> offset")
+        before: dict[int, int] = {}
+        for row in topic.partitions:
+            if str(row.partition) not in wanted:
+                continue
+            offset = wanted[str(row.partition)]
+            state = self._table(row).read(row.slot)
+            if not isinstance(offset, int) or isinstance(offset, bool) or not -1 <= offset <= state.high_watermark:
+                raise OffsetOutOfRangeError(f"{topic.name}-{row.partition} holds offsets up to {state.high_watermark}, not {offset!r}")
+            before[row.partition] = state.high_watermark if offset == -1 else offset
+        if len(before) != len(wanted):
+            raise InvalidRequestError(f"topic {topic.name!r} has {len(topic.partitions)} partitions, not all of {', '.join(wanted)}")
+        return None if validate_only else self._catalog.delete_records(topic, before)
+
+    def _lease(self, requester: Requester, request: dict[str, Any]) -> None:
+        """A reader asks for everything from an offset on to be kept from retention for a while; told to the flusher, answered at once."""
+        name, offset, ttl_ms, number = request.get("lease"), request.get("offset"), request.get("ttl_ms"), request.get("partition")
+        topic = self._existing({"name": request.get("topic")})
+        row = next((row for row in topic.partitions if row.partition == number), None)
+        if row is None:
+            raise InvalidRequestError(f"topic {topic.name!r} has no partition {number!r}")
+        if not isinstance(name, str) or not 0 < len(name) <= 100 or not isinstance(offset, int) or offset < 0:
+            raise InvalidRequestError("a lease needs a name of 1 to 100 characters and an offset")
+        if not isinstance(ttl_ms, int) or not 0 <= ttl_ms <= LEASE_MAX_MS:
+            raise InvalidRequestError(f"ttl_ms is {ttl_ms!r}; it takes 0 to {LEASE_MAX_MS}")
+        payload = orjson.dumps({"lease": name, "offset": offset, "ttl_ms": ttl_ms})
+        for out in self._outgoing:
+            if out.role is Role.FLUSHER and out.index == self._dir_index[row.data_dir]:
+                out.queue.append((LaneKind.LEASE, row.slot, 0, 0, 0, payload))
+        self._respond(requester, ErrorCode.OK, {"log_start_offset": self._table(row).read(row.slot).log_start_offset})
+
     # ---- carrying out ----------------------------------------------------------------------------------------------------------------
 
     def _restart_changes(self) -> None:
@@ -336,7 +401,7 @@ class Coordinator:
 
     def _is_applied(self, topic: Topic) -> bool:
         for row in topic.partitions:
-            state = self._tables[row.data_dir].read(row.slot)
+            state = self._table(row).read(row.slot)
             if state.topic_id != topic.topic_id or state.applied_version < topic.version:
                 return False
         return True
@@ -365,6 +430,7 @@ class Coordinator:
         return count
 
     def _complete(self, topic: Topic, change: Change) -> None:
+        crash_point("coordinator.after_apply")
         if topic.state == "deleting":
             self._catalog.forget(topic.topic_id)
             self._topics.pop(topic.name, None)
@@ -377,29 +443,40 @@ class Coordinator:
         self._tell_fronts(active)
         logger.info("topic_changed topic=%s version=%d partitions=%d", topic.name, topic.version, len(topic.partitions))
         for row in topic.partitions:
-            reason = self._tables[row.data_dir].load(row.slot, SlotWord.REASON)
+            state = self._table(row).read(row.slot)
             for result in change.results:
-                if reason and result["name"] == topic.name:
-                    result.update(
-                        code=reason, message=f"partition {row.partition} of {topic.name!r} could not be opened; see the appliance's log"
-                    )
+                if result["name"] == topic.name:
+                    result.setdefault("log_start_offsets", {})[str(row.partition)] = state.log_start_offset
+                    if state.reason:
+                        result.update(
+                            code=state.reason,
+                            message=f"partition {row.partition} of {topic.name!r} takes no writes; see `tailrace status` and the log",
+                        )
 
     def _describe_cluster(self) -> dict[str, Any]:
-        partitions = [
-            (topic, row, self._tables[row.data_dir].read(row.slot)) for topic in self._topics.values() for row in topic.partitions
-        ]
+        partitions = [(topic, row, self._table(row).read(row.slot)) for topic in self._topics.values() for row in topic.partitions]
         return {
             "cluster_id": self._cluster_id,
             "processes": self._describe_processes(),
+            "data_dirs": self._describe_dirs(),
             "topics": len(self._topics),
             "partitions": len(partitions),
             "bytes": sum(state.size_bytes for _, _, state in partitions),
             "offline": [
-                {"topic": topic.name, "partition": row.partition, "reason": ErrorCode(state.reason).name}
+                {
+                    "topic": topic.name,
+                    "partition": row.partition,
+                    "code": ErrorCode(state.reason).name,
+                    "reason": self._reason(topic, row),
+                }
                 for topic, row, state in partitions
                 if state.state is SlotState.OFFLINE_FOR_WRITES
             ],
         }
+
+    def _reason(self, topic: Topic, row: PartitionRow) -> str:
+        known = self._read_partition_file(self._dir_index[row.data_dir], f"{topic.name}-{row.partition}")
+        return known.offline if known is not None and known.offline else "see the appliance's log"
 
 
 DEFAULT_SCHEMA_MESSAGE = base64.b64decode(
@@ -422,10 +499,10 @@ def main() -> None:
     configure_logging(context)
     spec = context.spec
     settings = spec.settings
-    worker_count, front_count = int(settings["workers"]), int(settings["fronts"])
+    worker_dirs, front_count = list(settings["worker_dirs"]), int(settings["fronts"])
     control = context.control
     roles = [(Role.FRONT, f) for f in range(front_count)]
-    roles += [(Role.WORKER, w) for w in range(worker_count)]
+    roles += [(Role.WORKER, w) for w in range(len(worker_dirs))]
     roles += [(Role.FLUSHER, d) for d in range(len(spec.data_dirs))]
 
     def describe_processes() -> list[dict[str, Any]]:
@@ -442,7 +519,35 @@ def main() -> None:
             )
         return rows
 
+    def describe_dirs() -> list[dict[str, Any]]:
+        rows = []
+        for index, path in enumerate(spec.data_dirs):
+            found = os.statvfs(path)
+            full = bool(control.process(Role.FLUSHER, index).load(ProcessWord.DISK_FULL))
+            rows.append(
+                {
+                    "path": path,
+                    "free_bytes": found.f_bavail * found.f_frsize,
+                    "total_bytes": found.f_blocks * found.f_frsize,
+                    "reserve_bytes": int(settings["reserve_bytes"]),
+                    "state": "FULL" if full else "OK",
+                }
+            )
+        return rows
+
+    def read_partition_file(index: int, directory: str) -> PartitionFile | None:
+        try:
+            with open(f"{spec.data_dirs[index]}/{directory}/{PARTITION_FILE}", "rb") as file:
+                return PartitionFile.decode(file.read())
+        except OSError:
+            return None
+
     catalog = Catalog(f"{spec.data_dirs[0]}/coordinator.db", int(settings["slots"]))
+    try:
+        dir_numbers = catalog.register_dirs([(directory_id(path), path) for path in spec.data_dirs])
+    except MissingDirectoryError as error:
+        print(f"tailrace: {error}", file=sys.stderr, flush=True)
+        sys.exit(ExitCode.CONFIG)
     coordinator = Coordinator(
         catalog=catalog,
         outgoing=[
@@ -451,8 +556,11 @@ def main() -> None:
         ],
         incoming={f: context.lane_reader(process_name(Role.FRONT, f)) for f in range(front_count)},
         tables=[context.table(d) for d in range(len(spec.data_dirs))],
+        dir_numbers=dir_numbers,
+        worker_dirs=worker_dirs,
         describe_processes=describe_processes,
-        worker_count=worker_count,
+        describe_dirs=describe_dirs,
+        read_partition_file=read_partition_file,
         front_count=front_count,
         ring_bytes=int(settings["ring_bytes"]),
         lane_bytes=int(settings["lane_bytes"]),

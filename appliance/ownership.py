@@ -24,10 +24,9 @@ from typing import Any
 import orjson
 
 from shm.region import boot_id, remove
+from tailrace.data_directory import IDENTITY_FILE, LOCK_FILE, MANIFEST_FILE, RESERVE_FILE
 
-LOCK_FILE = "instance.lock"
-IDENTITY_FILE = "instance.json"
-MANIFEST_FILE = "shm.json"
+START_ROOM_BYTES = 1 << 20
 TAKE_OVER_MS = 5_000
 """How long a new start waits for the children of a dead supervisor."""
 
@@ -43,6 +42,7 @@ class Ownership:
     path: str
     lock_fd: int
     instance: bytes
+    """Of the directory; the first directory's is the appliance's."""
 
     @property
     def prefix(self) -> str:
@@ -60,16 +60,32 @@ class Ownership:
             return None
         return manifest if manifest.get("boot_id") == boot_id().hex() else None
 
-    def write_manifest(self, regions: dict[str, str], old_rings: list[dict[str, str]]) -> None:
-        """Record the regions of this run, and those of an earlier one that are not drained yet."""
+    def has_manifest(self) -> bool:
+        """Whether an earlier run did not end cleanly."""
+        return os.path.exists(f"{self.path}/{MANIFEST_FILE}")
+
+    def write_manifest(self, regions: dict[str, str], old_rings: list[dict[str, Any]], dir_ids: list[str], worker_dirs: list[int]) -> None:
+        """Record the regions of this run, which data directory each worker's ring is for, and the rings of an earlier run that are not drained yet."""
         _write_durably(
             f"{self.path}/{MANIFEST_FILE}",
-            orjson.dumps({"boot_id": boot_id().hex(), "pid": os.getpid(), "regions": regions, "old": old_rings}),
+            orjson.dumps(
+                {
+                    "boot_id": boot_id().hex(),
+                    "pid": os.getpid(),
+                    "regions": regions,
+                    "old": old_rings,
+                    "dirs": dir_ids,
+                    "worker_dirs": worker_dirs,
+                }
+            ),
         )
 
     def record_holder(self, pids: dict[str, int]) -> None:
         """Write into the lock file who holds it: for the refusal of a second start, and for a take-over."""
-        text = orjson.dumps({"pid": os.getpid(), "children": [[name, pid, _start_ticks(pid)] for name, pid in pids.items()]})
+        me = os.getpid()
+        text = orjson.dumps(
+            {"pid": me, "start_ticks": _start_ticks(me), "children": [[name, pid, _start_ticks(pid)] for name, pid in pids.items()]}
+        )
         os.pwrite(self.lock_fd, text.ljust(4096), 0)
 
     def remove_manifest(self) -> None:
@@ -101,6 +117,7 @@ def take(path: str) -> Ownership:
         ) from None
     try:
         _lock(path, lock_fd)
+        _make_room(path)
         instance = _identity(path)
     except OSError as error:
         os.close(lock_fd)
@@ -125,7 +142,7 @@ def _lock(path: str, lock_fd: int) -> None:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
         holder = _holder(lock_fd)
-        if holder is not None and _is_alive(holder.get("pid", 0)):
+        if holder is not None and _is_alive(holder.get("pid", 0)) and holder.get("start_ticks") in (None, _start_ticks(holder["pid"])):
             raise DataDirectoryError(
                 f"the data directory {path} is in use by the appliance with process id {holder['pid']}. "
                 "Stop that one, or choose another directory with --data-dir."
@@ -138,6 +155,14 @@ def _lock(path: str, lock_fd: int) -> None:
                 f"the data directory {path} is still held by processes of an appliance that died. Look for processes named tr-* and kill them."
             )
         time.sleep(0.01)
+
+
+def _make_room(path: str) -> None:
+    """On a disk that is all but full, the reserve file (see `workers.disk_space`) gives its room to the start."""
+    reserve = f"{path}/{RESERVE_FILE}"
+    found = os.statvfs(path)
+    if os.path.exists(reserve) and found.f_bavail * found.f_frsize < max(START_ROOM_BYTES, os.path.getsize(reserve)):
+        os.unlink(reserve)
 
 
 def _holder(lock_fd: int) -> dict[str, Any] | None:
@@ -201,6 +226,11 @@ def _identity(path: str) -> bytes:
     instance = os.urandom(16)
     _write_durably(file_name, orjson.dumps({"instance": instance.hex(), "format": 1}))
     return instance
+
+
+def directory_id(path: str) -> str:
+    """The identity of a data directory that was taken once, as hexadecimal digits. Raises DataDirectoryError."""
+    return _identity(path).hex()
 
 
 def remove_regions(names: list[str]) -> int:

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from appliance.cores import CorePlan, plan_cores
-from shm.layout import FRONTS_MAX, WORKERS_MAX
+from shm.layout import FLUSHERS_MAX, FRONTS_MAX, WORKERS_MAX
 from tailrace.errors import InvalidSettingError
 
 ENVIRONMENT_PREFIX = "TAILRACE_"
-_INTERNAL_VARIABLES = ("TAILRACE_PROCESS", "TAILRACE_BOOTSTRAP")
+_INTERNAL_VARIABLES = ("TAILRACE_PROCESS", "TAILRACE_BOOTSTRAP", "TAILRACE_CRASH_POINT")
 MIB = 1 << 20
 
 
@@ -36,7 +36,10 @@ class Settings:
     """All of them; the file, `--set` and the documentation use the names in `setting_names()`."""
 
     listen: list[str] = _setting(["tcp://127.0.0.1:7420"], "Where clients connect: tcp://HOST:PORT (port 0: any free one) and ipc://PATH.")
-    data_dirs: list[str] = _setting(["./tailrace-data"], "Where the log and the catalog live; one directory in this version.")
+    data_dirs: list[str] = _setting(
+        ["./tailrace-data"],
+        "Where the log lives; each directory has a flusher and workers of its own, so give each disk one. The catalog is in the first.",
+    )
     cores: str | list[int] = _setting("auto", 'Cores that workers are pinned to, one worker each: "auto" or a list such as [2, 3].')
     ring_bytes: int = _setting(64 * MIB, "Size of a worker's ring in shared memory, bytes.", minimum=1 * MIB, maximum=1 << 36)
     ring_descriptors: int = _setting(65_536, "How many requests a ring can hold, whatever their size.", minimum=1024, maximum=1 << 22)
@@ -51,6 +54,25 @@ class Settings:
     stop_timeout_ms: int = _setting(20_000, "How long a clean stop may take before what is left is killed, ms.", minimum=100)
     hang_timeout_ms: int = _setting(30_000, "A process that makes no progress for this long is killed and restarted, ms.", minimum=1000)
     auto_create_topics: bool = _setting(False, "Whether producers may make a missing topic by sending to it; embedded appliances allow it.")
+    checkpoint_bytes: int = _setting(
+        64 * MIB, "How much of a data directory's log recovery may have to read again, about, bytes.", minimum=1 * MIB
+    )
+    journal_bytes: int = _setting(
+        64 * MIB,
+        "Size of a data directory's journal, bytes: groups that touch many partitions are made durable there.",
+        minimum=1 * MIB,
+        maximum=1 << 32,
+    )
+    disk_reserve_bytes: int = _setting(
+        64 * MIB,
+        "Room kept free in each data directory beside what its rings hold (at most an eighth of the disk): with less, producers are refused with DISK_FULL.",
+    )
+    producer_id_expiration_ms: int = _setting(
+        86_400_000,
+        "A producer that has sent nothing to a partition for so long is forgotten there, ms.",
+        minimum=1,
+        name="producer.id.expiration.ms",
+    )
     flush_linger_ms: int = _setting(
         0,
         "How long the flusher waits for a larger group, ms; 0: not at all, busy times group by themselves.",
@@ -63,8 +85,9 @@ class Settings:
 
     def check(self, available_cores: set[int]) -> CorePlan:
         """The relations between settings; answers the core plan. Raises InvalidSettingError."""
-        if len(self.data_dirs) != 1:
-            raise InvalidSettingError(f"data_dirs lists {len(self.data_dirs)} directories; this version takes one")
+        paths = [os.path.realpath(path) for path in self.data_dirs]
+        if not 1 <= len(paths) <= FLUSHERS_MAX or len(set(paths)) != len(paths):
+            raise InvalidSettingError(f"data_dirs is {self.data_dirs!r}; it takes 1 to {FLUSHERS_MAX} different directories")
         if not self.listen or len(self.listen) > FRONTS_MAX:
             raise InvalidSettingError("listen needs at least one address such as tcp://127.0.0.1:7420")
         for address in self.listen:

@@ -34,6 +34,7 @@ from appliance.restart_policy import SETTLED_AFTER_MS, Action, ExitCode, decide
 from appliance.sd_notify import Notifier
 from appliance.settings import Settings, environment_settings, load_settings
 from shm.control import Control
+from shm.crash_points import arm_from_environment, crash_point
 from shm.doorbell import Doorbell
 from shm.layout import Phase, ProcessWord, RegionKind, Role
 from shm.process import SPEC_VARIABLE, ProcessSpec, comm_name, process_name, set_comm_name
@@ -93,7 +94,12 @@ class Supervisor:
     _children: list[Child] = field(default_factory=list)
     _regions: dict[str, str] = field(default_factory=dict)
     _bells: dict[str, Doorbell] = field(default_factory=dict)
-    _recover: list[dict[str, str]] = field(default_factory=list)
+    _owners: list[Ownership] = field(default_factory=list)
+    """One for each data directory; the first has the catalog."""
+    _worker_dirs: list[int] = field(default_factory=list)
+    _run_id: str = ""
+    _lost_memory: bool = False
+    _recover: list[dict[str, Any]] = field(default_factory=list)
     _old_regions: list[str] = field(default_factory=list)
     _stop_requested: bool = False
     _announced: bool = False
@@ -105,24 +111,30 @@ class Supervisor:
     def run(self) -> int:
         """Start, supervise until told to stop, stop. Blocking; in the main thread, for PDEATHSIG and signals."""
         plan = self.settings.check(os.sched_getaffinity(0))
-        owner = take(os.path.abspath(self.settings.data_dirs[0]))
+        owner = self._take_directories(max(1, len(plan.workers)))
+        crash_point("supervisor.after_lock")
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         try:
             self._find_old_regions(owner)
-            control = self._create_regions(owner, len(plan.workers))
+            control = self._create_regions(owner)
+            crash_point("supervisor.after_regions")
             others = list(plan.others) if plan.others else None
-            self._children = [Child(Role.COORDINATOR, 0, others), Child(Role.FLUSHER, 0, others)]
-            self._children += [Child(Role.WORKER, w, None if core is None else [core]) for w, core in enumerate(plan.workers)]
+            self._children = [Child(Role.COORDINATOR, 0, others)]
+            self._children += [Child(Role.FLUSHER, d, others) for d in range(len(self._owners))]
+            for w in range(len(self._worker_dirs)):
+                core = plan.workers[w] if w < len(plan.workers) else None
+                self._children.append(Child(Role.WORKER, w, others if core is None else [core]))
             self._children += [Child(Role.FRONT, 0, others)]
             self._make_bells()
             control.process(Role.SUPERVISOR, 0).store(ProcessWord.PID, os.getpid())
             control.process(Role.SUPERVISOR, 0).store(ProcessWord.LIVE, 1)
             for child in self._children:
                 self._spawn(owner, control, child)
-            owner.record_holder({child.name: child.pid for child in self._children})
+            crash_point("supervisor.after_spawn")
+            self._record_holders()
             code = ExitCode.OK
             try:
                 self._supervise(owner, control, wake_read)
@@ -136,6 +148,25 @@ class Supervisor:
             _complain(str(error))
             return ExitCode.SHARED_MEMORY
 
+    def _take_directories(self, worker_count: int) -> Ownership:
+        """Take every data directory. Answers the one with the catalog: the one that has it, else the first. Raises DataDirectoryError."""
+        paths = [os.path.abspath(path) for path in self.settings.data_dirs]
+        paths.sort(key=lambda path: not os.path.exists(f"{path}/coordinator.db"))
+        with_catalog = [path for path in paths if os.path.exists(f"{path}/coordinator.db")]
+        if len(with_catalog) > 1:
+            raise DataDirectoryError(
+                f"{' and '.join(with_catalog)} both have a catalog: they belong to different appliances. Serve one of them, or start one for each."
+            )
+        self._owners = [take(path) for path in paths]
+        # Each directory needs a worker of its own at least.
+        self._worker_dirs = [w % len(paths) for w in range(max(worker_count, len(paths)))]
+        return self._owners[0]
+
+    def _record_holders(self) -> None:
+        pids = {child.name: child.pid for child in self._children}
+        for owner in self._owners:
+            owner.record_holder(pids)
+
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._stop_requested = True
 
@@ -143,10 +174,18 @@ class Supervisor:
         """What an earlier run left in shared memory: rings that hold undrained batches are for the flusher, the rest goes."""
         manifest = owner.read_manifest()
         listed: dict[str, str] = dict(manifest["regions"]) if manifest else {}
-        candidates = [(name, listed.get("table-0", "")) for logical, name in listed.items() if logical.startswith("ring-")]
-        candidates += [(old["ring"], old["table"]) for old in (manifest or {}).get("old", [])]
+        candidates: list[dict[str, Any]] = []
+        for logical, name in listed.items():
+            if manifest and logical.startswith("ring-"):
+                data_dir = manifest["worker_dirs"][int(logical.removeprefix("ring-"))]
+                candidates.append({"ring": name, "table": listed[f"table-{data_dir}"], "dir": manifest["dirs"][data_dir]})
+        rings_expected = len(candidates)
+        rings_found = 0
+        candidates += (manifest or {}).get("old", [])
+        dir_ids = [o.instance.hex() for o in self._owners]
         keep: set[str] = set()
-        for ring_name, table_name in candidates:
+        for candidate in candidates:
+            ring_name, table_name = candidate["ring"], candidate["table"]
             try:
                 region = Region.attach(ring_name, RegionKind.RING, owner.instance)
             except RegionMissingError:
@@ -158,22 +197,32 @@ class Supervisor:
             except RegionError as error:
                 logger.warning("stale_region_ignored name=%s reason=%r", ring_name, str(error))
                 continue
+            rings_found += 1
             ring = Ring(region)
             if ring.settled.load() != ring.head.load():
                 logger.info("undrained_ring name=%s descriptors=%d", ring_name, ring.head.load() - ring.settled.load())
-                self._recover.append({"ring": ring_name, "table": table_name})
+                if candidate["dir"] not in dir_ids:
+                    raise Halt(
+                        ExitCode.DATA_UNUSABLE,
+                        "an earlier run left acknowledged batches in memory for a data directory that is not configured now; "
+                        "start once with the data_dirs of that run",
+                    )
+                self._recover.append(candidate)
                 keep |= {ring_name, table_name}
+        # What was not synced is in the page cache unless the machine went down with it: then the rings are gone, too.
+        self._lost_memory = owner.has_manifest() and (manifest is None or rings_found < rings_expected)
         shm_names = ["/" + entry for entry in os.listdir("/dev/shm") if ("/" + entry).startswith(owner.prefix + "-")]
         removed = remove_regions([name for name in shm_names if name not in keep])
         if removed:
             logger.info("stale_regions_removed count=%d", removed)
         self._old_regions = sorted(keep)
 
-    def _create_regions(self, owner: Ownership, worker_count: int) -> Control:
-        run_id = os.urandom(4).hex()
-        plans = plan_regions(self.settings, worker_count, 1, 1)
+    def _create_regions(self, owner: Ownership) -> Control:
+        run_id = self._run_id = os.urandom(4).hex()
+        plans = plan_regions(self.settings, len(self._worker_dirs), 1, len(self._owners))
         self._regions = {plan.logical_name: f"{owner.prefix}-{run_id}-{plan.logical_name.replace('>', '.')}" for plan in plans}
-        owner.write_manifest(self._regions, self._recover)
+        self._write_manifest(owner, self._regions)
+        crash_point("supervisor.after_manifest")
         control: Control | None = None
         try:
             for plan in plans:
@@ -188,11 +237,14 @@ class Supervisor:
         except RegionError:
             # The old rings stay named in the manifest; the new ones go.
             remove_regions(list(self._regions.values()))
-            owner.write_manifest({}, self._recover)
+            self._write_manifest(owner, {})
             raise
         assert control is not None
         control.set_phase(Phase.RECOVERING)
         return control
+
+    def _write_manifest(self, owner: Ownership, regions: dict[str, str]) -> None:
+        owner.write_manifest(regions, self._recover, [o.instance.hex() for o in self._owners], self._worker_dirs)
 
     def _make_bells(self) -> None:
         names = [process_name(Role.SUPERVISOR, 0)] + [child.name for child in self._children]
@@ -208,10 +260,11 @@ class Supervisor:
         slot.store(ProcessWord.LIVE, 1)
         spec = ProcessSpec(
             role=child.role, index=child.index, generation=child.generation, instance=owner.instance.hex(), parent_pid=os.getpid(),
-            data_dirs=[owner.path], regions=self._regions, doorbells={name: bell.fd for name, bell in self._bells.items()},
-            cores=child.cores, settings=self._child_settings(), recover=self._recover if child.role is Role.FLUSHER else [],
+            data_dirs=[o.path for o in self._owners], regions=self._regions, doorbells={name: bell.fd for name, bell in self._bells.items()},
+            cores=child.cores, settings=self._child_settings(), recover=self._rings_for(child),
         )  # fmt: skip
-        os.set_inheritable(owner.lock_fd, True)
+        for held in self._owners:
+            os.set_inheritable(held.lock_fd, True)
         arguments = [sys.executable, "-P", "-m", _MODULES[child.role]]
         child.pid = os.posix_spawn(sys.executable, arguments, {**os.environ, SPEC_VARIABLE: spec.to_environment()})
         child.pidfd = os.pidfd_open(child.pid)
@@ -219,10 +272,18 @@ class Supervisor:
         child.restart_at_ns = 0
         slot.store(ProcessWord.PID, child.pid)
 
+    def _rings_for(self, child: Child) -> list[dict[str, Any]]:
+        """Rings of an earlier run that this flusher has to drain."""
+        if child.role is not Role.FLUSHER:
+            return []
+        return [old for old in self._recover if old["dir"] == self._owners[child.index].instance.hex()]
+
     def _child_settings(self) -> dict[str, Any]:
         s = self.settings
         return {
-            "workers": sum(1 for name in self._regions if name.startswith("ring-")), "fronts": 1, "listen": s.listen, "slots": s.slots,
+            "workers": len(self._worker_dirs), "worker_dirs": self._worker_dirs, "fronts": 1, "run": self._run_id, "lost_memory": self._lost_memory,
+            "checkpoint_bytes": s.checkpoint_bytes, "journal_bytes": s.journal_bytes, "producer.id.expiration.ms": s.producer_id_expiration_ms,
+            "reserve_bytes": s.disk_reserve_bytes + s.ring_bytes * len(self._worker_dirs) if s.disk_reserve_bytes else 0, "listen": s.listen, "slots": s.slots,
             "ring_bytes": s.ring_bytes, "lane_bytes": s.lane_bytes, "credit_bytes": s.credit_bytes, "auto_create_topics": s.auto_create_topics,
             "flush.linger_ms": s.flush_linger_ms, "flush.batch_size": s.flush_batch_size,
         }  # fmt: skip
@@ -256,7 +317,7 @@ class Supervisor:
                 if child.restart_at_ns and now_ns >= child.restart_at_ns:
                     control.process(child.role, child.index).store(ProcessWord.RESTARTS, child.generation)
                     self._spawn(owner, control, child)
-                    owner.record_holder({c.name: c.pid for c in self._children})
+                    self._record_holders()
                     logger.info("restarted process=%s pid=%d generation=%d", child.name, child.pid, child.generation)
             self._advance_phase(owner, control)
             self._check_progress(control, now_ns)
@@ -304,8 +365,9 @@ class Supervisor:
             child.has_served = child.has_served or self._is_ready(control, child)
         if control.phase is Phase.RECOVERING and all(c.has_served for c in self._children if c.role is Role.FLUSHER):
             control.set_phase(Phase.RUNNING)
+            crash_point("supervisor.after_recovery")
             self._recover = []
-            owner.write_manifest(self._regions, [])
+            self._write_manifest(owner, self._regions)
             remove_regions(self._old_regions)
             self._old_regions = []
             for bell in self._bells.values():
@@ -382,11 +444,13 @@ class Supervisor:
     def _clean_up(self, owner: Ownership, clean: bool, code: ExitCode) -> int:
         """Remove shared memory, unless a ring still holds what is not on the disk: then the next start drains it."""
         rings = [Ring(region) for region in self._mapped if region.header.kind is RegionKind.RING]
+        crash_point("supervisor.in_clean_up")
         drained = all(ring.settled.load() == ring.head.load() for ring in rings) and not self._recover
         if drained:
             remove_regions(list(self._regions.values()))
             owner.remove_manifest()
-            os.ftruncate(owner.lock_fd, 0)
+            for held in self._owners:
+                os.ftruncate(held.lock_fd, 0)
         else:
             logger.error("rings_not_drained data_dir=%s the next start will drain them", owner.path)
         logger.info("stopped clean=%s", clean and drained)
@@ -440,6 +504,7 @@ def main() -> int:
     """The process."""
     flags = parse_flags(sys.argv[1:])
     set_comm_name(comm_name(Role.SUPERVISOR, 0))
+    arm_from_environment()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s process=tr-supervisor-0 %(message)s")
     try:
         settings = settings_from_flags(flags, environment_settings())

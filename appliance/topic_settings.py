@@ -35,14 +35,14 @@ _TABLE = (
     TopicSetting("max.message.bytes", int, 1 << 20, "Largest batch accepted; at most a quarter of ring_bytes and less than half of lane_bytes.", minimum=1024, maximum=64 << 20),
     TopicSetting("compression.type", str, "none", "Buffer compression that producers use unless told otherwise.", allowed=("none", "lz4", "zstd")),
     TopicSetting("message.timestamp.type", str, "CreateTime", "Whose clock a record's timestamp is: the producer's, or the appliance's when it appends.", allowed=("CreateTime", "LogAppendTime")),
+    TopicSetting("cleanup.policy", str, "delete", "What becomes of old records: delete removes segments by retention.ms and retention.bytes.", allowed=("delete",)),
+    TopicSetting("retention.ms", int, 7 * 86_400_000, "A closed segment is removed when its newest record is older than this, ms; -1: never.", minimum=-1),
+    TopicSetting("retention.bytes", int, -1, "Closed segments are removed, oldest first, while the partition without them still holds this many bytes; -1: never.", minimum=-1),
     TopicSetting("durability", str, "disk", "disk: consumers see, and acks=all waits for, what was fdatasync'd. memory: what was written to the page cache.", allowed=("disk", "memory")),
 )  # fmt: skip
 TOPIC_SETTINGS: dict[str, TopicSetting] = {setting.name: setting for setting in _TABLE}
 
 LATER = {
-    "retention.ms": "nothing is deleted yet",
-    "retention.bytes": "nothing is deleted yet",
-    "cleanup.policy": "nothing is deleted or compacted yet",
     "min.insync.replicas": "there are no replicas yet",
     "worker.dedicated": "workers are shared by all topics yet",
     "delay.enabled": "there is no delayed delivery yet",

@@ -195,11 +195,15 @@ class FetchService:
             route = self._routing.find(wanted.topic_id, wanted.partition)
             if route is None:
                 code = ErrorCode.PARTITION_OUT_OF_RANGE if self._routing.knows(wanted.topic_id) else ErrorCode.UNKNOWN_TOPIC
-                entries.append(FetchedEntry(wanted.topic_id, wanted.partition, code, -1, 0, -1, -1))
+                entries.append(FetchedEntry(wanted.topic_id, wanted.partition, code, -1, 0, -1, -1, -1))
                 must_answer = True
                 continue
             try:
-                entry, buffer = self._read_one(fetch, wanted, route, buffer, used, limit)
+                try:
+                    entry, buffer = self._read_one(fetch, wanted, route, buffer, used, limit)
+                except FileNotFoundError:  # retention was here between the look and the read: look again
+                    self._places.pop((fetch.session.number, route.slot), None)
+                    entry, buffer = self._read_one(fetch, wanted, route, buffer, used, limit)
             except LogReadError as error:
                 if error.code is not ErrorCode.NOT_READY:
                     logger.warning(
@@ -210,7 +214,7 @@ class FetchService:
                         error.code.name,
                         str(error),
                     )
-                entry = self._refusal(wanted, route, error.code)
+                entry = self._refusal(wanted, route, error.code, error.resume_offset)
             except OSError as error:
                 logger.error(
                     "read_failed topic=%s partition=%d offset=%d error=%r", route.topic, route.partition, wanted.offset, str(error)
@@ -221,18 +225,21 @@ class FetchService:
             entries.append(entry)
         return _Attempt(entries, used, must_answer), buffer
 
-    def _refusal(self, wanted: FetchEntry, route: Assignment, code: ErrorCode) -> FetchedEntry:
+    def _refusal(self, wanted: FetchEntry, route: Assignment, code: ErrorCode, resume_offset: int = -1) -> FetchedEntry:
         try:
             state = self._reader.state(route)
         except LogReadError:
-            return FetchedEntry(wanted.topic_id, wanted.partition, code, route.leader_epoch, 0, -1, -1)
-        return FetchedEntry(wanted.topic_id, wanted.partition, code, state.leader_epoch, 0, state.high_watermark, state.log_start_offset)
+            return FetchedEntry(wanted.topic_id, wanted.partition, code, -1, 0, -1, -1, resume_offset)
+        return FetchedEntry(
+            wanted.topic_id, wanted.partition, code, state.leader_epoch, 0, state.high_watermark, state.log_start_offset, resume_offset
+        )
 
     def _read_one(
         self, fetch: Fetch, wanted: FetchEntry, route: Assignment, buffer: bytearray, used: int, limit: int
     ) -> tuple[FetchedEntry, bytearray]:
         """One partition's batches into `buffer` from `used` on; a first batch larger than the limit gets a buffer of its own size."""
         state = self._reader.state(route)
+        self._reader.check_epoch(route, state, wanted.leader_epoch, wanted.offset)
         if not state.log_start_offset <= wanted.offset <= state.high_watermark:
             raise LogReadError(
                 ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {wanted.offset} is not between {state.log_start_offset} and {state.high_watermark}"
@@ -255,5 +262,5 @@ class FetchService:
                     self._places.clear()
                 self._places[key] = result.following
         return FetchedEntry(
-            wanted.topic_id, wanted.partition, 0, state.leader_epoch, length, state.high_watermark, state.log_start_offset
+            wanted.topic_id, wanted.partition, 0, state.leader_epoch, length, state.high_watermark, state.log_start_offset, -1
         ), buffer

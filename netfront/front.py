@@ -160,6 +160,8 @@ class Front:
             Api.CREATE_TOPICS: self._on_decision,
             Api.DELETE_TOPICS: self._on_decision,
             Api.ALTER_TOPICS: self._on_decision,
+            Api.DELETE_RECORDS: self._on_decision,
+            Api.LEASE_OFFSETS: self._on_decision,
             Api.INIT_PRODUCER_ID: self._on_decision,
             Api.DESCRIBE_CLUSTER: self._on_decision,
         }
@@ -351,8 +353,8 @@ class Front:
         )
 
     def _offset_of(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """One entry of a LIST_OFFSETS answer: `at` is "earliest", "latest", or a time in microseconds, for which it is the offset of the
-        batch to look in (-1: none).
+        """One entry of a LIST_OFFSETS answer: `at` is "earliest", "latest", a time in microseconds, for which it is the offset of the batch to
+        look in (-1: none), or {"behind": offset}, for which it is where the next batch begins.
         """
         topic, partition, at = wanted.get("topic"), wanted.get("partition"), wanted.get("at")
         answer: dict[str, Any] = {"topic": topic, "partition": partition, "code": 0, "offset": -1}
@@ -372,6 +374,8 @@ class Front:
                 answer["offset"] = state.log_start_offset
             elif at == "latest":
                 answer["offset"] = state.high_watermark
+            elif isinstance(at, dict) and isinstance(at.get("behind"), int):
+                answer["offset"] = self._reader.behind(route, state, at["behind"])
             elif isinstance(at, int):
                 found = self._reader.find_time(route, at)
                 answer["offset"] = -1 if found is None else found

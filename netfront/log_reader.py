@@ -8,6 +8,7 @@ Invariants: what is handed out begins with the batch that holds the wanted offse
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from bisect import bisect_right
 from collections import OrderedDict
@@ -17,9 +18,12 @@ from shm.assignments import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionState, PartitionTable
 from tailrace.batch_header import METADATA_MAX_BYTES, BatchFormatError, frame_at
+from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.protocol.errors import ErrorCode
 from tailrace.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
-from tailrace.segment_index import IndexReader
+from tailrace.segment_index import IndexDamagedError, IndexReader
+
+logger = logging.getLogger(__name__)
 
 OPEN_FILES_MAX = 512
 PEEK_BYTES = 64 << 10
@@ -36,11 +40,12 @@ class ColdRead(Exception):
 
 
 class LogReadError(Exception):
-    """The log cannot give what was asked for; `code` says why."""
+    """The log cannot give what was asked for; `code` says why. `resume_offset`: where a reader may go on, -1 where that is not known."""
 
-    def __init__(self, code: ErrorCode, detail: str) -> None:
+    def __init__(self, code: ErrorCode, detail: str, resume_offset: int = -1) -> None:
         super().__init__(detail)
         self.code = code
+        self.resume_offset = resume_offset
 
 
 class Place(NamedTuple):
@@ -65,7 +70,9 @@ class LogReader:
     def __init__(self, data_dirs: list[str], tables: list[PartitionTable]) -> None:
         self._data_dirs = data_dirs
         self._tables = tables
-        self._segments: dict[bytes, dict[int, tuple[int, list[int]]]] = {}
+        self._segments: dict[bytes, dict[int, tuple[tuple[int, int], list[int]]]] = {}
+        self._epochs: dict[tuple[bytes, int], tuple[int, PartitionFile]] = {}
+        """(topic id, partition) -> (leader epoch, its partition file): read when a client of an older epoch asks."""
         self._files: OrderedDict[str, int] = OrderedDict()
         self._nowait = os.RWF_NOWAIT
 
@@ -82,13 +89,18 @@ class LogReader:
         return f"{self._data_dirs[route.data_dir]}/{route.directory_name}"
 
     def _bases(self, route: Assignment, state: PartitionState) -> list[int]:
-        """Base offsets of the partition's segments, read again when another one is live."""
-        known = self._segments.setdefault(route.topic_id, {}).get(route.partition)
-        if known is not None and known[0] == state.live_segment_base and known[1]:
+        """Base offsets of the partition's segments, read again when one has come or gone."""
+        of_topic = self._segments.setdefault(route.topic_id, {})
+        known = of_topic.get(route.partition)
+        key = state.live_segment_base, state.segment_count
+        if known is not None and known[0] == key and known[1]:
             return known[1]
-        names = os.listdir(self._directory(route))
-        bases = segment_bases(names)
-        self._segments[route.topic_id][route.partition] = (state.live_segment_base, bases)
+        bases = segment_bases(os.listdir(self._directory(route)))
+        of_topic[route.partition] = key, bases
+        if known is not None:
+            gone = [self._path(route, base, suffix) for base in set(known[1]) - set(bases) for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX)]
+            for path in [path for path in gone if path in self._files]:
+                os.close(self._files.pop(path))  # its room on the disk is free only now
         return bases
 
     def _open(self, path: str) -> int:
@@ -121,16 +133,68 @@ class LogReader:
         if not number:
             raise LogReadError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} lies before the first segment")
         base = bases[number - 1]
-        found = self._index(route, base).find_offset(offset)
+        try:
+            found = self._index(route, base).find_offset(offset)
+        except (IndexDamagedError, FileNotFoundError) as error:
+            logger.warning("index_damaged path=%s reason=%r", self._path(route, base, INDEX_SUFFIX), str(error))
+            found = None
         return Place(found.base_offset, base, found.file_position) if found else Place(base, base, self._schema_end(route, base))
+
+    def behind(self, route: Assignment, state: PartitionState, offset: int) -> int:
+        """The offset of the first batch that begins above `offset`: where a reader goes on that gives up the batch there."""
+        known = self._partition_file(route)
+        damage = known.damage_at(offset) if known is not None else None
+        if damage is not None:
+            return damage.end
+        bases = self._bases(route, state)
+        number = bisect_right(bases, offset)
+        try:
+            found = self._index(route, bases[number - 1]).find_behind(offset) if number else None
+        except (IndexDamagedError, FileNotFoundError):
+            found = None
+        following = bases[number] if number < len(bases) else state.high_watermark
+        return min(found.base_offset, following) if found is not None else following
+
+    def check_epoch(self, route: Assignment, state: PartitionState, epoch: int, offset: int) -> None:
+        """Raise LogReadError where a reader of an older epoch has read what the log has lost since (KIP-320's idea)."""
+        if not 0 <= epoch < state.leader_epoch:
+            return
+        key = (route.topic_id, route.partition)
+        cached = self._epochs.get(key)
+        if cached is None or cached[0] != state.leader_epoch:
+            known = self._partition_file(route)
+            if known is None:
+                return
+            cached = self._epochs[key] = state.leader_epoch, known
+        end = cached[1].end_of_epoch(epoch)
+        if end is not None and offset > end:
+            raise LogReadError(
+                ErrorCode.LOG_TRUNCATED,
+                f"what was read under epoch {epoch} from offset {end} on was lost; now the log has epoch {state.leader_epoch}",
+                end,
+            )
+
+    def _partition_file(self, route: Assignment) -> PartitionFile | None:
+        try:
+            with open(f"{self._directory(route)}/{PARTITION_FILE}", "rb") as file:
+                return PartitionFile.decode(file.read())
+        except OSError:
+            return None
 
     def find_time(self, route: Assignment, timestamp_us: int) -> int | None:
         """The base offset of the first batch with a record at or after `timestamp_us`, below the watermark; None: there is none."""
         state = self.state(route)
-        for base in self._bases(route, state):
-            found = self._index(route, base).find_time(timestamp_us)
-            if found is not None:
-                return found.base_offset if found.base_offset < state.high_watermark else None
+        bases = self._bases(route, state)
+        for number, base in enumerate(bases):
+            following = bases[number + 1] if number + 1 < len(bases) else state.high_watermark
+            if following <= state.log_start_offset:
+                continue
+            try:
+                found = self._index(route, base).find_time(timestamp_us)
+            except (IndexDamagedError, FileNotFoundError):
+                return max(base, state.log_start_offset)  # whoever asks looks through the batches from there
+            if found is not None and found.base_offset < following:
+                return max(found.base_offset, state.log_start_offset)
         return None
 
     def _index(self, route: Assignment, base: int) -> IndexReader:
@@ -152,28 +216,45 @@ class LogReader:
         Raises ColdRead (unless `blocking`), LogReadError, OSError.
         """
         place = hint if hint is not None and hint.offset == offset else self.locate(route, state, offset)
+        bases = self._bases(route, state)
         while True:
+            number = bisect_right(bases, place.segment_base)
+            following = bases[number] if number < len(bases) else None
+            if following is not None and place.offset >= following:  # the end of a segment: on with the next
+                place = Place(following, following, self._schema_end(route, following))
+                continue
             fd = self._open(self._path(route, place.segment_base))
             length = self._read_into(fd, target, place.file_position, blocking)
-            result = self._walk(target, length, place, offset, state.high_watermark)
+            try:
+                result = self._walk(
+                    target, length, place, offset, state.high_watermark if following is None else min(following, state.high_watermark)
+                )
+            except LogReadError as error:
+                error.resume_offset = self.behind(route, state, max(place.offset, offset))
+                raise
             if isinstance(result, Span):
                 if result.end > result.start or result.following == place:
                     return result
                 place = result.following
                 continue
-            if result == 0:  # the end of a segment: on with the next
-                bases = self._bases(route, state)
-                number = bisect_right(bases, place.segment_base)
-                if number == len(bases):
+            if result == 0 or (length == 0 and following is not None):
+                if following is None:  # sealed a moment ago, its successor is not known yet
                     self._segments.pop(route.topic_id, None)
                     return Span(0, 0, Place(offset, place.segment_base, place.file_position))
-                place = Place(bases[number], bases[number], self._schema_end(route, bases[number]))
-                continue
+                raise LogReadError(
+                    ErrorCode.CORRUPT_BATCH,
+                    f"{self._path(route, place.segment_base)} ends at offset {place.offset}, the next segment begins at {following}",
+                    self.behind(route, state, max(place.offset, offset)),
+                )
             needed, position = result, place.file_position
             if needed > len(target):
                 return needed
             if blocking:
-                raise LogReadError(ErrorCode.CORRUPT_BATCH, f"{self._path(route, place.segment_base)} ends inside a batch at {position}")
+                raise LogReadError(
+                    ErrorCode.CORRUPT_BATCH,
+                    f"{self._path(route, place.segment_base)} ends inside a batch at {position}",
+                    self.behind(route, state, max(place.offset, offset)),
+                )
             raise ColdRead(fd, position, max(needed, PEEK_BYTES))
 
     def _read_into(self, fd: int, target: memoryview, position: int, blocking: bool) -> int:
@@ -201,7 +282,9 @@ class LogReader:
             try:
                 frame = frame_at(target, at, length)
             except BatchFormatError as error:
-                raise LogReadError(ErrorCode.CORRUPT_BATCH, f"at {place.file_position + at}: {error.reason}") from None
+                if start >= 0:
+                    break  # first what is good before it
+                raise LogReadError(ErrorCode.CORRUPT_BATCH, f"at byte {place.file_position + at}: {error.reason}") from None
             if frame is None:
                 if at == 0 and start < 0:
                     return min(METADATA_MAX_BYTES, max(PEEK_BYTES, 2 * length))
@@ -212,8 +295,10 @@ class LogReader:
                     return 0
                 break
             if base_offset != following:
+                if start >= 0:
+                    break
                 raise LogReadError(
-                    ErrorCode.CORRUPT_BATCH, f"offset {base_offset} where {following} belongs, at {place.file_position + at}"
+                    ErrorCode.CORRUPT_BATCH, f"at byte {place.file_position + at}: offset {base_offset} where {following} belongs"
                 )
             if at + batch_length > length:
                 if at == 0:

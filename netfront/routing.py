@@ -64,5 +64,5 @@ class Routing:
             "schema_id": first.schema_id,
             "schema": base64.b64encode(first.schema).decode("ascii"),
             "settings": first.settings,
-            "partitions": [{"front": r.front, "leader_epoch": r.leader_epoch} for r in routes if r is not None],
+            "partitions": [{"front": r.front} for r in routes if r is not None],
         }

@@ -24,6 +24,8 @@ class LaneKind(IntEnum):
     """Payload: an Assignment. `flags` 1: a replay for a restarted process, nothing new."""
     FED = 2
     """The whole catalog was sent to the process generation in `correlation_id`."""
+    LEASE = 5
+    """Coordinator to flusher; payload JSON: what a reader wants kept, and for how long."""
     REQUEST = 3
     """Front to coordinator; `slot` is the API number, payload JSON."""
     RESPONSE = 4
@@ -46,12 +48,15 @@ class Assignment:
     worker: int
     front: int
     data_dir: int
-    leader_epoch: int
     schema_id: int
     schema: bytes
     """An encapsulated Arrow schema message."""
     typed: bool
     dropped: bool = False
+    delete_before: int = 0
+    """Records below this offset are to be deleted."""
+    revive: bool = False
+    """The disk of a partition that is offline is said to be good again; only the news says so, a replay never does."""
     settings: dict[str, Any] = field(default_factory=dict)
     """The topic's settings, complete and of the right types (see `appliance.topic_settings`)."""
 

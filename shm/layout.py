@@ -18,7 +18,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 REGION_MAGIC = 0x314D485352544C54
 REGION_HEADER_BYTES = 128
 LINE_BYTES = 64
@@ -176,6 +176,8 @@ class SlotWord(IntEnum):
     REASON = 13
     """Error code that says why writes are refused, where they are."""
     LIVE_SINCE_US = 14
+    LAST_APPEND_US = 15
+    SEGMENT_COUNT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +238,8 @@ class ProcessWord(IntEnum):
     """A front's open sessions."""
     WANTS_FEED = 14
     """The generation that asks the coordinator for the whole catalog."""
+    DISK_FULL = 15
+    """A flusher's: not 0 while its data directory has less free than its reserve."""
     FED_GENERATION = 16
     """The generation to which the coordinator has sent the whole catalog."""
 

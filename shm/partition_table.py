@@ -36,6 +36,13 @@ class PartitionState(NamedTuple):
     size_bytes: int
     reason: int
     live_since_us: int
+    last_append_us: int
+    segment_count: int
+    """Changes with every segment that comes or goes, so that readers know when to look at the directory again."""
+
+    @classmethod
+    def empty(cls, topic_id: bytes, partition: int, state: SlotState, version: int) -> PartitionState:
+        return cls(topic_id, partition, state, 0, 0, 0, 0, 0, 0, version, 0, 0, 0, 0, 0, 0)
 
 
 class PartitionTable:
@@ -60,8 +67,29 @@ class PartitionTable:
         watermark = self._words[start + SlotWord.HIGH_WATERMARK]  # SYNC POINT: high watermark
         w = self._words[start : start + len(SlotWord)].tolist()
         return PartitionState(
-            _ID.pack(w[0], w[1]), w[2], SlotState(w[3]), w[4], w[5], watermark, w[7], w[8], w[9], w[10], w[11], w[12], w[13], w[14]
+            _ID.pack(w[0], w[1]),
+            w[2],
+            SlotState(w[3]),
+            w[4],
+            w[5],
+            watermark,
+            w[7],
+            w[8],
+            w[9],
+            w[10],
+            w[11],
+            w[12],
+            w[13],
+            w[14],
+            w[15],
+            w[16],
         )
+
+    def all(self) -> list[PartitionState]:
+        """Every slot that has ever been written."""
+        free = _ID.pack(0, 0)
+        states = (self.read(slot) for slot in range(self.slot_count) if self.load(slot, SlotWord.STATE))
+        return [state for state in states if state.topic_id != free]
 
     def write(self, slot: int, state: PartitionState) -> None:
         """The flusher: replace a slot, watermark last."""

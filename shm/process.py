@@ -24,6 +24,7 @@ import orjson
 
 from shm.cell import Cell
 from shm.control import Control, ProcessSlot
+from shm.crash_points import arm_from_environment
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
 from shm.layout import ProcessWord, RegionKind, Role
@@ -55,7 +56,7 @@ class ProcessSpec:
     """Process name ("worker-0") -> file descriptor."""
     cores: list[int] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    recover: list[dict[str, str]] = field(default_factory=list)
+    recover: list[dict[str, Any]] = field(default_factory=list)
     """Rings and tables that an earlier run left; a flusher drains them first."""
 
     def to_environment(self) -> str:
@@ -136,6 +137,8 @@ def start() -> ProcessContext:
     libc.prctl(_PR_SET_NAME, comm_name(Role(spec.role), spec.index).encode(), 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if spec.generation == 1:
+        arm_from_environment()
     if spec.cores:
         os.sched_setaffinity(0, spec.cores)
     return ProcessContext(spec)

@@ -57,6 +57,7 @@ _TAIL = struct.Struct("<HHI")
 _APPEND = struct.Struct("<q")
 _SEED = struct.Struct("<16si")
 _U32 = struct.Struct("<I")
+_I32 = struct.Struct("<i")
 assert _FIELDS.size == HEADER_BYTES
 
 # Offsets from the header's first byte of what the broker rewrites.
@@ -315,3 +316,17 @@ def frame_at(data: Readable, start: int, end: int) -> tuple[int, int, int] | Non
     if batch_length < PREFIX_BYTES + metadata_size:
         raise BatchFormatError(f"batch length {batch_length} contradicts a metadata size of {metadata_size}")
     return batch_length, base_offset, base_offset + last_offset_delta + 1
+
+
+def leader_epoch_at(data: Readable, start: int) -> int:
+    """The leader epoch of the batch at `start`, whose form `frame_at` has looked at."""
+    return int(_I32.unpack_from(data, header_position(data, start) + OFFSET_LEADER_EPOCH)[0])
+
+
+def header_is_intact(batch: memoryview, seed: int) -> bool:
+    """Whether at least the header of `batch` matches its checksum, so that its offsets can be believed."""
+    try:
+        header = read_header(batch)
+    except BatchFormatError:
+        return False
+    return compute_header_crc(batch, header_position(batch), header.extension_length, seed) == header.header_crc32c

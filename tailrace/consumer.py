@@ -22,6 +22,7 @@ from tailrace import arrow_batch
 from tailrace.admin import check_offsets_answer
 from tailrace.connection import Connection
 from tailrace.errors import (
+    CorruptBatchError,
     InvalidRequestError,
     NotReachableError,
     NotSupportedError,
@@ -30,7 +31,7 @@ from tailrace.errors import (
     TailraceError,
     error_for,
 )
-from tailrace.fetcher import Fetcher, PartitionCursor
+from tailrace.fetcher import Fetcher, PartitionCursor, corrupt_error
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES
@@ -174,7 +175,7 @@ class Consumer:
         assert cursor.position is not None
         return cursor.position
 
-    def _offsets(self, keys: Iterable[TopicPartition], at: str | int) -> dict[TopicPartition, int]:
+    def _offsets(self, keys: Iterable[TopicPartition], at: str | int | dict[str, int]) -> dict[TopicPartition, int]:
         wanted = [{"topic": key[0], "partition": key[1], "at": at} for key in keys]
         if not wanted:
             return {}
@@ -305,6 +306,9 @@ class Consumer:
             cursor.seek(None)
             return
         cursor.error = None
+        if isinstance(error, CorruptBatchError) and error.next_offset is None and error.first_offset is not None:
+            behind = self._offsets([cursor.key], {"behind": error.first_offset})[cursor.key]
+            raise corrupt_error(cursor.key, error.first_offset, behind, error.detail) from None
         raise error
 
     def _next_cursor(self) -> PartitionCursor | None:
@@ -345,11 +349,9 @@ class Consumer:
         try:
             taken = cursor.take(trust=not self.settings.check_batches)
         except TailraceError as error:
-            if not swallow:
-                raise
-            cursor.buffered.clear()  # what is good goes out first; the next poll meets this again
-            cursor.buffered_bytes = 0
-            cursor.error = error
+            cursor.drop_buffered(error)
+            if not swallow:  # what is good goes out first; the next poll meets this again
+                self._raise_or_reset(cursor)
             return
         if taken is not None:
             header, rows, first_offset = taken
@@ -391,11 +393,9 @@ class Consumer:
             try:
                 taken = cursor.take(trust=not self.settings.check_batches)
             except TailraceError as error:
+                cursor.drop_buffered(error)
                 if not result:
-                    raise
-                cursor.buffered.clear()
-                cursor.buffered_bytes = 0
-                cursor.error = error
+                    self._raise_or_reset(cursor)
                 continue
             if taken is None:
                 continue

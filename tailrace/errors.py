@@ -41,7 +41,11 @@ class RecordTooLargeError(TailraceError):
 
 
 class CorruptBatchError(TailraceError):
+    """Offsets `first_offset` to `next_offset - 1` of a partition are damaged; `consumer.seek(tp, error.next_offset)` goes on behind them."""
+
     default_code = ErrorCode.CORRUPT_BATCH
+    first_offset: int | None = None
+    next_offset: int | None = None
 
 
 class UnsupportedBatchError(TailraceError):
@@ -113,7 +117,10 @@ class MalformedRequestError(TailraceError):
 
 
 class LogTruncatedError(TailraceError):
+    """What was read from offset `offset` on was lost in a crash, and other records may have its offsets now."""
+
     default_code = ErrorCode.LOG_TRUNCATED
+    offset: int | None = None
 
 
 class NotSupportedError(TailraceError):

@@ -17,12 +17,12 @@ from functools import partial
 import pyarrow as pa
 
 from tailrace import arrow_batch
-from tailrace.batch_header import ATTRIBUTE_CONTROL, BatchFormatError, BatchHeader, frame_at
+from tailrace.batch_header import ATTRIBUTE_CONTROL, BatchFormatError, BatchHeader, frame_at, header_is_intact, leader_epoch_at
 from tailrace.connection import Connection
-from tailrace.errors import CorruptBatchError, OffsetOutOfRangeError, TailraceError, error_for
+from tailrace.errors import CorruptBatchError, LogTruncatedError, OffsetOutOfRangeError, TailraceError, error_for
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode, code_of
-from tailrace.protocol.requests import FetchEntry, FetchRequest
+from tailrace.protocol.requests import FetchedEntry, FetchEntry, FetchRequest
 from tailrace.protocol.session import Response
 from tailrace.protocol.wire import Api
 from tailrace.records import TopicPartition
@@ -56,10 +56,17 @@ class PartitionCursor:
 
     def seek(self, offset: int | None) -> None:
         self.position = offset
+        self.leader_epoch = -1
         self.version += 1
         self.buffered.clear()
         self.buffered_bytes = 0
         self.error = None
+
+    def drop_buffered(self, error: TailraceError) -> None:
+        """What is buffered begins with something that cannot be read."""
+        self.buffered.clear()
+        self.buffered_bytes = 0
+        self.error = error
 
     def take(self, trust: bool) -> tuple[BatchHeader, pa.RecordBatch, int] | None:
         """The next batch, decoded, cut to begin at `position`: (header, rows, offset of the first row). Moves the position behind it.
@@ -70,15 +77,13 @@ class PartitionCursor:
             try:
                 header, rows = arrow_batch.decode(data, self.info.schema, self.info.seeds[self.key.partition], trust=trust)
             except TailraceError as error:
-                raise CorruptBatchError(
-                    f"{self.key.topic}-{self.key.partition}: the batch of offsets {self.position} to {next_offset - 1} is damaged ({error.detail}); "
-                    f"seek to {next_offset} to skip it"
-                ) from None
+                # What the header says of its length in offsets counts only if the header itself is intact.
+                intact = header_is_intact(data, self.info.seeds[self.key.partition])
+                raise corrupt_error(self.key, self.position, next_offset if intact else None, error.detail) from None
             self.buffered.popleft()
             self.buffered_bytes -= len(data)
             position = header.base_offset if self.position is None else self.position
             self.position = next_offset
-            self.leader_epoch = header.leader_epoch
             if header.attributes & ATTRIBUTE_CONTROL or next_offset <= position:
                 continue
             skipped = max(0, position - header.base_offset)
@@ -153,15 +158,28 @@ class Fetcher:
                 cursor.high_watermark = entry.high_watermark
             if code is not ErrorCode.OK:
                 if code not in RETRIABLE:
-                    cursor.error = self._error_of(cursor, code, entry.log_start_offset, entry.high_watermark)
+                    cursor.error = self._error_of(cursor, code, entry)
                 continue
             self._buffer(cursor, data)
 
     @staticmethod
-    def _error_of(cursor: PartitionCursor, code: ErrorCode, log_start: int, high_watermark: int) -> TailraceError:
+    def _error_of(cursor: PartitionCursor, code: ErrorCode, entry: FetchedEntry) -> TailraceError:
         where = f"{cursor.key.topic}-{cursor.key.partition}"
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
-            return OffsetOutOfRangeError(f"{where} holds offsets {log_start} to {high_watermark}, not {cursor.fetch_offset}")
+            return OffsetOutOfRangeError(
+                f"{where} holds offsets {entry.log_start_offset} to {entry.high_watermark}, not {cursor.fetch_offset}"
+            )
+        if code is ErrorCode.CORRUPT_BATCH:
+            return corrupt_error(
+                cursor.key, cursor.fetch_offset, entry.resume_offset if entry.resume_offset >= 0 else None, "it cannot be read"
+            )
+        if code is ErrorCode.LOG_TRUNCATED:
+            error = LogTruncatedError(
+                f"{where} lost what followed offset {entry.resume_offset} in a crash, and this consumer had read up to {cursor.fetch_offset}; "
+                f"records from {entry.resume_offset} on may be others now"
+            )
+            error.offset = entry.resume_offset
+            return error
         return error_for(code, f"{where} at offset {cursor.fetch_offset}")
 
     @staticmethod
@@ -175,6 +193,18 @@ class Fetcher:
                 length, _, next_offset = frame
                 cursor.buffered.append((data[at : at + length], next_offset))
                 cursor.buffered_bytes += length
+                cursor.leader_epoch = leader_epoch_at(data, at)
                 at += length
         except BatchFormatError as error:
-            cursor.error = CorruptBatchError(f"{cursor.key.topic}-{cursor.key.partition} at offset {cursor.fetch_offset}: {error.reason}")
+            cursor.error = corrupt_error(cursor.key, cursor.fetch_offset, None, error.reason)
+
+
+def corrupt_error(key: TopicPartition, first: int | None, following: int | None, reason: str) -> CorruptBatchError:
+    """The error for what is damaged from offset `first` on; `following` None: where the next batch begins is to be asked."""
+    where = f"{key.topic}-{key.partition}"
+    if following is None:
+        error = CorruptBatchError(f"{where}: the batch at offset {first} is damaged ({reason})")
+    else:
+        error = CorruptBatchError(f"{where}: offsets {first} to {following - 1} are damaged ({reason}); seek to {following} to skip them")
+    error.first_offset, error.next_offset = first, following
+    return error

@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from tailrace.batch_header import (
     BATCH_MAGIC,
     END_OF_STREAM,
     HEADER_BYTES,
+    METADATA_MAX_BYTES,
     PREFIX_BYTES,
     BatchFormatError,
     BatchHeader,
@@ -33,6 +35,7 @@ SEGMENT_SUFFIX = ".arrow"
 INDEX_SUFFIX = ".index"
 PRODUCERS_SUFFIX = ".producers"
 READ_CHUNK_BYTES = 4 << 20
+CONTINUATION_BYTES = b"\xff\xff\xff\xff"
 
 ReadAt = Callable[[int, int], bytes]
 """(length, position) -> at most that many bytes."""
@@ -133,37 +136,77 @@ def _needed(chunk: memoryview, at: int) -> int:
         return PREFIX_BYTES  # judged, and refused, by the caller
 
 
-def find_intact_behind(read_at: ReadAt, size: int, position: int, seed: int, bad_offset: int) -> BatchHeader | None:
-    """A batch behind `position` whose header is intact and says that `bad_offset` was durable when it was written: then what lies at
-    `position` is not a torn tail but corruption."""
+class Behind(NamedTuple):
+    """What lies behind a place that is no intact batch: where the log goes on, in bytes and in offsets."""
+
+    position: int
+    offset: int
+    proves_durable: bool
+    """Whether an intact header behind says that what lies at the place was durable once: then it is corruption, not a torn tail."""
+
+
+def find_behind(read_at: ReadAt, size: int, position: int, seed: int, bad_offset: int) -> Behind | None:
+    """Look behind `position`, where the batch of `bad_offset` should be, for batches of this partition. None: there is no trace of one.
+
+    The log goes on at the first wholly intact batch; at the end of the file where headers are intact but no batch is.
+    """
     magic = BATCH_MAGIC.to_bytes(4, "little")
-    overlap = HEADER_BYTES
+    intact: tuple[int, int] | None = None
+    proven_end = 0
     start = position
-    while start < size:
-        chunk = read_at(READ_CHUNK_BYTES + overlap, start)
+    while start < size and not (intact and proven_end):
+        chunk = read_at(READ_CHUNK_BYTES + HEADER_BYTES, start)
         view = memoryview(chunk)
         found = chunk.find(magic)
         while found >= 0:
             head = found + 4 - HEADER_BYTES
-            if head >= 0:
-                try:
-                    header = header_at(view, head, HEADER_BYTES)
-                except BatchFormatError:
-                    header = None
-                if (
-                    header is not None
-                    and header.extension_length == 0
-                    and compute_header_crc(view, head, 0, seed) == header.header_crc32c
-                    and header.durable_offset > bad_offset
-                ):
-                    return header
+            header = _intact_header(view, head, seed) if head >= 0 else None
+            if header is not None and header.base_offset > bad_offset:
+                batch_start = _start_of(read_at, start + head, header.batch_length, position) if intact is None else None
+                if batch_start is not None and _is_intact(read_at, batch_start, header, seed):
+                    intact = batch_start, header.base_offset
+                if header.durable_offset > bad_offset:
+                    proven_end = header.next_offset
             found = chunk.find(magic, found + 1)
-        if len(chunk) <= overlap:
-            return None
-        start += len(chunk) - overlap
-        if start + overlap >= size:
-            return None
+        if len(chunk) <= HEADER_BYTES:
+            break
+        start += len(chunk) - HEADER_BYTES
+    if intact is not None:
+        return Behind(*intact, bool(proven_end))
+    return Behind(size, proven_end, True) if proven_end else None
+
+
+def _intact_header(view: memoryview, head: int, seed: int) -> BatchHeader | None:
+    try:
+        header = header_at(view, head, HEADER_BYTES)
+    except BatchFormatError:
+        return None
+    good = header.extension_length == 0 and compute_header_crc(view, head, 0, seed) == header.header_crc32c
+    return header if good else None
+
+
+def _start_of(read_at: ReadAt, header_start: int, batch_length: int, not_before: int) -> int | None:
+    """Where the batch begins whose header lies at `header_start`: the prefix that leads exactly there."""
+    header_end = header_start + HEADER_BYTES
+    low = max(not_before, header_end - PREFIX_BYTES - METADATA_MAX_BYTES, header_end - batch_length)
+    data = read_at(header_start - low, low)
+    at = data.rfind(CONTINUATION_BYTES)
+    while at >= 0:
+        if at + PREFIX_BYTES <= len(data) and low + at + PREFIX_BYTES + int.from_bytes(data[at + 4 : at + 8], "little") == header_end:
+            return low + at
+        at = data.rfind(CONTINUATION_BYTES, 0, at + 3)
     return None
+
+
+def _is_intact(read_at: ReadAt, position: int, header: BatchHeader, seed: int) -> bool:
+    data = read_at(header.batch_length, position)
+    if len(data) != header.batch_length:
+        return False
+    try:
+        verify_batch(memoryview(data), seed)
+    except BatchFormatError:
+        return False
+    return True
 
 
 def is_sealed(read_at: ReadAt, size: int) -> bool:

@@ -1,12 +1,9 @@
-"""A segment's index: one entry per batch, for lookup by offset and by time. The log is the truth, the index disposable (Kafka's
-OffsetIndex).
+"""A segment's index: one entry per batch, for finding an offset or a time without reading the segment.
 
-Owner: the flusher (`workers.partition_log`) writes it behind the segment, never synced; whoever reads a log searches it.
-Invariants: entries ascend in base offset and file position; `max_timestamp_us` is the largest so far, so it ascends too and can be
-searched.
-Layout: header (16 B) magic u32 | version u32 | segment base u64, then entries (24 B) base_offset i64 | file_position i64 |
-max_timestamp_us i64.
-Crash: missing, short or wrong ones are rebuilt by recovery.
+Layout: header `magic u32 | version u32 | segment base u64`, then 32-byte entries `base_offset i64 | file_position i64 | max_timestamp_us i64 |
+batch_length u32 | crc32c u32`, the timestamp being the largest of the segment so far, so that it can be searched. Little endian.
+Owner: the flusher writes it beside the segment and never syncs it; it is disposable. Whoever reads an entry proves it: a damaged one raises, and the
+reader walks the segment instead, until the flusher has made the index again.
 """
 
 from __future__ import annotations
@@ -16,16 +13,26 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tailrace.checksum import crc32c
+
 INDEX_MAGIC = 0x58444954  # "TIDX"
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 INDEX_HEADER = struct.Struct("<IIQ")
-INDEX_ENTRY = struct.Struct("<qqq")
+INDEX_ENTRY = struct.Struct("<qqqII")
+_FIELDS = struct.Struct("<qqqI")
+_CRC = struct.Struct("<I")
+
+
+class IndexDamagedError(Exception):
+    """An entry that is read does not match its checksum, or the header is not this segment's."""
 
 
 class IndexEntry(NamedTuple):
     base_offset: int
     file_position: int
     max_timestamp_us: int
+    """The largest so far in the segment."""
+    batch_length: int
 
 
 def encode_header(segment_base: int) -> bytes:
@@ -33,33 +40,47 @@ def encode_header(segment_base: int) -> bytes:
 
 
 def encode_entries(entries: list[IndexEntry]) -> bytes:
-    return b"".join(INDEX_ENTRY.pack(*entry) for entry in entries)
+    packed = [_FIELDS.pack(*entry) for entry in entries]
+    return b"".join(fields + _CRC.pack(crc32c(fields)) for fields in packed)
+
+
+def _decode_entry(data: bytes) -> IndexEntry:
+    if len(data) != INDEX_ENTRY.size or crc32c(data[: _FIELDS.size]) != _CRC.unpack_from(data, _FIELDS.size)[0]:
+        raise IndexDamagedError("an index entry does not match its checksum")
+    return IndexEntry._make(_FIELDS.unpack_from(data, 0))
 
 
 def decode(data: bytes, segment_base: int) -> list[IndexEntry] | None:
-    """All entries, or None when these bytes are not this segment's index."""
-    if len(data) < INDEX_HEADER.size or INDEX_HEADER.unpack_from(data, 0) != (INDEX_MAGIC, INDEX_VERSION, segment_base):
+    """All entries, or None when these bytes are not wholly this segment's intact index."""
+    if data[: INDEX_HEADER.size] != encode_header(segment_base) or (len(data) - INDEX_HEADER.size) % INDEX_ENTRY.size:
         return None
-    whole = (len(data) - INDEX_HEADER.size) // INDEX_ENTRY.size * INDEX_ENTRY.size
-    return [IndexEntry._make(fields) for fields in INDEX_ENTRY.iter_unpack(data[INDEX_HEADER.size : INDEX_HEADER.size + whole])]
+    try:
+        return [_decode_entry(data[at : at + INDEX_ENTRY.size]) for at in range(INDEX_HEADER.size, len(data), INDEX_ENTRY.size)]
+    except IndexDamagedError:
+        return None
 
 
 class IndexReader:
-    """Searches an index file through `read_at(length, position)`, a few entries a lookup, nothing kept."""
+    """Searches an index file through `read_at(length, position)`, a few entries a lookup, nothing kept. Raises IndexDamagedError."""
 
     def __init__(self, read_at: Callable[[int, int], bytes], size: int, segment_base: int) -> None:
         self._read_at = read_at
-        head = read_at(INDEX_HEADER.size, 0)
-        valid = len(head) == INDEX_HEADER.size and INDEX_HEADER.unpack(head) == (INDEX_MAGIC, INDEX_VERSION, segment_base)
-        self.count = max(0, size - INDEX_HEADER.size) // INDEX_ENTRY.size if valid else 0
+        if read_at(INDEX_HEADER.size, 0) != encode_header(segment_base):
+            raise IndexDamagedError(f"this is not the index of segment {segment_base}")
+        self.count = (size - INDEX_HEADER.size) // INDEX_ENTRY.size
 
     def entry(self, number: int) -> IndexEntry:
-        return IndexEntry._make(INDEX_ENTRY.unpack(self._read_at(INDEX_ENTRY.size, INDEX_HEADER.size + number * INDEX_ENTRY.size)))
+        return _decode_entry(self._read_at(INDEX_ENTRY.size, INDEX_HEADER.size + number * INDEX_ENTRY.size))
 
     def find_offset(self, offset: int) -> IndexEntry | None:
         """The last entry at or below `offset`."""
         number = bisect_right(range(self.count), offset, key=lambda n: self.entry(n).base_offset)
         return self.entry(number - 1) if number else None
+
+    def find_behind(self, offset: int) -> IndexEntry | None:
+        """The first entry above `offset`."""
+        number = bisect_right(range(self.count), offset, key=lambda n: self.entry(n).base_offset)
+        return self.entry(number) if number < self.count else None
 
     def find_time(self, timestamp_us: int) -> IndexEntry | None:
         """The first batch that has a record at or after `timestamp_us`: where the largest timestamp so far first reaches it."""

@@ -32,6 +32,9 @@ class Files(Protocol):
     def unlink(self, path: str) -> None: ...
     def remove_directory(self, path: str) -> None: ...
     def exists(self, path: str) -> bool: ...
+    def free_bytes(self, path: str) -> int: ...
+    def total_bytes(self, path: str) -> int: ...
+    def allocate(self, path: str, size: int) -> None: ...
 
 
 class DiskFiles:
@@ -96,3 +99,51 @@ class DiskFiles:
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
+
+    def free_bytes(self, path: str) -> int:
+        """What an unprivileged writer may still use."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+    def allocate(self, path: str, size: int) -> None:
+        """Make a file that holds `size` bytes of the disk."""
+        fd = self.open_for_write(path)
+        try:
+            os.posix_fallocate(fd, 0, size)
+        finally:
+            os.close(fd)
+
+    def total_bytes(self, path: str) -> int:
+        found = os.statvfs(path)
+        return found.f_blocks * found.f_frsize
+
+
+def read_whole(files: Files, path: str) -> bytes:
+    """All bytes of a small file. Raises OSError."""
+    fd = files.open_for_read(path)
+    try:
+        return files.read_at(fd, files.size(fd), 0)
+    finally:
+        files.close(fd)
+
+
+def write_durably(files: Files, directory: str, name: str, data: bytes) -> None:
+    """Replace a small file: the old one or the new one is there, whole, whatever happens. Raises OSError."""
+    temporary = f"{directory}/{name}.tmp"
+    fd = files.open_for_write(temporary)
+    try:
+        files.truncate(fd, 0)
+        files.write_at(fd, [data], 0)
+        files.sync_data(fd)
+    finally:
+        files.close(fd)
+    files.rename(temporary, f"{directory}/{name}")
+    files.sync_directory(directory)
+
+
+def remove_tree(files: Files, directory: str) -> None:
+    """Remove a flat directory and its files, if it is there. Raises OSError."""
+    if files.exists(directory):
+        for name in files.list(directory):
+            files.unlink(f"{directory}/{name}")
+        files.remove_directory(directory)

@@ -1,53 +1,49 @@
-"""The flusher of one data directory: follows its workers' rings, writes batches to segment files, syncs, and says what is safe.
+"""The flusher of one data directory: follows its workers' rings, writes batches to segment files, makes them durable, and says what is safe.
 
-Owner: segment files and indexes; in shared memory the outcomes and `settled` of each ring it follows, and its partition table.
+Owner: segment files, indexes, checkpoints and the journal; in shared memory the outcomes and `settled` of each ring it follows, and its partition table.
 Invariants: a descriptor's verdict is written before `settled` passes it; the partition table before that; what a consumer may see (the high
     watermark) is on the disk for durability=disk and written for durability=memory.
-Crash: killed anywhere, its successor recovers every log from its files and goes on at `settled`; places already decided are kept
-(`Ring.plan`),
-    and what is found in the files already is not written twice.
+Crash: killed anywhere, its successor recovers every log from its files and goes on at `settled`; what is found in the files already is made dirty and synced
+    again, not appended twice.
 
 Run as `python -P -m workers.flusher`.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
 
 from shm.assignments import REPLAY, Assignment, LaneKind
+from shm.control import ProcessSlot
+from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader
-from shm.layout import SlotState, Verdict
-from shm.partition_table import PartitionState, PartitionTable
+from shm.layout import ProcessWord, Verdict
+from shm.partition_table import PartitionTable
 from shm.ring import Descriptor, Ring
-from tailrace.protocol.errors import ErrorCode
+from tailrace.data_directory import JOURNAL_FILE
+from workers.disk_space import DiskSpace
 from workers.files import Files
-from workers.partition_log import LogGapError, PartitionLog
-from workers.timing_wheel import TimingWheel
+from workers.group_commit import GroupCommit
+from workers.journal import Journal
+from workers.log_set import LogSet, RunFacts
+from workers.partition_log import FULL_DISK, LogGapError, PartitionLog, PendingBatch
+from workers.retention import KEEP_FOR_EVER, CautiousClock, new_start, newest_us
+from workers.timing_wheel import Timer, TimingWheel
 
 logger = logging.getLogger(__name__)
 
 GROUP_DESCRIPTORS_MAX = 1024
 GROUP_BYTES_MAX = 16 << 20
 FULL_DISK_RETRY_NS = 250_000_000
-_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-
-
-def sync_group(logs: Iterable[PartitionLog]) -> list[tuple[PartitionLog, OSError]]:
-    """Make what a group wrote durable, file by file; answers the logs whose disk refused. The seam where a wide group will go through a
-    journal.
-    """
-    failed = []
-    for log in logs:
-        try:
-            log.sync()
-        except OSError as error:
-            failed.append((log, error))
-    return failed
+RETENTION_LOOK_MAX_MS = 3_600_000
+RETENTION_LOOK_MIN_MS = 100
 
 
 @dataclass(slots=True)
@@ -57,6 +53,8 @@ class Group:
     end: int
     entries: list[tuple[int, PartitionLog | None, Verdict]] = field(default_factory=list)
     touched: dict[int, PartitionLog] = field(default_factory=dict)
+    placed: dict[int, list[int]] = field(default_factory=dict)
+    """slot -> numbers of the descriptors whose batches are in the log's group, in order."""
     byte_count: int = 0
 
 
@@ -79,6 +77,9 @@ class Stage:
 class FlusherSettings:
     linger_ns: int = 0
     batch_bytes: int = 1 << 20
+    checkpoint_bytes: int = 64 << 20
+    journal_bytes: int = 64 << 20
+    reserve_bytes: int = 0
 
 
 class Flusher:
@@ -92,46 +93,64 @@ class Flusher:
         table: PartitionTable,
         feed: LaneReader,
         generation: int,
+        facts: RunFacts,
         rings: dict[int, Ring],
         old_rings: list[tuple[Ring, PartitionTable]],
         fronts: list[Doorbell],
         workers: dict[int, Doorbell],
         coordinator: Doorbell,
+        slot: ProcessSlot,
         settings: FlusherSettings,
         on_ready: Callable[[], None],
         now_us: Callable[[], int],
         start_ns: int,
     ) -> None:
         self._data_dir = data_dir
-        self._files = files
-        self._table = table
         self._feed = feed
         self._generation = generation
         self._stages = [Stage(ring, worker) for worker, ring in rings.items()]
-        self._old = [Stage(ring, -1, self._translator(old_table)) for ring, old_table in old_rings]
+        self._old = [Stage(ring, -1, _translator(old_table)) for ring, old_table in old_rings]
         self._fronts = fronts
         self._workers = workers
         self._coordinator = coordinator
+        self._slot = slot
         self._settings = settings
         self._on_ready = on_ready
         self._now_us = now_us
-        self._logs: dict[int, PartitionLog] = {}
+        self._space = DiskSpace(files, data_dir, settings.reserve_bytes)
+        self._journal = Journal(files, f"{data_dir}/{JOURNAL_FILE}", settings.journal_bytes)
+        self._logs = LogSet(files, data_dir, table, facts)
+        self._logs.journaled = self._journal.find()
+        self._note_rings(table, old_rings)
+        self._commit = GroupCommit(self._journal, self._logs.take_offline, self._on_moved)
+        self._placing: tuple[Stage, Group] | None = None
         self._fed = False
         self._ready = False
         self._stopping = False
         self._stalled_until_ns = 0
         self._now_ns = start_ns
-        self._wheel: TimingWheel[tuple[int, int, int]] = TimingWheel(start_ns, tick_ns=10_000_000)
-        self._age_timers: dict[int, tuple[int, int]] = {}
-        """slot -> (base, deadline) of the segment whose age is being watched."""
+        self._clock = CautiousClock(now_us(), start_ns)
+        self._wheel: TimingWheel[Callable[[], int]] = TimingWheel(start_ns, tick_ns=10_000_000)
+        self._ages: dict[int, tuple[int, Timer[Callable[[], int]]]] = {}
+        """slot -> (base, timer) of the segment whose age is being watched."""
+        self._retentions: dict[int, Timer[Callable[[], int]]] = {}
+        self._leases: dict[int, dict[str, tuple[int, Timer[Callable[[], int]]]]] = {}
+        """slot -> lease -> (lowest offset to keep, its end)."""
 
-    @staticmethod
-    def _translator(table: PartitionTable) -> Callable[[int], tuple[bytes, int]]:
-        def translate(slot: int) -> tuple[bytes, int]:
-            state = table.read(slot)
-            return state.topic_id, state.partition
-
-        return translate
+    def _note_rings(self, table: PartitionTable, old_rings: list[tuple[Ring, PartitionTable]]) -> None:
+        """What rings hold, and what tables of an earlier run showed: recovery tells a torn tail from corruption by it."""
+        found: dict[tuple[bytes, int], set[int]] = {}
+        for stage in self._stages + self._old:
+            translate = stage.translate or _translator(table)
+            for number in range(stage.cursor, stage.ring.head.load()):
+                descriptor = stage.ring.descriptor(number)
+                if descriptor.has_bytes and not descriptor.is_control:
+                    found.setdefault(translate(descriptor.slot), set()).add(descriptor.base_offset)
+        self._logs.in_rings = {key: frozenset(offsets) for key, offsets in found.items()}
+        for shown in [table, *(old_table for _, old_table in old_rings)]:
+            for state in shown.all():
+                key = (state.topic_id, state.partition)
+                self._logs.watermarks[key] = max(self._logs.watermarks.get(key, 0), state.high_watermark)
 
     # ---- agent -----------------------------------------------------------------------------------------------------------------------
 
@@ -142,16 +161,18 @@ class Flusher:
             return work
         if not self._ready:
             return work + self._recover(now_ns)
+        if self._space.is_due(now_ns) and (self._space.is_full or work or self._has_input()) and self._space.check(now_ns):
+            self._show_space()
         if now_ns < self._stalled_until_ns:
             return work
         for stage in self._stages:
             work += self._follow(stage, now_ns)
-        for slot, base, deadline_ns in self._wheel.advance(now_ns):
-            work += self._seal_old(slot, base, deadline_ns)
-        return work
+        for act in self._wheel.advance(now_ns):
+            work += act()
+        return work or self._tidy()
 
     def next_deadline_ns(self) -> int | None:
-        deadlines = [self._wheel.next_deadline_ns()]
+        deadlines = [self._wheel.next_deadline_ns(), self._space.next_check_ns]
         if any(stage.group is not None for stage in self._stages + self._old) or self._stalled_until_ns:
             deadlines.append(self._stalled_until_ns)
         deadlines += [s.waiting_since_ns + self._settings.linger_ns for s in self._stages if s.waiting_since_ns]
@@ -162,12 +183,34 @@ class Flusher:
         self._stopping = True
 
     def is_finished(self) -> bool:
-        return not self._ready or all(stage.group is None and stage.cursor == stage.ring.head.load() for stage in self._stages)
+        return not self._ready or not self._has_input()
+
+    def _has_input(self) -> bool:
+        return any(stage.group is not None or stage.cursor != stage.ring.head.load() for stage in self._stages)
 
     def close(self) -> None:
-        """Sync and close every log. Raises OSError."""
-        for log in self._logs.values():
-            log.close()
+        """Sync and close every log."""
+        self._commit.sync_all(self._logs.all())
+        for log in self._logs.all():
+            try:
+                log.close()
+            except OSError as error:
+                logger.error("log_not_closed directory=%s error=%r", log.directory, str(error))
+        self._journal.close()
+
+    def _tidy(self) -> int:
+        """When there is nothing else to do, and only until it is done: the journal's zeroes, indexes that nobody has looked at."""
+        if self._commit.wants_journal and len(self._logs) > 1:
+            self._commit.prepare_journal()
+            return 1
+        for log in self._logs.all():
+            if log.unscrubbed:
+                try:
+                    log.scrub_one_index()
+                except OSError as error:
+                    logger.warning("index_not_looked_at directory=%s error=%r", log.directory, str(error))
+                return 1
+        return 0
 
     # ---- catalog ---------------------------------------------------------------------------------------------------------------------
 
@@ -176,6 +219,8 @@ class Flusher:
         while (message := self._feed.peek()) is not None:
             if message.kind == LaneKind.ASSIGN:
                 self._apply(Assignment.decode(message.payload), replay=bool(message.flags & REPLAY))
+            elif message.kind == LaneKind.LEASE:
+                self._lease(message.slot, orjson.loads(message.payload))
             elif message.kind == LaneKind.FED and message.correlation_id == self._generation:
                 self._fed = True
             self._feed.advance(message)
@@ -184,71 +229,29 @@ class Flusher:
         return count
 
     def _apply(self, assignment: Assignment, *, replay: bool) -> None:
-        """Open, change or delete a partition. A disk that refuses makes the partition offline, not the flusher dead."""
-        slot = assignment.slot
-        log = self._logs.get(slot)
-        same = log is not None and log.assignment.topic_id == assignment.topic_id
-        if log is not None and same and log.assignment.version > assignment.version:
-            return
-        reason = ErrorCode.OK
-        try:
-            if assignment.dropped:
-                self._drop(slot, log if same else None, assignment)
-                return
-            if log is not None and same:
-                log.assignment = assignment
-                self._age_timers.pop(slot, None)  # segment.ms may be another now
-            else:
-                log = PartitionLog(self._files, f"{self._data_dir}/{assignment.directory_name}", assignment)
-                self._logs[slot] = log
-                recovered = log.open(self._data_dir)
-                if not replay or recovered.cut_bytes:
-                    logger.info(
-                        "log_opened topic=%s partition=%d next_offset=%d cut_bytes=%d",
-                        assignment.topic,
-                        assignment.partition,
-                        log.next_offset,
-                        recovered.cut_bytes,
-                    )
-            self._watch_age(slot, log, self._now_ns)
-        except OSError as error:
-            assert log is not None
-            log.refusal = f"cannot open {log.directory}: {error}"
-            logger.error("log_open_failed directory=%s error=%r", log.directory, str(error))
-            reason = ErrorCode.STORAGE_ERROR
-        self._publish(slot, log, reason)
-
-    def _drop(self, slot: int, log: PartitionLog | None, assignment: Assignment) -> None:
+        log = self._logs.get(assignment.slot)
+        if log is not None and (assignment.dropped or assignment.revive):
+            self._commit.forget(log)
+        log = self._logs.apply(assignment, replay=replay, on_open=lambda _: self._forget_timers(assignment.slot))
         if log is None:
-            log = PartitionLog(self._files, f"{self._data_dir}/{assignment.directory_name}", assignment)
-        try:
-            log.delete()
-        finally:
-            self._logs.pop(slot, None)
-            state = PartitionState(
-                assignment.topic_id, assignment.partition, SlotState.DELETED, 0, 0, 0, 0, 0, 0, assignment.version, 0, 0, 0, 0
-            )
-            self._table.write(slot, state)
-        logger.info("log_deleted topic=%s partition=%d", assignment.topic, assignment.partition)
+            self._forget_timers(assignment.slot)
+            return
+        # segment.ms or retention may be others now
+        self._ages.pop(assignment.slot, None)
+        self._watch_age(log, self._now_ns)
+        if self._ready:
+            self._retain(log)
 
-    def _publish(self, slot: int, log: PartitionLog, reason: ErrorCode = ErrorCode.OK) -> None:
-        live = log.live
-        state = SlotState.OFFLINE_FOR_WRITES if log.refusal else SlotState.ONLINE
-        if log.refusal and reason is ErrorCode.OK:
-            reason = ErrorCode.PARTITION_OFFLINE
-        self._table.write(
-            slot,
-            PartitionState(
-                log.assignment.topic_id, log.assignment.partition, state, log.assignment.leader_epoch, log.log_start_offset, log.high_watermark,
-                log.next_offset, live.base if live else (log.segments[-1] if log.segments else 0), live.end if live else 0,
-                log.assignment.version, max(0, log.max_timestamp_us), log.size_bytes, reason, live.first_append_us if live else 0,
-            ),
-        )  # fmt: skip
+    def _forget_timers(self, slot: int) -> None:
+        self._ages.pop(slot, None)
+        timer = self._retentions.pop(slot, None)
+        if timer is not None:
+            self._wheel.cancel(timer)
 
     # ---- recovery --------------------------------------------------------------------------------------------------------------------
 
     def _recover(self, now_ns: int) -> int:
-        """Drain the rings of an earlier run, then say that the partition table can be trusted."""
+        """Drain the rings of an earlier run, sync everything, then say that the partition table can be trusted."""
         for stage in self._old:
             if stage.group is not None or stage.cursor != stage.ring.head.load():
                 return self._follow(stage, now_ns)
@@ -256,9 +259,21 @@ class Flusher:
             if stage.replay_below:
                 logger.info("ring_drained descriptors=%d", stage.replay_below)
         self._old = []
-        for log in self._logs.values():
-            log.sync()
+        crash_point("recovery.after_journal")
+        self._commit.sync_all(self._logs.all())
+        try:
+            self._journal.reset()
+        except OSError as error:
+            logger.error("journal_not_reset error=%r", str(error))
+        self._logs.journaled = {}
+        self._logs.in_rings = {}
+        crash_point("recovery.before_ready")
         self._ready = True
+        for log in self._logs.all():
+            self._logs.publish(log)
+            self._retain(log)
+        self._space.check(now_ns)
+        self._show_space()
         self._on_ready()
         return 1
 
@@ -274,11 +289,13 @@ class Flusher:
         group = stage.group
         if group is None or not self._finish(stage, group):
             self._stalled_until_ns = now_ns + FULL_DISK_RETRY_NS
+            if self._space.note_full(now_ns):
+                self._show_space()
             return 0
         self._stalled_until_ns = 0
         stage.group = None
-        for slot, log in group.touched.items():
-            self._watch_age(slot, log, now_ns)
+        for log in group.touched.values():
+            self._watch_age(log, now_ns)
         return len(group.entries)
 
     def _lingers(self, stage: Stage, head: int, now_ns: int) -> bool:
@@ -298,8 +315,7 @@ class Flusher:
         """Place descriptors from the cursor on. None: not even the first can be placed now (disk full)."""
         ring = stage.ring
         group = Group(stage.cursor)
-        limit = min(head, stage.cursor + GROUP_DESCRIPTORS_MAX)
-        for number in range(stage.cursor, limit):
+        for number in range(stage.cursor, min(head, stage.cursor + GROUP_DESCRIPTORS_MAX)):
             descriptor = ring.descriptor(number)
             if descriptor.is_control:
                 if group.entries:
@@ -313,94 +329,103 @@ class Flusher:
                 entry = self._place(stage, number, descriptor, group)
             except OSError:
                 break
+            if entry is None:
+                break
             group.entries.append((number, *entry))
             group.end = number + 1
             if group.byte_count >= GROUP_BYTES_MAX:
                 break
+        crash_point("flusher.after_place")
         return group if group.entries else None
 
     def _log_of(self, stage: Stage, slot: int) -> PartitionLog | None:
-        if stage.translate is None:
-            return self._logs.get(slot)
-        topic_id, partition = stage.translate(slot)
         log = self._logs.get(slot)
-        if log is not None and (log.assignment.topic_id, log.assignment.partition) == (topic_id, partition):
+        if stage.translate is None or log is None:
             return log
-        return None
+        return log if log.key == stage.translate(slot) else None
 
-    def _place(self, stage: Stage, number: int, descriptor: Descriptor, group: Group) -> tuple[PartitionLog | None, Verdict]:
-        """One descriptor into the group. Raises OSError only for a full disk."""
+    def _place(self, stage: Stage, number: int, descriptor: Descriptor, group: Group) -> tuple[PartitionLog | None, Verdict] | None:
+        """One descriptor into the group; None: the group must be settled first. Raises OSError only for a full disk."""
         log = self._log_of(stage, descriptor.slot)
         if descriptor.result or not descriptor.has_bytes:
             failed = log is not None and log.refusal and not descriptor.result
             return None, Verdict.FAILED if failed else Verdict.DURABLE
         if log is None:
             return None, Verdict.DELETED
-        if log.refusal:
-            return None, Verdict.FAILED
+        if log.refusal or descriptor.leader_epoch != log.file.leader_epoch:
+            return None, Verdict.FAILED  # what came before it was refused by the disk
+        data = stage.ring.bytes_of(descriptor)
         if descriptor.base_offset < log.next_offset and number < stage.replay_below:
-            return log, self._good_verdict(log)  # recovery found it in the file, and synced the file
-        planned = stage.ring.outcome(number) if number < stage.replay_below else None
-        if planned is not None and planned.verdict is Verdict.NONE:
-            planned = None
+            return self._place_again(stage, number, descriptor, log, group)
+        batch = PendingBatch(descriptor.base_offset, descriptor.next_offset, descriptor.max_timestamp_us, descriptor.append_time_us, data)
         try:
-            base, position = log.place(
-                descriptor.base_offset,
-                descriptor.next_offset,
-                descriptor.length,
-                descriptor.max_timestamp_us,
-                descriptor.append_time_us,
-                planned,
-            )
+            if log.needs_roll(descriptor.length, descriptor.append_time_us):
+                if log.group:
+                    return None
+                if not self._commit.roll(log):
+                    return None, Verdict.FAILED
+                self._retain(log)
+            stage.ring.plan(number, *log.place(batch))
         except OSError as error:
-            if error.errno in _FULL_DISK:
+            if error.errno in FULL_DISK:
                 logger.warning("disk_full directory=%s", log.directory)
                 raise
-            self._fail(descriptor.slot, log, error)
+            self._logs.take_offline(log, error)
             return None, Verdict.FAILED
         except LogGapError as error:
-            self._fail(descriptor.slot, log, error)
+            self._logs.take_offline(log, error)
             return None, Verdict.FAILED
-        stage.ring.plan(number, base, position)
-        log.add_pending(position, stage.ring.bytes_of(descriptor))
         if descriptor.producer_id >= 0:
             log.producers.record(
                 descriptor.producer_id, descriptor.producer_epoch, descriptor.base_sequence, descriptor.last_offset_delta,
                 descriptor.base_offset, descriptor.next_offset, descriptor.append_time_us,
             )  # fmt: skip
         group.touched[descriptor.slot] = log
+        group.placed.setdefault(descriptor.slot, []).append(number)
         group.byte_count += descriptor.length
+        return log, self._good_verdict(log)
+
+    def _place_again(
+        self, stage: Stage, number: int, descriptor: Descriptor, log: PartitionLog, group: Group
+    ) -> tuple[PartitionLog | None, Verdict]:
+        """Recovery found this batch in the file: write it to its place once more, and sync."""
+        outcome = stage.ring.outcome(number)
+        if outcome.verdict is not Verdict.NONE:
+            try:
+                if log.write_again(descriptor.base_offset, outcome.segment_base, outcome.file_position, stage.ring.bytes_of(descriptor)):
+                    group.touched[descriptor.slot] = log
+            except OSError as error:
+                self._logs.take_offline(log, error)
+                return None, Verdict.FAILED
         return log, self._good_verdict(log)
 
     @staticmethod
     def _good_verdict(log: PartitionLog) -> Verdict:
-        return Verdict.DURABLE if log.assignment.settings["durability"] == "disk" else Verdict.WRITTEN
+        return Verdict.DURABLE if log.is_durable else Verdict.WRITTEN
 
-    def _fail(self, slot: int, log: PartitionLog, error: Exception) -> None:
-        log.refusal = f"{type(error).__name__}: {error}"
-        logger.error("partition_offline topic=%s partition=%d error=%r", log.assignment.topic, log.assignment.partition, log.refusal)
-        self._publish(slot, log, ErrorCode.STORAGE_ERROR)
+    def _on_moved(self, log: PartitionLog, places: list[tuple[int, int]]) -> None:
+        """The batches of a log's group lie elsewhere now: note it beside their descriptors."""
+        if self._placing is not None:
+            stage, group = self._placing
+            for number, place in zip(group.placed.get(log.assignment.slot, ()), places, strict=True):
+                stage.ring.plan(number, *place)
 
     def _finish(self, stage: Stage, group: Group) -> bool:
         """Write, sync, judge, settle. False: the disk is full, try again later; nothing is lost, the bytes are in the ring."""
-        for slot, log in group.touched.items():
-            try:
-                log.write_pending()
-            except OSError as error:
-                if error.errno in _FULL_DISK:
-                    logger.warning("disk_full directory=%s", log.directory)
-                    return False
-                self._fail(slot, log, error)
-        by_log = {id(log): slot for slot, log in group.touched.items()}
-        durable = [log for log in group.touched.values() if not log.refusal and log.assignment.settings["durability"] == "disk"]
-        for log, refusal in sync_group(durable):
-            self._fail(by_log[id(log)], log, refusal)
-        for number, entry_log, verdict in group.entries:
-            stage.ring.judge(number, Verdict.FAILED if entry_log is not None and entry_log.refusal else verdict)
-        for slot, log in group.touched.items():
+        self._placing = stage, group
+        committed = self._commit.commit(list(group.touched.values()))
+        self._placing = None
+        if not committed:
+            return False
+        self._space.written(group.byte_count)
+        for number, log, verdict in group.entries:
+            stage.ring.judge(number, Verdict.FAILED if log is not None and log.refusal else verdict)
+        for log in group.touched.values():
+            log.settled()
             if not log.refusal:
                 log.high_watermark = log.next_offset
-            self._publish(slot, log)
+                self._logs.publish(log)
+        crash_point("flusher.after_verdicts")
         stage.cursor = group.end
         stage.ring.settled.store(group.end)  # SYNC POINT: settled (verdicts and watermarks before it)
         for bell in self._fronts:
@@ -409,33 +434,165 @@ class Flusher:
             self._workers[stage.worker].ring()
         if not group.touched:
             self._coordinator.ring()
+        self._checkpoint_some()
         return True
 
-    # ---- age -------------------------------------------------------------------------------------------------------------------------
+    def _checkpoint_some(self) -> None:
+        """Keep what recovery would have to read below checkpoint_bytes."""
+        logs = self._logs.all()
+        total = sum(log.since_checkpoint_bytes for log in logs)
+        if total < self._settings.checkpoint_bytes:
+            return
+        for log in sorted(logs, key=lambda log: log.since_checkpoint_bytes, reverse=True):
+            if total < self._settings.checkpoint_bytes // 2 or log.group:
+                break
+            total -= log.since_checkpoint_bytes
+            if log.refusal or (log.is_unsynced and not self._commit.sync(log)):
+                continue
+            try:
+                log.checkpoint(sync=log.since_checkpoint_bytes >= self._settings.checkpoint_bytes // 4)
+            except OSError as error:
+                log.since_checkpoint_bytes = 0
+                logger.warning("checkpoint_not_written directory=%s error=%r", log.directory, str(error))
 
-    def _watch_age(self, slot: int, log: PartitionLog, now_ns: int) -> None:
+    # ---- space -----------------------------------------------------------------------------------------------------------------------
+
+    def _show_space(self) -> None:
+        """Tell the workers whether to refuse batches for want of room."""
+        self._slot.store(ProcessWord.DISK_FULL, int(self._space.is_full))
+        for bell in self._workers.values():
+            bell.ring()
+
+    # ---- age and retention -----------------------------------------------------------------------------------------------------------
+
+    def _watch_age(self, log: PartitionLog, now_ns: int) -> None:
         """Have the live segment sealed when segment.ms has passed, unless that is arranged already."""
-        live = log.live
-        if live is None or not live.first_append_us or self._age_timers.get(slot, (-1, 0))[0] == live.base:
+        live, slot = log.live, log.assignment.slot
+        known = self._ages.get(slot)
+        if live is None or not live.first_append_us or (known is not None and known[0] == live.base):
             return
         age_ms = max(0, self._now_us() - live.first_append_us) // 1000
         deadline_ns = now_ns + max(0, int(log.assignment.settings["segment.ms"]) - age_ms) * 1_000_000
-        self._age_timers[slot] = (live.base, deadline_ns)
-        self._wheel.add(deadline_ns, (slot, live.base, deadline_ns))
+        base = live.base
+        timer = self._wheel.add(deadline_ns, lambda: self._seal_old(log, base))
+        if known is not None:
+            self._wheel.cancel(known[1])
+        self._ages[slot] = (base, timer)
 
-    def _seal_old(self, slot: int, base: int, deadline_ns: int) -> int:
+    def _seal_old(self, log: PartitionLog, base: int) -> int:
         """Seal a live segment whose segment.ms has passed, so that readers of sealed segments get at it even when nothing follows."""
-        log = self._logs.get(slot)
-        if log is None or log.live is None or self._age_timers.get(slot) != (base, deadline_ns) or log.live.base != base or log.refusal:
+        slot = log.assignment.slot
+        if (
+            self._logs.get(slot) is not log
+            or log.live is None
+            or log.live.base != base
+            or log.refusal
+            or self._ages.get(slot, (-1,))[0] != base
+        ):
             return 0
-        try:
-            log.seal()
-        except OSError as error:
-            if error.errno not in _FULL_DISK:
-                self._fail(slot, log, error)
+        if log.group:  # its group waits for a full disk: look again then
+            self._ages.pop(slot, None)
             return 0
-        self._publish(slot, log)
+        self._ages.pop(slot, None)
+        self._seal(log)
         return 1
+
+    def _seal(self, log: PartitionLog) -> None:
+        """Close the live segment; the next batch begins another."""
+        try:
+            if log.is_unsynced and not self._commit.sync(log):
+                return
+            log.seal()
+            log.checkpoint(sync=False)
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                self._logs.take_offline(log, error)
+            return
+        self._logs.publish(log)
+        self._retain(log)
+
+    def _retain(self, log: PartitionLog) -> int:
+        """Remove what has had its time, and arrange for the next look."""
+        slot, settings = log.assignment.slot, log.assignment.settings
+        timer = self._retentions.pop(slot, None)
+        if timer is not None:
+            self._wheel.cancel(timer)
+        if self._logs.get(slot) is not log or log.refusal or not self._ready or settings["cleanup.policy"] != "delete":
+            return 0
+        retention_ms, retention_bytes = int(settings["retention.ms"]), int(settings["retention.bytes"])
+        now_us = self._clock.now_us(self._now_us(), self._now_ns)
+        live = log.live
+        if (
+            live is not None
+            and live.first_append_us
+            and retention_ms != KEEP_FOR_EVER
+            and not log.group
+            and newest_us(live.max_timestamp_us, log.last_append_us) < now_us - retention_ms * 1000
+        ):
+            self._seal(log)  # comes back here
+            return 1
+        leased = min((offset for offset, _ in self._leases.get(slot, {}).values()), default=None)
+        start = new_start(
+            log.closed_segments(), live.base if live else log.next_offset, live.end if live else 0, retention_ms=retention_ms,
+            retention_bytes=retention_bytes, now_us=now_us, leased_from=leased,
+        )  # fmt: skip
+        removed = 0
+        if start > log.log_start_offset or any(log.following_base(s.base) <= log.log_start_offset for s in log.closed_segments()[:1]):
+            try:
+                removed = log.advance_start(start)
+            except OSError as error:
+                logger.error("retention_failed directory=%s error=%r", log.directory, str(error))
+        if removed:
+            logger.info(
+                "segments_removed topic=%s partition=%d count=%d log_start=%d",
+                log.assignment.topic,
+                log.assignment.partition,
+                removed,
+                start,
+            )
+            self._logs.publish(log)
+        self._look_again(log, retention_ms, now_us)
+        return removed
+
+    def _look_again(self, log: PartitionLog, retention_ms: int, now_us: int) -> None:
+        """A timer for when the oldest segment will have had its time. By bytes, segments are looked at whenever one is closed."""
+        if retention_ms == KEEP_FOR_EVER:
+            return
+        oldest = next(iter(log.closed_segments()), None)
+        if oldest is not None:
+            since_us = newest_us(oldest.max_timestamp_us, oldest.last_append_us)
+        elif log.live is not None and log.live.first_append_us:
+            since_us = newest_us(log.live.max_timestamp_us, log.last_append_us)
+        else:
+            return
+        wait_ms = min(max(retention_ms - (now_us - since_us) // 1000, RETENTION_LOOK_MIN_MS), RETENTION_LOOK_MAX_MS)
+        self._retentions[log.assignment.slot] = self._wheel.add(self._now_ns + wait_ms * 1_000_000, lambda: self._retain(log))
+
+    def _lease(self, slot: int, wanted: dict[str, Any]) -> None:
+        """A reader wants everything from an offset on kept for a while; 0 ms gives it back."""
+        leases = self._leases.setdefault(slot, {})
+        name = str(wanted["lease"])
+        known = leases.pop(name, None)
+        if known is not None:
+            self._wheel.cancel(known[1])
+        if wanted["ttl_ms"]:
+            timer = self._wheel.add(self._now_ns + int(wanted["ttl_ms"]) * 1_000_000, lambda: self._end_lease(slot, name))
+            leases[name] = (int(wanted["offset"]), timer)
+        else:
+            self._end_lease(slot, name)
+
+    def _end_lease(self, slot: int, name: str) -> int:
+        self._leases.get(slot, {}).pop(name, None)
+        log = self._logs.get(slot)
+        return self._retain(log) if log is not None else 0
+
+
+def _translator(table: PartitionTable) -> Callable[[int], tuple[bytes, int]]:
+    def translate(slot: int) -> tuple[bytes, int]:
+        state = table.read(slot)
+        return state.topic_id, state.partition
+
+    return translate
 
 
 def main() -> None:
@@ -449,14 +606,16 @@ def main() -> None:
     configure_logging(context)
     spec = context.spec
     settings = spec.settings
-    worker_count, front_count = int(settings["workers"]), int(settings["fronts"])
+    front_count = int(settings["fronts"])
+    followed = [w for w, data_dir in enumerate(settings["worker_dirs"]) if data_dir == spec.index]
     flusher = Flusher(
         data_dir=spec.data_dirs[spec.index],
         files=DiskFiles(),
         table=context.table(spec.index),
         feed=context.lane_reader("coordinator"),
         generation=spec.generation,
-        rings={w: Ring(context.attach(f"ring-{w}", RegionKind.RING)) for w in range(worker_count)},
+        facts=RunFacts(settings["run"], bool(settings["lost_memory"]), int(settings["producer.id.expiration.ms"]) * 1000),
+        rings={w: Ring(context.attach(f"ring-{w}", RegionKind.RING)) for w in followed},
         old_rings=[
             (
                 Ring(Region.attach(old["ring"], RegionKind.RING, context.instance)),
@@ -465,9 +624,16 @@ def main() -> None:
             for old in spec.recover
         ],
         fronts=[context.bell(Role.FRONT, f) for f in range(front_count)],
-        workers={w: context.bell(Role.WORKER, w) for w in range(worker_count)},
+        workers={w: context.bell(Role.WORKER, w) for w in followed},
         coordinator=context.bell(Role.COORDINATOR, 0),
-        settings=FlusherSettings(int(settings["flush.linger_ms"]) * 1_000_000, int(settings["flush.batch_size"])),
+        slot=context.slot,
+        settings=FlusherSettings(
+            int(settings["flush.linger_ms"]) * 1_000_000,
+            int(settings["flush.batch_size"]),
+            int(settings["checkpoint_bytes"]),
+            int(settings["journal_bytes"]),
+            int(settings["reserve_bytes"]),
+        ),
         on_ready=context.report_ready,
         now_us=lambda: time.time_ns() // 1000,
         start_ns=time.monotonic_ns(),

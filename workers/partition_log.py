@@ -1,51 +1,86 @@
-"""One partition's log as its flusher sees it: which segment is live, where the next batch goes, when to roll.
+"""One partition's log as its flusher sees it: which segment is live, where the next batch goes, what is known of the rest.
 
 Owner: the flusher. Nobody else writes these files.
-Invariants: next_offset and the live segment's end move only by `place`; bytes placed are written by `write_pending` before anything that
-comes
-    after them is; a sealed segment is synced, ends with the end-of-stream mark and never changes.
-Crash: between any two steps recovery finds either a torn tail of the live segment or a segment without its schema, and mends both.
+Invariants: log_start_offset <= high_watermark <= next_offset; next_offset and the live segment's end move only by `place`; a sealed segment is synced, ends
+    with the end-of-stream mark and never changes; a checkpoint is written only of what is synced.
+Crash: between any two steps recovery finds a torn tail of the live segment, a segment without its schema, or a segment without its end mark, and mends each.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
-
-import orjson
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from shm.assignments import Assignment
-from shm.ring import Outcome
+from shm.crash_points import crash_point
 from tailrace import segment_index as index_format
-from tailrace.batch_header import END_OF_STREAM, checksum_seed
+from tailrace.batch_header import END_OF_STREAM, BatchFormatError, verify_batch
 from tailrace.checksum import Readable
-from tailrace.segment import INDEX_SUFFIX, PRODUCERS_SUFFIX, SEGMENT_SUFFIX, file_name
-from tailrace.segment_index import IndexEntry
-from workers.files import Files
+from tailrace.partition_file import PARTITION_FILE, PartitionFile
+from tailrace.segment import INDEX_SUFFIX, PRODUCERS_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
+from tailrace.segment_index import INDEX_ENTRY, INDEX_HEADER, IndexEntry
+from workers.checkpoint import Checkpoint, SealedSegment, write_checkpoint
+from workers.files import Files, read_whole, remove_tree, write_durably
 from workers.producer_state import ProducerTable
-from workers.recovery import Action, RecoveredLog, encode_producers, recover_log
+from workers.recovery import (
+    Hints,
+    RecoveredLog,
+    encode_producers,
+    first_batch_is_of,
+    index_is_right,
+    rebuild_index,
+    record_producer,
+    recover_log,
+)
 
 logger = logging.getLogger(__name__)
 
-IDENTITY_FILE = "partition.json"
-FORMAT_VERSION = 1
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 class LogGapError(RuntimeError):
     """A batch does not begin where the log ends: writing it would leave a hole or overwrite."""
 
 
+class PendingBatch(NamedTuple):
+    """A batch that is placed, and whose group is not settled: its bytes are still in the ring."""
+
+    base_offset: int
+    next_offset: int
+    max_timestamp_us: int
+    append_time_us: int
+    data: Readable
+
+
 class LiveSegment:
     """The segment that is being written."""
 
-    __slots__ = ("base", "end", "fd", "first_append_us", "index_end", "index_fd", "max_timestamp_us", "new_entries")
+    __slots__ = (
+        "base",
+        "batch_count",
+        "end",
+        "fd",
+        "first_append_us",
+        "index_fd",
+        "max_timestamp_us",
+        "new_entries",
+        "synced_end",
+        "synced_next",
+    )
 
-    def __init__(self, base: int, fd: int, index_fd: int, end: int) -> None:
+    def __init__(self, base: int, fd: int, index_fd: int, end: int, next_offset: int, batch_count: int) -> None:
         self.base = base
         self.fd = fd
         self.index_fd = index_fd
         self.end = end
         """File position behind the last batch placed."""
-        self.index_end = index_format.INDEX_HEADER.size
+        self.synced_end = end
+        self.synced_next = next_offset
+        """Up to here, in bytes and in offsets, the file was synced."""
+        self.batch_count = batch_count
+        """Entries that the index file has."""
         self.max_timestamp_us = 0
         self.first_append_us = 0
         """When its first batch was appended, 0 while it is empty."""
@@ -55,114 +90,159 @@ class LiveSegment:
 class PartitionLog:
     """The files of one partition."""
 
-    def __init__(self, files: Files, directory: str, assignment: Assignment) -> None:
+    def __init__(self, files: Files, data_dir: str, assignment: Assignment, producer_expiration_us: int = 1 << 62) -> None:
+        self._producer_expiration_us = producer_expiration_us
         self._files = files
-        self.directory = directory
+        self._data_dir = data_dir
+        self.directory = f"{data_dir}/{assignment.directory_name}"
         self.assignment = assignment
-        self.seed = checksum_seed(assignment.topic_id, assignment.partition)
-        self.segments: list[int] = []
+        self.file = self._new_file()
+        self.sealed: dict[int, SealedSegment] = {}
         self.live: LiveSegment | None = None
         self.next_offset = 0
-        self.log_start_offset = 0
         self.high_watermark = 0
         self.max_timestamp_us = 0
-        self.size_bytes = 0
+        self.last_append_us = 0
         self.producers = ProducerTable()
         self.refusal = ""
         """Why writes are refused, where they are."""
-        self.is_unsynced = False
-        self._pending: list[Readable] = []
-        self._pending_at = 0
+        self.since_checkpoint_bytes = 0
+        self.unscrubbed: list[int] = []
+        """Sealed segments whose indexes nobody has looked at since the start."""
+        self.group: list[PendingBatch] = []
+        """What was placed since the last settling."""
+        self._written_count = 0
+        self._group_position = 0
+        self._checkpoint_number = 0
+
+    def _new_file(self) -> PartitionFile:
+        a = self.assignment
+        return PartitionFile(a.topic, a.partition, a.topic_id, {a.schema_id: a.schema})
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        return self.assignment.topic_id, self.assignment.partition
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether this topic promises the disk."""
+        return bool(self.assignment.settings["durability"] == "disk")
+
+    @property
+    def is_unsynced(self) -> bool:
+        return self.live is not None and self.live.synced_end != self.live.end
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.file.log_start_offset
+
+    @property
+    def newest_base(self) -> int:
+        """The base of the segment that was written last, 0 when there is none."""
+        return self.live.base if self.live is not None else max(self.sealed, default=0)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self.sealed.values()) + (self.live.end if self.live is not None else 0)
 
     # ---- opening ---------------------------------------------------------------------------------------------------------------------
 
-    def open(self, data_dir: str) -> RecoveredLog:
-        """Make the directory or recover what is in it. Raises OSError."""
-        files = self._files
-        identity = orjson.dumps(
-            {
-                "format": FORMAT_VERSION,
-                "topic": self.assignment.topic,
-                "partition": self.assignment.partition,
-                "topic_id": self.assignment.topic_id.hex(),
-            }
-        )
-        identity_path = f"{self.directory}/{IDENTITY_FILE}"
-        if files.exists(self.directory) and self._identity(identity_path) != self.assignment.topic_id.hex():
-            aside = f"{self.directory}.{self._identity(identity_path)[:8] or 'unknown'}.old"
-            logger.warning("directory_of_another_topic path=%s moved_to=%s", self.directory, aside)
-            files.rename(self.directory, aside)
-        if not files.exists(self.directory):
-            files.make_directory(self.directory)
-        if not files.exists(identity_path):
-            self._write_durably(identity_path, identity)
-            files.sync_directory(self.directory)
-            files.sync_directory(data_dir)
-        recovered = recover_log(files, self.directory, self.seed)
-        self.segments = recovered.segments
+    def open(self, run: str, *, lost_memory: bool = False, hints: Hints | None = None, revive: bool = False) -> RecoveredLog:
+        """Make the directory, or recover what is in it. Raises OSError.
+
+        `run` names this run of the appliance. `lost_memory`: it began after a stop that may have lost what was not synced, so readers of it must be told.
+        `revive`: whoever asks says that the disk is good again.
+        """
+        files, hints = self._files, hints or Hints()
+        self._find_file(run)
+        if self.file.offline:
+            hints = Hints(hints.elsewhere, 0, self._offline_end(), hints.quarantine)
+        recovered = recover_log(files, self.directory, self.file, hints)
+        self.sealed = recovered.sealed
+        self.unscrubbed = sorted(self.sealed)
         self.next_offset = self.high_watermark = recovered.next_offset
-        self.log_start_offset = self.segments[0] if self.segments else recovered.next_offset
         self.max_timestamp_us = recovered.max_timestamp_us
-        self.size_bytes = recovered.size_bytes
+        self.last_append_us = recovered.last_append_us
         self.producers = recovered.producers
-        self.refusal = recovered.reason
-        if recovered.action in (Action.APPEND, Action.CUT) and self.segments:
+        self._checkpoint_number = recovered.checkpoint_number
+        if recovered.live_base >= 0:
             self._reopen_live(recovered)
+        changed = bool(recovered.damage)
+        self.file.damage = sorted([*self.file.damage, *recovered.damage])
+        if lost_memory and self.file.run != run:
+            self.file.begin_epoch(self.next_offset)
+            changed = True
+        if self.file.offline and revive:
+            self.file.offline = ""
+            changed = True
+        if self.assignment.schema_id not in self.file.schemas:
+            self.file.schemas[self.assignment.schema_id] = self.assignment.schema
+            changed = True
+        self.file.run = run
+        if changed:
+            self._save_file()
+        self.refusal = self.file.offline
         return recovered
 
-    def _identity(self, path: str) -> str:
-        if not self._files.exists(path):
-            # A directory made a moment before the kill: its identity was to be written next. One with segments is somebody's.
-            holds_data = any(name.endswith(SEGMENT_SUFFIX) for name in self._files.list(self.directory))
-            return "" if holds_data else self.assignment.topic_id.hex()
-        fd = self._files.open_for_read(path)
-        try:
-            return str(orjson.loads(self._files.read_at(fd, 65536, 0))["topic_id"])
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            return ""
-        finally:
-            self._files.close(fd)
+    def _find_file(self, run: str) -> None:
+        """Read partition.json, or begin it. What belongs to another topic is moved aside."""
+        files, path = self._files, f"{self.directory}/{PARTITION_FILE}"
+        found: PartitionFile | None = None
+        if files.exists(self.directory):
+            if files.exists(path):
+                found = PartitionFile.decode(read_whole(files, path))
+                if found is None:
+                    logger.error("partition_file_damaged path=%s made_again=yes lost=%r", path, "log start offset, epochs, known damage")
+            if (found is not None and found.topic_id != self.assignment.topic_id) or (found is None and self._is_of_another_topic()):
+                aside = f"{self.directory}.{found.topic_id.hex()[:8] if found else 'unknown'}.old"
+                logger.warning("directory_of_another_topic path=%s moved_to=%s", self.directory, aside)
+                files.rename(self.directory, aside)
+                found = None
+        if not files.exists(self.directory):
+            files.make_directory(self.directory)
+        if found is None:
+            self.file = self._new_file()
+            self.file.run = run
+            bases = self._bases_on_disk()
+            self.file.log_start_offset = bases[0] if bases else 0
+            self._save_file()
+            files.sync_directory(self._data_dir)
+        else:
+            self.file = found
+
+    def _bases_on_disk(self) -> list[int]:
+        return segment_bases(self._files.list(self.directory))
+
+    def _is_of_another_topic(self) -> bool:
+        """Without partition.json: whether there are batches, and none that begins a segment is ours. One directory made a moment before a kill is."""
+        looks = [first_batch_is_of(self._files, self.directory, base, self.file.seed) for base in self._bases_on_disk()]
+        return False in looks and True not in looks
+
+    def _offline_end(self) -> int:
+        """Where the log ended when its disk failed: the start of the epoch that began then."""
+        return self.file.epochs[-1].start
+
+    def _save_file(self) -> None:
+        write_durably(self._files, self.directory, PARTITION_FILE, self.file.encode())
 
     def _reopen_live(self, recovered: RecoveredLog) -> None:
-        base = self.segments[-1]
-        files = self._files
+        base, files = recovered.live_base, self._files
         fd = files.open_for_write(f"{self.directory}/{file_name(base)}")
         index_fd = files.open_for_write(f"{self.directory}/{file_name(base, INDEX_SUFFIX)}")
-        self.live = LiveSegment(base, fd, index_fd, recovered.valid_end)
-        self.live.index_end += len(recovered.index) * index_format.INDEX_ENTRY.size
+        self.live = LiveSegment(base, fd, index_fd, recovered.valid_end, recovered.next_offset, recovered.batch_count)
         self.live.max_timestamp_us = recovered.max_timestamp_us
         self.live.first_append_us = recovered.first_append_us
 
     # ---- appending -------------------------------------------------------------------------------------------------------------------
 
-    def place(
-        self, base_offset: int, next_offset: int, length: int, max_timestamp_us: int, append_time_us: int, planned: Outcome | None
-    ) -> tuple[int, int]:
-        """Decide where the next batch goes: (segment base, file position). May roll. Raises LogGapError, OSError.
-
-        `planned` is where a killed flusher had decided to put it; it goes there again.
-        """
-        if base_offset != self.next_offset:
-            raise LogGapError(f"batch of offset {base_offset} where {self.next_offset} belongs in {self.directory}")
+    def needs_roll(self, length: int, append_time_us: int) -> bool:
+        """Whether a batch of `length` bytes must go to a new segment."""
         live = self.live
-        if live is None or (self._is_full(live, length, append_time_us) if planned is None else planned.segment_base != live.base):
-            live = self.roll()
-        if not live.first_append_us:
-            live.first_append_us = append_time_us
-        position = live.end
-        live.max_timestamp_us = max(live.max_timestamp_us, max_timestamp_us)
-        live.new_entries.append(IndexEntry(base_offset, position, live.max_timestamp_us))
-        live.end += length
-        self.max_timestamp_us = max(self.max_timestamp_us, live.max_timestamp_us)
-        self.next_offset = next_offset
-        self.size_bytes += length
-        return live.base, position
-
-    def _is_full(self, live: LiveSegment, length: int, now_us: int) -> bool:
+        if live is None:
+            return True
         if not live.first_append_us:
             return False
-        settings = self.assignment.settings
-        return live.end + length > int(settings["segment.bytes"]) or self.is_old(now_us)
+        return live.end + length > int(self.assignment.settings["segment.bytes"]) or self.is_old(append_time_us)
 
     def is_old(self, now_us: int) -> bool:
         """Whether the live segment holds something and is older than segment.ms."""
@@ -173,102 +253,278 @@ class PartitionLog:
             and now_us - live.first_append_us >= int(self.assignment.settings["segment.ms"]) * 1000
         )
 
-    def add_pending(self, position: int, batch: Readable) -> None:
-        """Bytes for the live segment, contiguous with those added before."""
-        if not self._pending:
-            self._pending_at = position
-        self._pending.append(batch)
+    def place(self, batch: PendingBatch) -> tuple[int, int]:
+        """Decide where the next batch goes: (segment base, file position). The segment must have room. Raises LogGapError."""
+        if batch.base_offset != self.next_offset:
+            raise LogGapError(f"batch of offset {batch.base_offset} where {self.next_offset} belongs in {self.directory}")
+        live = self.live
+        assert live is not None
+        if not live.first_append_us:
+            live.first_append_us = batch.append_time_us
+        position, length = live.end, len(batch.data)
+        if not self.group:
+            self._group_position = position
+        self.group.append(batch)
+        live.max_timestamp_us = max(live.max_timestamp_us, batch.max_timestamp_us)
+        live.new_entries.append(IndexEntry(batch.base_offset, position, live.max_timestamp_us, length))
+        live.end += length
+        self.max_timestamp_us = max(self.max_timestamp_us, live.max_timestamp_us)
+        self.last_append_us = max(self.last_append_us, batch.append_time_us)
+        self.next_offset = batch.next_offset
+        self.since_checkpoint_bytes += length
+        return live.base, position
 
     def write_pending(self) -> None:
         """One gathered write of everything placed since the last one, then the index entries. Raises OSError; then nothing is forgotten."""
         live = self.live
-        if live is None or not self._pending:
+        pending = self.group[self._written_count :]
+        if live is None or not pending:
             return
-        self._files.write_at(live.fd, self._pending, self._pending_at)
-        self._pending = []
-        self.is_unsynced = True
+        position = live.end - sum(len(batch.data) for batch in pending)
+        self._files.write_at(live.fd, [batch.data for batch in pending], position)
+        self._written_count = len(self.group)
         entries = index_format.encode_entries(live.new_entries)
-        self._files.write_at(live.index_fd, [entries], live.index_end)
-        live.index_end += len(entries)
+        self._files.write_at(live.index_fd, [entries], INDEX_HEADER.size + live.batch_count * INDEX_ENTRY.size)
+        live.batch_count += len(live.new_entries)
         live.new_entries = []
 
+    def write_again(self, base_offset: int, segment_base: int, position: int, data: Readable) -> bool:
+        """Bytes that recovery found in the file already: they were not known to be synced, and a sync that failed leaves pages that look clean, so
+        they are made dirty anew. False: their segment is sealed, which was synced. Raises OSError.
+        """
+        live = self.live
+        if live is None or live.base != segment_base or position + len(data) > live.end:
+            return False
+        self._files.write_at(live.fd, [data], position)
+        live.synced_end, live.synced_next = min(live.synced_end, position), min(live.synced_next, base_offset)
+        return True
+
+    def remember(self, data: Readable) -> None:
+        """Add what a batch says of its producer to the flusher's copy. Raises BatchFormatError."""
+        record_producer(self.producers, verify_batch(memoryview(data), self.file.seed))
+
+    def settled(self) -> None:
+        """The group has its verdicts: its bytes may leave the ring."""
+        self.group = []
+        self._written_count = 0
+
     def sync(self) -> None:
-        """Make everything written durable. Raises OSError."""
-        if self.live is not None and self.is_unsynced:
-            self._files.sync_data(self.live.fd)
-            self.is_unsynced = False
+        """Make everything written durable. Raises OSError; then the file's unsynced pages must not be trusted (`rewrite`)."""
+        live = self.live
+        if live is not None and live.synced_end != live.end:
+            self._files.sync_data(live.fd)
+            live.synced_end, live.synced_next = live.end, self.next_offset
 
     # ---- rolling ---------------------------------------------------------------------------------------------------------------------
 
-    def roll(self) -> LiveSegment:
-        """Seal the live segment and begin the next at `next_offset`. Raises OSError."""
-        self.seal()
-        files = self._files
-        base = self.next_offset
+    def roll(self) -> None:
+        """Seal the live segment, if there is one, and begin the next at `next_offset`. Everything must be synced. Raises OSError."""
+        try:
+            self.seal()
+        except OSError as error:
+            if error.errno in FULL_DISK:
+                raise
+            logger.warning("segment_not_sealed directory=%s base=%d error=%r", self.directory, self.newest_base, str(error))
+            self.give_up_segment()
         if len(self.producers):
-            self._write_durably(f"{self.directory}/{file_name(base, PRODUCERS_SUFFIX)}", encode_producers(self.producers))
+            snapshot = file_name(self.next_offset, PRODUCERS_SUFFIX)
+            write_durably(self._files, self.directory, snapshot, encode_producers(self.producers))
+        self._begin_segment(self.next_offset)
+        self.checkpoint(sync=True)
+
+    def _begin_segment(self, base: int) -> None:
+        files, schema = self._files, self.assignment.schema
         fd = files.open_for_write(f"{self.directory}/{file_name(base)}")
-        index_fd = files.open_for_write(f"{self.directory}/{file_name(base, INDEX_SUFFIX)}")
-        files.truncate(fd, 0)
-        files.truncate(index_fd, 0)
-        files.write_at(fd, [self.assignment.schema], 0)
-        files.write_at(index_fd, [index_format.encode_header(base)], 0)
-        files.sync_data(fd)
-        files.sync_directory(self.directory)
-        self.live = LiveSegment(base, fd, index_fd, len(self.assignment.schema))
-        self.segments.append(base)
-        self.size_bytes += len(self.assignment.schema)
-        return self.live
+        index_fd = -1
+        try:
+            crash_point("flusher.in_roll")
+            index_fd = files.open_for_write(f"{self.directory}/{file_name(base, INDEX_SUFFIX)}")
+            files.truncate(fd, 0)
+            files.truncate(index_fd, 0)
+            files.write_at(fd, [schema], 0)
+            files.write_at(index_fd, [index_format.encode_header(base)], 0)
+            files.sync_data(fd)
+            files.sync_directory(self.directory)
+        except BaseException:
+            files.close(fd)
+            if index_fd >= 0:
+                files.close(index_fd)
+            raise
+        self.live = LiveSegment(base, fd, index_fd, len(schema), base, 0)
 
     def seal(self) -> None:
-        """Finish the live segment with the end-of-stream mark. Raises OSError."""
+        """Finish the live segment with the end-of-stream mark. Nothing may be pending. Raises OSError."""
         live = self.live
         if live is None:
             return
-        self.write_pending()
         self._files.write_at(live.fd, [END_OF_STREAM], live.end)
         self._files.sync_data(live.fd)
-        self.is_unsynced = False
-        self.size_bytes += len(END_OF_STREAM)
-        self._close_live()
+        self._close_live(live.end + len(END_OF_STREAM))
+        crash_point("flusher.after_seal")
 
-    def _close_live(self) -> None:
+    def give_up_segment(self) -> None:
+        """Leave the live segment as it is, without an end mark: it ends where the next one begins."""
+        if self.live is not None:
+            self._close_live(self.live.end)
+
+    def _close_live(self, size: int) -> None:
+        live = self.live
+        assert live is not None
+        self._files.close(live.fd)
+        self._files.close(live.index_fd)
+        self.sealed[live.base] = SealedSegment(live.base, size, live.batch_count, live.max_timestamp_us, self.last_append_us)
+        self.live = None
+
+    def rewrite(self, earlier: Sequence[PendingBatch]) -> list[tuple[int, int]]:
+        """After a write or a sync that failed: put `earlier` (from the journal) and the group into a new segment in a new file, durably. Answers the
+        new places of the group. Raises OSError.
+
+        What the old file holds behind its last sync is not trusted any more; it ends where the new one begins.
+        """
+        live = self.live
+        batches = [*earlier, *self.group]
+        start = batches[0].base_offset if batches else self.next_offset
+        if live is not None:
+            if start == live.base:
+                self._files.close(live.fd)
+                self._files.close(live.index_fd)
+                self.live = None
+                path = f"{self.directory}/{file_name(start)}"
+                if self._files.exists(path):
+                    self._files.rename(path, f"{path}.failed")
+            else:
+                live.end = self._group_position if not earlier else live.synced_end
+                self.give_up_segment()
+        self._begin_segment(start)
+        crash_point("flusher.in_rewrite")
+        self.next_offset = start
+        self.group, self._written_count = [], 0
+        places = [self.place(batch) for batch in batches]
+        self.write_pending()
+        self.sync()
+        self.group = batches[len(earlier) :]
+        self._written_count = len(self.group)
+        return places[len(earlier) :]
+
+    # ---- going offline ---------------------------------------------------------------------------------------------------------------
+
+    def go_offline(self, reason: str) -> None:
+        """Refuse writes from now on, over restarts too; forget what was placed above the high watermark. Reads go on."""
+        self.refusal = reason
+        if self.live is not None:
+            self._files.close(self.live.fd)
+            self._files.close(self.live.index_fd)
+            live, self.live = self.live, None
+            self.sealed[live.base] = SealedSegment(live.base, live.end, -1, live.max_timestamp_us, self.last_append_us)
+        self.settled()
+        self.next_offset = self.high_watermark
+        self.file.begin_epoch(self.next_offset)
+        self.file.offline = reason
+        try:
+            self._save_file()
+        except OSError as error:
+            logger.error("offline_not_persisted directory=%s error=%r", self.directory, str(error))
+
+    # ---- checkpoints -----------------------------------------------------------------------------------------------------------------
+
+    def checkpoint(self, *, sync: bool) -> None:
+        """Write down what need not be read again. Everything must be synced. Raises OSError."""
+        live = self.live
+        self.producers.expire(self.last_append_us - self._producer_expiration_us)
+        self._checkpoint_number += 1
+        checkpoint = Checkpoint(
+            number=self._checkpoint_number,
+            topic_id=self.assignment.topic_id.hex(),
+            segment_base=live.base if live else -1,
+            valid_end=live.end if live else 0,
+            batch_count=live.batch_count if live else 0,
+            next_offset=self.next_offset,
+            max_timestamp_us=self.max_timestamp_us,
+            first_append_us=live.first_append_us if live else 0,
+            last_append_us=self.last_append_us,
+            sealed=[self.sealed[base] for base in sorted(self.sealed)],
+            producers=self.producers.to_snapshot(),
+        )
+        write_checkpoint(self._files, self.directory, checkpoint, sync=sync)
+        self.since_checkpoint_bytes = 0
+
+    # ---- deleting --------------------------------------------------------------------------------------------------------------------
+
+    def closed_segments(self) -> list[SealedSegment]:
+        """Segments that may be removed, oldest first."""
+        return [self.sealed[base] for base in sorted(self.sealed)]
+
+    def advance_start(self, offset: int) -> int:
+        """Move the log start offset up to `offset`, durably, then remove the segments that lie wholly below it. Answers how many. Raises OSError."""
+        offset = min(offset, self.high_watermark)
+        if offset > self.file.log_start_offset:
+            self.file.log_start_offset = offset
+            self.file.damage = [damage for damage in self.file.damage if damage.end > offset]
+            self._save_file()
+            crash_point("flusher.in_retention")
+        removed = 0
+        for segment, following in self._with_following():
+            if following > self.file.log_start_offset:
+                break
+            for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX, PRODUCERS_SUFFIX):
+                path = f"{self.directory}/{file_name(segment.base, suffix)}"
+                if self._files.exists(path):
+                    self._files.unlink(path)
+            del self.sealed[segment.base]
+            removed += 1
+        return removed
+
+    def _with_following(self) -> list[tuple[SealedSegment, int]]:
+        """Closed segments with the offset at which the next begins."""
+        segments = self.closed_segments()
+        ends = [segment.base for segment in segments[1:]] + [self.live.base if self.live is not None else self.next_offset]
+        return list(zip(segments, ends, strict=True))
+
+    def following_base(self, base: int) -> int:
+        """Where the segment behind the closed segment `base` begins."""
+        return next((following for segment, following in self._with_following() if segment.base == base), self.next_offset)
+
+    def scrub_one_index(self) -> None:
+        """Look at one index that an earlier run left, and make it again if it is missing, short or wrong. Raises OSError."""
+        base = self.unscrubbed.pop()
+        segment = self.sealed.get(base)
+        if segment is None or index_is_right(self._files, self.directory, base, segment.batch_count):
+            return
+        count, _ = rebuild_index(self._files, self.directory, self.file, base)
+        entries = index_format.decode(read_whole(self._files, f"{self.directory}/{file_name(base, INDEX_SUFFIX)}"), base) or []
+        largest = entries[-1].max_timestamp_us if entries else 0
+        self.sealed[base] = segment._replace(batch_count=count, max_timestamp_us=max(segment.max_timestamp_us, largest))
+
+    def close(self) -> None:
+        """Write a last checkpoint of what is synced and close the files; the live segment stays live for the next start. Raises OSError."""
+        if self.since_checkpoint_bytes and not self.refusal:
+            self.checkpoint(sync=True)
         if self.live is not None:
             self._files.close(self.live.fd)
             self._files.close(self.live.index_fd)
             self.live = None
 
-    def close(self) -> None:
-        """Write and sync what is left, close the files; the live segment stays live for the next start."""
-        self.write_pending()
-        self.sync()
-        self._close_live()
-
     def delete(self) -> None:
-        """Remove the directory with everything in it, in a way that a kill halfway cannot confuse: it is renamed first."""
-        self._pending = []
-        self._close_live()
+        """Remove the directory with everything in it, in a way that a kill halfway cannot confuse: it is renamed first. Raises OSError."""
+        self.settled()
         files = self._files
+        if self.live is not None:
+            files.close(self.live.fd)
+            files.close(self.live.index_fd)
+            self.live = None
         gone = f"{self.directory}.{self.assignment.topic_id.hex()[:8]}.deleted"
         if files.exists(self.directory):
             files.rename(self.directory, gone)
+            files.sync_directory(self._data_dir)
+        crash_point("flusher.in_delete")
         remove_tree(files, gone)
 
-    def _write_durably(self, path: str, data: bytes) -> None:
-        temporary = path + ".tmp"
-        fd = self._files.open_for_write(temporary)
-        try:
-            self._files.truncate(fd, 0)
-            self._files.write_at(fd, [data], 0)
-            self._files.sync_data(fd)
-        finally:
-            self._files.close(fd)
-        self._files.rename(temporary, path)
 
-
-def remove_tree(files: Files, directory: str) -> None:
-    """Remove a flat directory and its files, if it is there."""
-    if files.exists(directory):
-        for name in files.list(directory):
-            files.unlink(f"{directory}/{name}")
-        files.remove_directory(directory)
+def pending_from_bytes(data: Readable, seed: int) -> PendingBatch | None:
+    """A batch as the journal held it, or None when it is not intact."""
+    view = memoryview(data)
+    try:
+        header = verify_batch(view, seed)
+    except BatchFormatError:
+        return None
+    return PendingBatch(header.base_offset, header.next_offset, header.max_timestamp_us, header.append_time_us, view)

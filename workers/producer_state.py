@@ -61,9 +61,15 @@ class ProducerTable:
     def __len__(self) -> int:
         return len(self._producers)
 
-    def decide(self, producer_id: int, epoch: int, base_sequence: int, last_offset_delta: int) -> Verdict:
-        """What to do with a batch whose first record has `base_sequence` and which has `last_offset_delta + 1` of them."""
+    def decide(self, producer_id: int, epoch: int, base_sequence: int, last_offset_delta: int, forget_before_us: int = 0) -> Verdict:
+        """What to do with a batch whose first record has `base_sequence` and which has `last_offset_delta + 1` of them.
+
+        A producer that has appended nothing since `forget_before_us` is forgotten (producer.id.expiration.ms).
+        """
         producer = self._producers.get(producer_id)
+        if producer is not None and producer.batches and producer.batches[-1].append_time_us < forget_before_us:
+            self.expire(forget_before_us)
+            producer = None
         if producer is None:
             # Kafka accepts any sequence of an unknown producer; that can hide a loss. Here it has to begin at 0.
             return _APPEND if base_sequence == 0 else Verdict(Decision.REFUSE, None, ErrorCode.UNKNOWN_SEQUENCE)
@@ -106,6 +112,13 @@ class ProducerTable:
         )
         if len(batches) > REMEMBERED_BATCHES:
             del batches[0]
+
+    def expire(self, forget_before_us: int) -> int:
+        """Forget every producer that has appended nothing since; answers how many."""
+        old = [number for number, p in self._producers.items() if p.batches and p.batches[-1].append_time_us < forget_before_us]
+        for producer_id in old:
+            del self._producers[producer_id]
+        return len(old)
 
     def to_snapshot(self) -> list[Any]:
         """For `from_snapshot`; plain lists."""

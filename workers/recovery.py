@@ -1,102 +1,119 @@
 """What a partition's files say after any kind of stop, and what is done about it: one pure table, then the hands that carry it out.
 
 Owner: the flusher, before workers and fronts open.
-Invariants: an intact batch is never removed; what is removed is counted and reported; nothing is skipped silently.
+Invariants: an intact batch that was durable is never removed; what is removed is counted and reported; nothing is skipped silently;
+    what a checkpoint covers is not read again but for lengths and end marks.
 
-The table (`decide`), for the last segment of a partition, walked from its start:
+The table (`decide`), for the place where a walk over the newest segment ended. "Elsewhere": the journal or an undrained ring holds the batch that
+belongs there. "Durable": a checkpoint, the partition table that an earlier run left in memory, or the header of an intact batch behind says
+that it was once on the disk.
 
-    ending   intact batch behind it that knew this offset as durable?   then
-    SEALED   -                                                         the next batch begins a new segment
-    CLEAN    -                                                         append behind the last batch
-    TORN     no                                                        cut the file behind the last intact batch, report the bytes
-    TORN     yes                                                       corruption: writes are refused, reads go on up to it, report the
-        range
+    ending   elsewhere  durable     then
+    SEALED   -          -           BEGIN_NEW_SEGMENT
+    CLEAN    no         yes         QUARANTINE: the file was cut; the offsets up to where it is known to have reached are reported as lost
+    CLEAN    otherwise              APPEND behind the last batch
+    TORN     yes        -           CUT behind the last intact batch: what belongs there comes again
+    TORN     no         no          CUT, and report the bytes: never synced, never promised
+    TORN     no         yes         QUARANTINE: keep the file and a copy of the range, report it, go on behind it; readers are told
 """
 
 from __future__ import annotations
 
 import logging
-import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
 import orjson
 
+from shm.crash_points import crash_point
+from tailrace import checked_json
 from tailrace import segment_index as index_format
-from tailrace.batch_header import BatchHeader
+from tailrace.batch_header import END_OF_STREAM, BatchHeader
+from tailrace.partition_file import Damage, PartitionFile
 from tailrace.segment import (
     INDEX_SUFFIX,
     PRODUCERS_SUFFIX,
     Ending,
-    ReadAt,
     Walk,
     file_name,
-    find_intact_behind,
+    find_behind,
+    is_sealed,
     schema_message_length,
     segment_bases,
     walk_batches,
 )
-from tailrace.segment_index import IndexEntry
-from workers.files import Files
+from tailrace.segment_index import INDEX_ENTRY, INDEX_HEADER, IndexEntry
+from workers.checkpoint import Checkpoint, SealedSegment, load_checkpoint
+from workers.files import Files, read_whole, write_durably
 from workers.producer_state import ProducerTable
 
 logger = logging.getLogger(__name__)
+
+QUARANTINE_COPY_BYTES_MAX = 64 << 20
 
 
 class Action(Enum):
     BEGIN_NEW_SEGMENT = 1
     APPEND = 2
     CUT = 3
-    REFUSE_WRITES = 4
+    QUARANTINE = 4
 
 
-def decide(ending: Ending, durable_behind: bool) -> Action:
+def decide(ending: Ending, *, elsewhere: bool, durable: bool) -> Action:
     """The table above."""
     if ending is Ending.SEALED:
         return Action.BEGIN_NEW_SEGMENT
-    if ending is Ending.CLEAN:
-        return Action.APPEND
-    return Action.REFUSE_WRITES if durable_behind else Action.CUT
+    if durable and not elsewhere:
+        return Action.QUARANTINE
+    return Action.APPEND if ending is Ending.CLEAN else Action.CUT
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What is known from outside of the files."""
+
+    elsewhere: frozenset[int] = frozenset()
+    """Base offsets that the journal or a ring holds."""
+    durable_below: int = 0
+    """Offsets below this were durable, as a partition table found in memory says."""
+    end_limit: int | None = None
+    """Batches from this offset on do not count: their disk had failed, the page cache may show what the disk has not."""
+    quarantine: str = ""
+    """The directory for copies of what is damaged."""
 
 
 @dataclass(slots=True)
 class RecoveredLog:
     """What recovery found and left."""
 
-    segments: list[int]
-    next_offset: int = 0
+    segments: list[int] = field(default_factory=list)
+    sealed: dict[int, SealedSegment] = field(default_factory=dict)
+    live_base: int = -1
+    """The segment to append to; -1: the next batch begins a new one."""
     valid_end: int = 0
-    """Bytes of the last segment, when it goes on being written; 0 when a new one begins."""
-    action: Action = Action.BEGIN_NEW_SEGMENT
+    batch_count: int = 0
+    next_offset: int = 0
     max_timestamp_us: int = 0
     first_append_us: int = 0
-    size_bytes: int = 0
+    last_append_us: int = 0
     cut_bytes: int = 0
-    reason: str = ""
-    index: list[IndexEntry] = field(default_factory=list)
+    read_bytes: int = 0
+    damage: list[Damage] = field(default_factory=list)
+    """Newly found."""
     producers: ProducerTable = field(default_factory=ProducerTable)
+    checkpoint_number: int = 0
 
 
 def encode_producers(table: ProducerTable) -> bytes:
-    """A `.producers` file: checksum in hexadecimal, newline, JSON."""
-    body = orjson.dumps(table.to_snapshot())
-    return b"%08x\n%s" % (zlib.crc32(body), body)
+    """A `.producers` file."""
+    return checked_json.encode(table.to_snapshot())
 
 
 def decode_producers(data: bytes) -> ProducerTable | None:
     """None when these bytes are not a whole snapshot."""
-    head, _, body = data.partition(b"\n")
-    if len(head) != 8 or head != b"%08x" % zlib.crc32(body):
-        return None
-    return ProducerTable.from_snapshot(orjson.loads(body))
-
-
-def _read_whole(files: Files, path: str) -> bytes:
-    fd = files.open_for_read(path)
-    try:
-        return files.read_at(fd, files.size(fd), 0)
-    finally:
-        files.close(fd)
+    snapshot = checked_json.decode(data)
+    return None if snapshot is None else ProducerTable.from_snapshot(snapshot)
 
 
 def load_producers(files: Files, directory: str, segment_base: int) -> ProducerTable:
@@ -104,39 +121,16 @@ def load_producers(files: Files, directory: str, segment_base: int) -> ProducerT
     path = f"{directory}/{file_name(segment_base, PRODUCERS_SUFFIX)}"
     if not files.exists(path):
         return ProducerTable()
-    table = decode_producers(_read_whole(files, path))
+    table = decode_producers(read_whole(files, path))
     if table is None:
-        logger.warning("producer_snapshot_damaged path=%s", path)
+        logger.warning(
+            "producer_snapshot_damaged path=%s advice=%r", path, "producers whose batches it held take a new epoch by themselves"
+        )
         return ProducerTable()
     return table
 
 
-def load_live_producers(files: Files, directory: str, seed: int, end_offset: int) -> ProducerTable:
-    """What the live segment says of producers, up to `end_offset`: its snapshot and the headers behind it. For a worker that starts
-    beside a running flusher.
-    """
-    segments = segment_bases(files.list(directory)) if files.exists(directory) else []
-    if not segments:
-        return ProducerTable()
-    base = segments[-1]
-    table = load_producers(files, directory, base)
-    fd = files.open_for_read(f"{directory}/{file_name(base)}")
-    try:
-
-        def read_at(length: int, position: int) -> bytes:
-            return files.read_at(fd, length, position)
-
-        walk = Walk(schema_message_length(read_at), base)
-        for _, header in walk_batches(read_at, files.size(fd), walk, seed):
-            if header.next_offset > end_offset:
-                break
-            _record(table, header)
-    finally:
-        files.close(fd)
-    return table
-
-
-def _record(table: ProducerTable, header: BatchHeader) -> None:
+def record_producer(table: ProducerTable, header: BatchHeader) -> None:
     if header.producer_id >= 0:
         table.record(
             header.producer_id, header.producer_epoch, header.base_sequence, header.last_offset_delta, header.base_offset,
@@ -144,100 +138,412 @@ def _record(table: ProducerTable, header: BatchHeader) -> None:
         )  # fmt: skip
 
 
-def recover_log(files: Files, directory: str, seed: int) -> RecoveredLog:
-    """Walk the last segment of `directory` and put right what the table says. Raises OSError."""
+def load_live_producers(files: Files, directory: str, partition_file: PartitionFile, end_offset: int) -> ProducerTable:
+    """What the files say of producers, up to `end_offset`: the checkpoint's, and the headers behind it. For a worker that starts beside a
+    running flusher. Raises OSError.
+    """
+    if not files.exists(directory):
+        return ProducerTable()
+    checkpoint, _ = load_checkpoint(files, directory, partition_file.topic_id.hex())
     segments = segment_bases(files.list(directory))
-    result = RecoveredLog(segments)
-    for base in segments[:-1]:
-        result.size_bytes += _size_of(files, f"{directory}/{file_name(base)}")
-    if not segments:
+    if checkpoint is None:
+        table = load_producers(files, directory, segments[-1]) if segments else ProducerTable()
+        start = segments[-1] if segments else 0
+        position = 0
+    else:
+        table = ProducerTable.from_snapshot(checkpoint.producers)
+        start = checkpoint.next_offset if checkpoint.segment_base < 0 else checkpoint.segment_base
+        position = checkpoint.valid_end
+    for base in [b for b in segments if b >= start]:
+        fd = files.open_for_read(f"{directory}/{file_name(base)}")
+        try:
+            reader = _Reader(files, fd)
+            at_checkpoint = checkpoint is not None and base == checkpoint.segment_base
+            walk = (
+                Walk(position, checkpoint.next_offset)
+                if at_checkpoint and checkpoint is not None
+                else Walk(schema_message_length(reader.read_at), base)
+            )
+            for _, header in _walk_past_damage(reader, walk, partition_file.seed, base, partition_file.damage):
+                if header.next_offset > end_offset:
+                    return table
+                record_producer(table, header)
+        finally:
+            files.close(fd)
+    return table
+
+
+class _Reader:
+    """`read_at` of one open file, counting."""
+
+    def __init__(self, files: Files, fd: int) -> None:
+        self._files = files
+        self.fd = fd
+        self.size = files.size(fd)
+        self.read_bytes = 0
+
+    def read_at(self, length: int, position: int) -> bytes:
+        data = self._files.read_at(self.fd, length, position)
+        self.read_bytes += len(data)
+        return data
+
+
+def _walk_past_damage(reader: _Reader, walk: Walk, seed: int, base: int, damage: list[Damage]) -> Iterator[tuple[int, BatchHeader]]:
+    """Every intact batch, known damage jumped over."""
+    while True:
+        yield from walk_batches(reader.read_at, reader.size, walk, seed)
+        known = next((d for d in damage if d.segment_base == base and d.position == walk.position and d.end_position), None)
+        if walk.ending is not Ending.TORN or known is None:
+            return
+        walk.position, walk.next_offset, walk.ending = known.end_position, known.end, Ending.CLEAN
+
+
+# ---- recovering a log --------------------------------------------------------------------------------------------------------------------
+
+
+def recover_log(files: Files, directory: str, partition_file: PartitionFile, hints: Hints) -> RecoveredLog:
+    """Find out where the log in `directory` ends and put right what the table says. Raises OSError."""
+    return _Recovery(files, directory, partition_file, hints).run()
+
+
+class _Recovery:
+    """One partition's recovery, from the checkpoint on."""
+
+    def __init__(self, files: Files, directory: str, partition_file: PartitionFile, hints: Hints) -> None:
+        self._files = files
+        self._directory = directory
+        self._file = partition_file
+        self._hints = hints
+        self._result = RecoveredLog(next_offset=partition_file.log_start_offset)
+        self._known_durable = min(hints.durable_below, hints.end_limit if hints.end_limit is not None else hints.durable_below)
+        self._index: list[IndexEntry] = []
+
+    def run(self) -> RecoveredLog:
+        result, files = self._result, self._files
+        bases = segment_bases(files.list(self._directory))
+        checkpoint, damaged = load_checkpoint(files, self._directory, self._file.topic_id.hex())
+        if damaged:
+            logger.warning("checkpoint_damaged directory=%s count=%d", self._directory, damaged)
+        checkpoint = self._usable(checkpoint, bases)
+        first_walked = self._begin(bases, checkpoint)
+        for number in range(first_walked, len(bases)):
+            newest = number == len(bases) - 1
+            from_checkpoint = checkpoint is not None and bases[number] == checkpoint.segment_base
+            if not self._walk_segment(bases[number], None if newest else bases[number + 1], checkpoint if from_checkpoint else None):
+                break
+        if result.next_offset < self._known_durable and result.live_base < 0:
+            self._lose(
+                result.segments[-1] if result.segments else -1, 0, 0, result.next_offset, self._known_durable, "whole segments are missing"
+            )
+            result.next_offset = self._known_durable
         return result
-    base = segments[-1]
-    path = f"{directory}/{file_name(base)}"
-    result.producers = load_producers(files, directory, base)
-    fd = files.open_for_write(path)
+
+    def _usable(self, checkpoint: Checkpoint | None, bases: list[int]) -> Checkpoint | None:
+        """A checkpoint whose segment is gone or shorter than it says helps no more, but for what it says of durability."""
+        if checkpoint is None:
+            return None
+        self._result.checkpoint_number = checkpoint.number
+        if self._hints.end_limit is None:
+            self._known_durable = max(self._known_durable, checkpoint.next_offset)
+        if checkpoint.segment_base < 0:
+            return checkpoint
+        path = f"{self._directory}/{file_name(checkpoint.segment_base)}"
+        if checkpoint.segment_base in bases and self._size_of(path) >= checkpoint.valid_end:
+            limit = self._hints.end_limit
+            return checkpoint if limit is None or checkpoint.next_offset <= limit else None
+        return None
+
+    def _begin(self, bases: list[int], checkpoint: Checkpoint | None) -> int:
+        """Take over what is sealed; answers the number of the first segment to walk."""
+        result = self._result
+        if checkpoint is not None:
+            # Retention may have removed segments since; what is there must be as long as it was, and end as it did.
+            known = {segment.base: segment for segment in checkpoint.sealed}
+            start = checkpoint.segment_base if checkpoint.segment_base >= 0 else checkpoint.next_offset
+            first = sum(1 for base in bases if base < start)
+            result.producers = ProducerTable.from_snapshot(checkpoint.producers)
+            result.next_offset = max(checkpoint.next_offset, result.next_offset)
+            result.max_timestamp_us, result.last_append_us = checkpoint.max_timestamp_us, checkpoint.last_append_us
+        else:
+            known = {}
+            first = max(0, len(bases) - 1)
+            if bases:
+                result.producers = load_producers(self._files, self._directory, bases[-1])
+        for number, base in enumerate(bases[:first]):
+            following = bases[number + 1] if number + 1 < len(bases) else result.next_offset
+            self._take_sealed(base, following, known.get(base))
+        for base in sorted(set(known) - set(bases)):
+            ends = [b for b in [*known, *bases] if b > base]
+            end = min(ends, default=result.next_offset)
+            if end > self._file.log_start_offset and not any(d.start <= base and end <= d.end for d in self._file.damage):
+                self._lose(base, 0, 0, max(base, self._file.log_start_offset), end, "the segment's file is missing")
+        return first
+
+    def _take_sealed(self, base: int, following: int, known: SealedSegment | None) -> None:
+        """A segment that is not walked: its length and its end mark say whether it is whole."""
+        result = self._result
+        fd = self._files.open_for_read(f"{self._directory}/{file_name(base)}")
+        try:
+            reader = _Reader(self._files, fd)
+            whole = is_sealed(reader.read_at, reader.size) and (known is None or known.size == reader.size)
+            facts = known if whole and known is not None else None
+            if not whole:
+                facts = self._walk_closed(reader, base, following)
+            elif facts is None:
+                facts = self._facts_from_index(base, reader.size)
+            result.read_bytes += reader.read_bytes
+        finally:
+            self._files.close(fd)
+        result.sealed[base] = facts
+        result.segments.append(base)
+        result.max_timestamp_us = max(result.max_timestamp_us, facts.max_timestamp_us)
+        result.last_append_us = max(result.last_append_us, facts.last_append_us)
+
+    def _facts_from_index(self, base: int, size: int) -> SealedSegment:
+        """Without a checkpoint: the newest entry of the index tells the largest timestamp."""
+        path = f"{self._directory}/{file_name(base, INDEX_SUFFIX)}"
+        if self._files.exists(path):
+            fd = self._files.open_for_read(path)
+            try:
+                reader = index_format.IndexReader(lambda n, at: self._files.read_at(fd, n, at), self._files.size(fd), base)
+                if reader.count:
+                    return SealedSegment(base, size, reader.count, reader.entry(reader.count - 1).max_timestamp_us, 0)
+            except index_format.IndexDamagedError:
+                pass
+            finally:
+                self._files.close(fd)
+        return SealedSegment(base, size, -1, 0, 0)  # the scrub counts, and makes the index
+
+    def _walk_closed(self, reader: _Reader, base: int, following: int) -> SealedSegment:
+        """A segment without its end mark, but not the newest: given up after a failed sync (then it reaches its successor), or damaged."""
+        walk = Walk(schema_message_length(reader.read_at), base)
+        count, largest, last = 0, 0, 0
+        for _, header in _walk_past_damage(reader, walk, self._file.seed, base, self._file.damage):
+            if header.base_offset >= following:
+                break
+            count, largest, last = count + 1, max(largest, header.max_timestamp_us), header.append_time_us
+        reached = min(walk.next_offset, following)
+        if reached < following and self._file.damage_at(reached) is None:
+            behind = find_behind(reader.read_at, reader.size, walk.position, self._file.seed, reached)
+            end = min(behind.offset, following) if behind else following
+            self._lose(base, walk.position, behind.position if behind else 0, reached, end, walk.reason or "the file is too short")
+        return SealedSegment(base, reader.size, -1 if reached < following else count, largest, last)
+
+    # ---- the newest segment ----------------------------------------------------------------------------------------------------------
+
+    def _walk_segment(self, base: int, following: int | None, checkpoint: Checkpoint | None) -> bool:
+        """Walk a segment from the checkpoint, or from its start, up to the `following` segment's base (None: it is the newest). False: it was
+        none.
+        """
+        result, files = self._result, self._files
+        path = f"{self._directory}/{file_name(base)}"
+        fd = files.open_for_write(path)
+        try:
+            reader = _Reader(files, fd)
+            start = self._schema_end(reader, path)
+            if start is None:
+                self._discard_headless(base, reader.size)
+                return False
+            result.segments.append(base)
+            walk = Walk(start, base) if checkpoint is None else Walk(checkpoint.valid_end, checkpoint.next_offset)
+            self._index = []
+            result.first_append_us = checkpoint.first_append_us if checkpoint else 0
+            skipped = checkpoint.batch_count if checkpoint else 0
+            largest = checkpoint.max_timestamp_us if checkpoint else 0
+            action = self._walk_to_end(reader, walk, base, largest, following)
+            if following is None:
+                if action is Action.CUT:
+                    self._cut(reader, walk, path)
+            elif walk.next_offset < following:
+                self._lose(base, walk.position, 0, walk.next_offset, following, walk.reason or "the file is too short")
+            files.sync_data(fd)
+            result.read_bytes += reader.read_bytes
+        finally:
+            files.close(fd)
+        result.next_offset = max(walk.next_offset, result.next_offset) if following is None else following
+        result.batch_count = skipped + len(self._index)
+        if checkpoint is not None:
+            result.max_timestamp_us = max(result.max_timestamp_us, checkpoint.max_timestamp_us)
+        self._repair_index(base, skipped)
+        is_live = following is None and action in (Action.APPEND, Action.CUT) and walk.next_offset == result.next_offset
+        if is_live:
+            result.live_base, result.valid_end = base, walk.position
+        else:
+            size = walk.position + (len(END_OF_STREAM) if action is Action.BEGIN_NEW_SEGMENT else 0)
+            result.sealed[base] = SealedSegment(base, size, result.batch_count, result.max_timestamp_us, result.last_append_us)
+        return True
+
+    def _schema_end(self, reader: _Reader, path: str) -> int | None:
+        """Where the batches begin. A damaged schema message is known from partition.json and written again; None: the file never had one."""
+        expected = next(iter(self._file.schemas.values()), b"")
+        found = reader.read_at(len(expected), 0)
+        if found == expected:
+            return len(expected)
+        for message in self._file.schemas.values():
+            if reader.read_at(len(message), 0) == message:
+                return len(message)
+        if reader.size > len(expected) and expected:
+            logger.error("schema_message_damaged path=%s bytes=%d repaired=yes", path, len(expected))
+            self._files.write_at(reader.fd, [expected], 0)
+            return len(expected)
+        return None
+
+    def _walk_to_end(self, reader: _Reader, walk: Walk, base: int, largest: int, following: int | None) -> Action:
+        """Walk, quarantining what is corrupt, until the table says something else."""
+        result, limit = self._result, self._hints.end_limit
+        while True:
+            for position, header in _walk_past_damage(reader, walk, self._file.seed, base, self._file.damage):
+                if limit is not None and header.base_offset >= limit:
+                    walk.ending, walk.reason = Ending.TORN, "written by a disk that failed"
+                    return Action.CUT
+                if following is not None and header.base_offset >= following:
+                    return Action.APPEND  # given up after a failed sync: the next segment has this batch
+                largest = max(largest, header.max_timestamp_us)
+                self._index.append(IndexEntry(header.base_offset, position, largest, header.batch_length))
+                result.first_append_us = result.first_append_us or header.append_time_us
+                result.last_append_us = max(result.last_append_us, header.append_time_us)
+                result.max_timestamp_us = max(result.max_timestamp_us, largest)
+                record_producer(result.producers, header)
+            behind = None
+            durable = walk.next_offset < self._known_durable
+            if walk.ending is Ending.TORN:
+                behind = find_behind(reader.read_at, reader.size, walk.position, self._file.seed, walk.next_offset)
+                durable = durable or (behind is not None and behind.proves_durable)
+            action = decide(walk.ending, elsewhere=walk.next_offset in self._hints.elsewhere, durable=durable)
+            if action is not Action.QUARANTINE:
+                return action
+            end = behind.offset if behind else self._known_durable
+            self._lose(
+                base, walk.position, behind.position if behind else 0, walk.next_offset, end, walk.reason or "the file is too short", reader
+            )
+            if behind is None:
+                result.next_offset = max(result.next_offset, end)
+                return action
+            walk.position, walk.next_offset, walk.ending = behind.position, behind.offset, Ending.CLEAN
+
+    def _cut(self, reader: _Reader, walk: Walk, path: str) -> None:
+        self._result.cut_bytes += reader.size - walk.position
+        logger.warning("torn_tail_cut path=%s bytes=%d reason=%r", path, reader.size - walk.position, walk.reason)
+        crash_point("recovery.before_cut")
+        self._files.truncate(reader.fd, walk.position)
+        crash_point("recovery.after_cut")
+
+    def _discard_headless(self, base: int, size: int) -> None:
+        """A segment killed before its schema was written holds no batch: it goes."""
+        logger.warning("segment_without_schema_removed path=%s/%s bytes=%d", self._directory, file_name(base), size)
+        for suffix in (".arrow", INDEX_SUFFIX):
+            path = f"{self._directory}/{file_name(base, suffix)}"
+            if self._files.exists(path):
+                self._files.unlink(path)
+        self._result.cut_bytes += size
+        self._result.next_offset = max(self._result.next_offset, base)
+
+    def _lose(self, base: int, position: int, end_position: int, start: int, end: int, reason: str, reader: _Reader | None = None) -> None:
+        """Record that offsets are lost: a report, and a copy of the bytes, in the quarantine directory."""
+        damage = Damage(base, position, end_position, start, end)
+        if damage in self._file.damage or damage in self._result.damage:
+            return
+        self._result.damage.append(damage)
+        name = f"{self._file.topic}-{self._file.partition}-{base:020d}-{position}"
+        logger.error(
+            "corruption topic=%s partition=%d offsets=%d-%d segment=%s/%s position=%d reason=%r kept_in=%s/%s",
+            self._file.topic, self._file.partition, start, end - 1, self._directory, file_name(base) if base >= 0 else "", position, reason,
+            self._hints.quarantine, name,
+        )  # fmt: skip
+        if not self._hints.quarantine:
+            return
+        report = {
+            "topic": self._file.topic, "partition": self._file.partition, "segment": f"{self._directory}/{file_name(max(0, base))}", "position": position,
+            "end_position": end_position, "first_offset": start, "last_offset": end - 1, "reason": reason,
+        }  # fmt: skip
+        try:
+            if not self._files.exists(self._hints.quarantine):
+                self._files.make_directory(self._hints.quarantine)
+            if reader is not None:
+                length = min((end_position or reader.size) - position, QUARANTINE_COPY_BYTES_MAX)
+                write_durably(self._files, self._hints.quarantine, f"{name}.bytes", reader.read_at(max(0, length), position))
+            write_durably(self._files, self._hints.quarantine, f"{name}.json", orjson.dumps(report, option=orjson.OPT_INDENT_2))
+        except OSError as error:  # the report is a convenience; what counts is in partition.json
+            logger.warning("quarantine_failed name=%s error=%r", name, str(error))
+
+    def _repair_index(self, base: int, skipped: int) -> None:
+        """Make the index behind the checkpoint say what was found; all of it, when what lies before is too short."""
+        path = f"{self._directory}/{file_name(base, INDEX_SUFFIX)}"
+        wanted = index_format.encode_entries(self._index)
+        start = INDEX_HEADER.size + skipped * INDEX_ENTRY.size
+        fd = self._files.open_for_write(path)
+        try:
+            size = self._files.size(fd)
+            if size < start or self._files.read_at(fd, INDEX_HEADER.size, 0) != index_format.encode_header(base):
+                if skipped:
+                    self._files.truncate(fd, 0)  # the scrub makes it again, from the segment
+                    return
+                wanted = index_format.encode_header(base) + wanted
+                start = 0
+            if size == start + len(wanted) and self._files.read_at(fd, len(wanted), start) == wanted:
+                return
+            logger.info("index_repaired path=%s entries=%d", path, len(self._index))
+            self._files.truncate(fd, start)
+            self._files.write_at(fd, [wanted], start)
+        finally:
+            self._files.close(fd)
+
+    def _size_of(self, path: str) -> int:
+        fd = self._files.open_for_read(path)
+        try:
+            return self._files.size(fd)
+        finally:
+            self._files.close(fd)
+
+
+def first_batch_is_of(files: Files, directory: str, base: int, seed: int) -> bool | None:
+    """Whether the first batch of a segment is this partition's; None: there is none. Raises OSError."""
+    fd = files.open_for_read(f"{directory}/{file_name(base)}")
     try:
-        size = files.size(fd)
-
-        def read_at(length: int, position: int) -> bytes:
-            return files.read_at(fd, length, position)
-
-        start = schema_message_length(read_at)
-        if not start or start > size:
-            _discard_headless(files, directory, base, size, result)
-            return result if len(segments) == 1 else _with_sealed_end(files, directory, seed, result)
-        walk = _walk(read_at, size, start, base, seed, result)
-        durable_behind = walk.ending is Ending.TORN and (
-            find_intact_behind(read_at, size, walk.position, seed, walk.next_offset) is not None
-        )
-        result.action = decide(walk.ending, durable_behind)
-        if result.action is Action.CUT:
-            result.cut_bytes = size - walk.position
-            logger.warning("torn_tail_cut path=%s bytes=%d reason=%r", path, result.cut_bytes, walk.reason)
-            files.truncate(fd, walk.position)
-        elif result.action is Action.REFUSE_WRITES:
-            result.reason = f"corrupt from offset {walk.next_offset} in {path}: {walk.reason}"
-            logger.error("corruption path=%s offset=%d position=%d reason=%r", path, walk.next_offset, walk.position, walk.reason)
-        result.valid_end = walk.position
-        files.sync_data(fd)
+        reader = _Reader(files, fd)
+        start = schema_message_length(reader.read_at)
+        if not start or start >= reader.size:
+            return None
+        return next(walk_batches(reader.read_at, reader.size, Walk(start, base), seed), None) is not None
     finally:
         files.close(fd)
-    result.size_bytes += result.valid_end
-    _repair_index(files, directory, base, result)
-    return result
 
 
-def _walk(read_at: ReadAt, size: int, start: int, base: int, seed: int, result: RecoveredLog) -> Walk:
-    walk = Walk(start, base)
-    largest = 0
-    for position, header in walk_batches(read_at, size, walk, seed):
-        largest = max(largest, header.max_timestamp_us)
-        if not result.index:
-            result.first_append_us = header.append_time_us
-        result.index.append(IndexEntry(header.base_offset, position, largest))
-        _record(result.producers, header)
-    result.next_offset = walk.next_offset
-    result.max_timestamp_us = largest
-    return walk
+# ---- indexes -----------------------------------------------------------------------------------------------------------------------------
 
 
-def _discard_headless(files: Files, directory: str, base: int, size: int, result: RecoveredLog) -> None:
-    """A segment killed before its schema was written holds no batch: it goes."""
-    logger.warning("segment_without_schema_removed path=%s/%s bytes=%d", directory, file_name(base), size)
-    for suffix in (".arrow", INDEX_SUFFIX):
-        path = f"{directory}/{file_name(base, suffix)}"
-        if files.exists(path):
-            files.unlink(path)
-    result.segments.remove(base)
-    result.cut_bytes += size
-    result.next_offset = base
-    result.action = Action.BEGIN_NEW_SEGMENT
-
-
-def _with_sealed_end(files: Files, directory: str, seed: int, result: RecoveredLog) -> RecoveredLog:
-    """The newest segment was discarded: the log ends where the one before ends."""
-    again = recover_log(files, directory, seed)
-    again.cut_bytes += result.cut_bytes
-    return again
-
-
-def _repair_index(files: Files, directory: str, base: int, result: RecoveredLog) -> None:
+def index_is_right(files: Files, directory: str, base: int, batch_count: int) -> bool:
+    """Whether the index of a segment is there, whole, and as long as it should be (-1: as long as it is). Raises OSError."""
     path = f"{directory}/{file_name(base, INDEX_SUFFIX)}"
-    wanted = index_format.encode_header(base) + index_format.encode_entries(result.index)
-    if files.exists(path) and _read_whole(files, path) == wanted:
-        return
-    logger.info("index_rebuilt path=%s entries=%d", path, len(result.index))
-    fd = files.open_for_write(path)
-    try:
-        files.truncate(fd, 0)
-        files.write_at(fd, [wanted], 0)
-    finally:
-        files.close(fd)
+    if not files.exists(path):
+        return False
+    entries = index_format.decode(read_whole(files, path), base)
+    return entries is not None and batch_count in (-1, len(entries)) and (batch_count != -1 or bool(entries))
 
 
-def _size_of(files: Files, path: str) -> int:
-    fd = files.open_for_read(path)
+def rebuild_index(files: Files, directory: str, partition_file: PartitionFile, base: int, end: int | None = None) -> tuple[int, Walk]:
+    """Make the index of a segment again from the segment, up to file position `end`; answers how many batches there are, and where the walk
+    ended. Raises OSError.
+    """
+    fd = files.open_for_read(f"{directory}/{file_name(base)}")
     try:
-        return files.size(fd)
+        reader = _Reader(files, fd)
+        if end is not None:
+            reader.size = end
+        walk = Walk(schema_message_length(reader.read_at), base)
+        entries: list[IndexEntry] = []
+        largest = 0
+        for position, header in _walk_past_damage(reader, walk, partition_file.seed, base, partition_file.damage):
+            largest = max(largest, header.max_timestamp_us)
+            entries.append(IndexEntry(header.base_offset, position, largest, header.batch_length))
     finally:
         files.close(fd)
+    path = f"{directory}/{file_name(base, INDEX_SUFFIX)}"
+    index_fd = files.open_for_write(path)
+    try:
+        files.truncate(index_fd, 0)
+        files.write_at(index_fd, [index_format.encode_header(base) + index_format.encode_entries(entries)], 0)
+    finally:
+        files.close(index_fd)
+    logger.info("index_rebuilt path=%s entries=%d", path, len(entries))
+    return len(entries), walk

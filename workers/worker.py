@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from shm.assignments import REPLAY, Assignment, LaneKind
 from shm.control import ProcessSlot
+from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
 from shm.lane import LaneMessage, LaneReader
 from shm.layout import FLAG_BYTES, FLAG_CONTROL, FLAG_DUPLICATE, SOURCE_COORDINATOR, ProcessWord, SlotState, SlotWord
@@ -37,14 +38,18 @@ from tailrace.batch_header import (
     stamp_appended,
     verify_batch,
 )
+from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.protocol.errors import ErrorCode
+from workers.files import Files, read_whole
 from workers.producer_state import Decision, ProducerTable
+from workers.recovery import load_live_producers
 from workers.structure import UnsafeBatchError, check_structure
 
 logger = logging.getLogger(__name__)
 
 LANE_QUANTUM = 64
 """Messages taken from one lane before the next has its turn."""
+EXPIRY_INTERVAL_NS = 600_000_000_000
 BLOCKED_RETRY_NS = 5_000_000
 """How soon a worker whose ring is full looks again, should the ring of who frees space be lost (see `Ring.is_crowded`)."""
 
@@ -59,11 +64,14 @@ class Partition:
     max_message_bytes: int
     log_append_time: bool
     next_offset: int
+    leader_epoch: int = 0
+    """The partition table's, when `next_offset` was taken from there. Another one there means that the log's end was decided anew."""
     last_append_us: int = 0
     producers: ProducerTable = field(default_factory=ProducerTable)
 
 
-LoadProducers = Callable[[Assignment], ProducerTable]
+LoadProducers = Callable[[Assignment, int], ProducerTable]
+"""(partition, next offset) -> what the files tell of its producers up to there."""
 
 
 class Worker:
@@ -82,8 +90,11 @@ class Worker:
         fronts: list[Doorbell],
         flushers: list[Doorbell],
         load_producers: LoadProducers,
+        is_disk_full: Callable[[int], bool],
+        producer_expiration_us: int,
         now_us: Callable[[], int],
     ) -> None:
+        """`is_disk_full`: whether a data directory (its number) takes nothing more now."""
         self._ring = ring
         self._lanes = lanes
         self._order = [source for source in lanes if source != SOURCE_COORDINATOR]
@@ -95,6 +106,8 @@ class Worker:
         self._fronts = fronts
         self._flushers = flushers
         self._load_producers = load_producers
+        self._is_disk_full = is_disk_full
+        self._producer_expiration_us = producer_expiration_us
         self._now_us = now_us
         self._partitions: dict[int, Partition] = {}
         self._fed = False
@@ -102,16 +115,17 @@ class Worker:
         self._turn = 0
         self._refused_count = 0
         self._byte_count = 0
+        self._next_expiry_ns = 0
         self._unsettled = self._read_unsettled()
 
-    def _read_unsettled(self) -> dict[int, int]:
-        """slot -> next offset, from the descriptors that a predecessor published and the table may not show yet."""
+    def _read_unsettled(self) -> dict[int, tuple[int, int, int]]:
+        """slot -> (next offset, append time, epoch), from the descriptors that a predecessor published and the table may not show yet."""
         ring = self._ring
-        found: dict[int, int] = {}
+        found: dict[int, tuple[int, int, int]] = {}
         for number in range(ring.settled.load(), ring.next_number):
             descriptor = ring.descriptor(number)
             if descriptor.has_bytes and not descriptor.is_control:
-                found[descriptor.slot] = descriptor.next_offset
+                found[descriptor.slot] = descriptor.next_offset, descriptor.append_time_us, descriptor.leader_epoch
         return found
 
     @staticmethod
@@ -139,6 +153,7 @@ class Worker:
                 work += self._read_lane(source, self._lanes[source])
             self._turn += 1
         if ring.publish():
+            crash_point("worker.after_publish")
             for bell in self._flushers:
                 bell.ring()
             for bell in self._fronts:
@@ -147,7 +162,14 @@ class Worker:
             self._slot.store(ProcessWord.REFUSED_COUNT, self._refused_count)
         for lane in self._lanes.values():
             lane.consume()
+        if work and now_ns >= self._next_expiry_ns:
+            self._next_expiry_ns = now_ns + EXPIRY_INTERVAL_NS
+            self._expire_producers()
         return work
+
+    def _expire_producers(self) -> None:
+        for partition in self._partitions.values():
+            partition.producers.expire(max(self._now_us(), partition.last_append_us) - self._producer_expiration_us)
 
     def next_deadline_ns(self) -> int | None:
         return time.monotonic_ns() + BLOCKED_RETRY_NS if self._blocked else None
@@ -208,29 +230,38 @@ class Worker:
 
     def _open(self, assignment: Assignment, is_new: bool) -> Partition:
         table = self._tables[assignment.data_dir]
-        next_offset = 0
-        producers = ProducerTable()
-        if not is_new or table.read(assignment.slot).topic_id == assignment.topic_id:
-            next_offset = self._unsettled.get(assignment.slot, table.load(assignment.slot, SlotWord.LOG_END_OFFSET))
-            producers = self._load_producers(assignment)
-            self._replay_descriptors(assignment.slot, producers, next_offset)
-        return Partition(
+        partition = Partition(
             assignment,
             checksum_seed(assignment.topic_id, assignment.partition),
             read_schema(assignment.schema),
             int(assignment.settings["max.message.bytes"]),
             assignment.settings["message.timestamp.type"] == "LogAppendTime",
-            next_offset,
-            producers=producers,
+            next_offset=0,
         )
+        state = table.read(assignment.slot)
+        if state.topic_id == assignment.topic_id:
+            next_offset, append_us, epoch = self._unsettled.get(assignment.slot, (0, 0, 0))
+            if epoch != state.leader_epoch:
+                next_offset = 0  # refused since, by a disk that failed
+            self._take_up(partition, max(next_offset, state.log_end_offset), state.leader_epoch)
+            partition.last_append_us = max(append_us, state.last_append_us)
+        return partition
 
-    def _replay_descriptors(self, slot: int, producers: ProducerTable, next_offset: int) -> None:
-        """Add to `producers` what this ring still tells of the partition."""
+    def _take_up(self, partition: Partition, next_offset: int, leader_epoch: int) -> None:
+        """Go on at `next_offset`, with what the files and this ring tell of producers."""
+        partition.next_offset, partition.leader_epoch = next_offset, leader_epoch
+        partition.producers = self._load_producers(partition.assignment, next_offset)
+        self._replay_descriptors(partition)
+
+    def _replay_descriptors(self, partition: Partition) -> None:
+        """Add what this ring still tells of the partition's producers."""
+        slot, next_offset, epoch = partition.assignment.slot, partition.next_offset, partition.leader_epoch
         ring = self._ring
         for number in range(max(0, ring.next_number - ring.capacity), ring.next_number):
             d = ring.descriptor(number)
-            if d.slot == slot and d.has_bytes and not d.is_control and d.producer_id >= 0 and d.next_offset <= next_offset:
-                producers.record(
+            mine = d.slot == slot and d.has_bytes and not d.is_control and d.leader_epoch == epoch
+            if mine and d.producer_id >= 0 and d.next_offset <= next_offset:
+                partition.producers.record(
                     d.producer_id, d.producer_epoch, d.base_sequence, d.last_offset_delta, d.base_offset, d.next_offset, d.append_time_us
                 )
 
@@ -247,12 +278,18 @@ class Worker:
         if partition is None:
             return self._refuse(source, message, ErrorCode.UNKNOWN_TOPIC, 0)
         next_offset = partition.next_offset
+        epoch = self._tables[partition.assignment.data_dir].load(message.slot, SlotWord.LEADER_EPOCH)
+        if epoch != partition.leader_epoch:
+            self._on_new_epoch(partition)
         header, code = self._check(partition, batch)
         if header is None:
             return self._refuse(source, message, code, next_offset)
         duplicate = False
         if header.producer_id >= 0:
-            verdict = partition.producers.decide(header.producer_id, header.producer_epoch, header.base_sequence, header.last_offset_delta)
+            forget_before_us = max(self._now_us(), partition.last_append_us) - self._producer_expiration_us
+            verdict = partition.producers.decide(
+                header.producer_id, header.producer_epoch, header.base_sequence, header.last_offset_delta, forget_before_us
+            )
             if verdict.decision is Decision.REFUSE:
                 return self._refuse(source, message, verdict.code, next_offset, header)
             if verdict.original is not None:
@@ -263,6 +300,17 @@ class Worker:
             self._append_batch(partition, header, message, source, position)
         return True
 
+    def _on_new_epoch(self, partition: Partition) -> None:
+        """The flusher has decided the log's end anew (its disk had failed): what this worker appended beyond it was refused."""
+        assignment = partition.assignment
+        state = self._tables[assignment.data_dir].read(assignment.slot)
+        if state.topic_id == assignment.topic_id:
+            self._take_up(partition, state.log_end_offset, state.leader_epoch)
+            logger.info(
+                "epoch_taken_up topic=%s partition=%d epoch=%d next_offset=%d",
+                assignment.topic, assignment.partition, state.leader_epoch, state.log_end_offset,
+            )  # fmt: skip
+
     def _check(self, partition: Partition, batch: memoryview) -> tuple[BatchHeader | None, ErrorCode]:
         """Everything that must hold before a batch may be stored, cheapest first."""
         assignment = partition.assignment
@@ -271,6 +319,8 @@ class Worker:
         table = self._tables[assignment.data_dir]
         if table.load(assignment.slot, SlotWord.STATE) == SlotState.OFFLINE_FOR_WRITES:
             return None, ErrorCode.PARTITION_OFFLINE
+        if self._is_disk_full(assignment.data_dir):
+            return None, ErrorCode.DISK_FULL
         try:
             header = verify_batch(batch, partition.seed)
             if header.schema_id != assignment.schema_id:
@@ -296,9 +346,10 @@ class Worker:
         if partition.log_append_time:
             stamp_append_time(target, at, header, append_us)
         stamp_appended(
-            target, at, header, base_offset=base_offset, append_time_us=append_us, leader_epoch=partition.assignment.leader_epoch,
+            target, at, header, base_offset=base_offset, append_time_us=append_us, leader_epoch=partition.leader_epoch,
             durable_offset=table.load(partition.assignment.slot, SlotWord.HIGH_WATERMARK), seed=partition.seed,
         )  # fmt: skip
+        crash_point("worker.after_copy")
         self._append(
             position, len(batch), message, source, message.flags | FLAG_BYTES, 0, base_offset, next_offset, header, partition, append_us
         )
@@ -335,9 +386,19 @@ class Worker:
             position, length, message.slot, base_offset, next_offset, message.session, message.correlation_id, message.next_position, flags,
             source, result,
             header.producer_id if header else -1, header.base_sequence if header else -1, header.producer_epoch if header else -1,
-            header.last_offset_delta if header else 0, partition.assignment.leader_epoch if partition else 0, append_time_us,
+            header.last_offset_delta if header else 0, partition.leader_epoch if partition else 0, append_time_us,
             header.max_timestamp_us if header else 0,
         )  # fmt: skip
+
+
+def load_producers(files: Files, data_dir: str, assignment: Assignment, end_offset: int) -> ProducerTable:
+    """What a partition's files tell of its producers, up to `end_offset`; nothing where they are not this topic's. Raises OSError."""
+    directory = f"{data_dir}/{assignment.directory_name}"
+    path = f"{directory}/{PARTITION_FILE}"
+    known = PartitionFile.decode(read_whole(files, path)) if files.exists(path) else None
+    if known is None or known.topic_id != assignment.topic_id:
+        return ProducerTable()
+    return load_live_producers(files, directory, known, end_offset)
 
 
 def main() -> None:
@@ -346,7 +407,6 @@ def main() -> None:
     from shm.layout import FRONTS_MAX, Phase, RegionKind, Role
     from shm.process import configure_logging, process_name, run, start
     from workers.files import DiskFiles
-    from workers.recovery import load_live_producers
 
     context = start()
     configure_logging(context)
@@ -362,10 +422,10 @@ def main() -> None:
     control: Control = context.control
     fronts = [control.process(Role.FRONT, f) for f in range(front_count)]
 
-    def load_producers(assignment: Assignment) -> ProducerTable:
-        table = tables[assignment.data_dir].read(assignment.slot)
-        directory = f"{spec.data_dirs[assignment.data_dir]}/{assignment.directory_name}"
-        return load_live_producers(files, directory, checksum_seed(assignment.topic_id, assignment.partition), table.log_end_offset)
+    def load(assignment: Assignment, end_offset: int) -> ProducerTable:
+        return load_producers(files, spec.data_dirs[assignment.data_dir], assignment, end_offset)
+
+    flushers = [control.process(Role.FLUSHER, d) for d in range(len(spec.data_dirs))]
 
     worker = Worker(
         ring=ring,
@@ -377,7 +437,9 @@ def main() -> None:
         live_fronts=lambda: [f for f, slot in enumerate(fronts) if slot.is_live()],
         fronts=[context.bell(Role.FRONT, f) for f in range(front_count)],
         flushers=[context.bell(Role.FLUSHER, d) for d in range(len(spec.data_dirs))],
-        load_producers=load_producers,
+        load_producers=load,
+        is_disk_full=lambda d: bool(flushers[d].load(ProcessWord.DISK_FULL)),
+        producer_expiration_us=int(spec.settings["producer.id.expiration.ms"]) * 1000,
         now_us=lambda: time.time_ns() // 1000,
     )
     context.report_ready()

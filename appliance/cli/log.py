@@ -10,10 +10,9 @@ import click
 import orjson
 
 from appliance.cli.output import print_table
-from tailrace.batch_header import ATTRIBUTE_COMPRESSED, NO_PRODUCER, BatchHeader, checksum_seed
+from tailrace.batch_header import ATTRIBUTE_COMPRESSED, NO_PRODUCER, BatchHeader
+from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.segment import Ending, ReadAt, Walk, schema_message_length, walk_batches
-
-IDENTITY_FILE = "partition.json"
 
 
 @click.group()
@@ -101,15 +100,16 @@ def _row(position: int, header: BatchHeader) -> dict[str, Any]:
 
 def _seed_of(file: str) -> int:
     """The checksum seed of the partition, from the identity beside the segment."""
-    path = os.path.join(os.path.dirname(os.path.abspath(file)), IDENTITY_FILE)
-    try:
+    path = os.path.join(os.path.dirname(os.path.abspath(file)), PARTITION_FILE)
+    known = None
+    if os.path.exists(path):
         with open(path, "rb") as source:
-            identity = orjson.loads(source.read())
-        return checksum_seed(bytes.fromhex(identity["topic_id"]), int(identity["partition"]))
-    except (OSError, orjson.JSONDecodeError, KeyError, ValueError, TypeError):
+            known = PartitionFile.decode(source.read())
+    if known is None:
         raise click.ClickException(
             f"{path} is missing or damaged: a segment is checked with its partition's identity. Keep the two together when copying."
-        ) from None
+        )
+    return known.seed
 
 
 def _records(read_at: ReadAt, position: int, header: BatchHeader, seed: int) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ Layout (little endian; topic ids are 16 raw bytes):
                        { topic_id 16s | partition i32 | leader_epoch i32 | offset i64 | max_bytes u32 | reserved u32 }
              response  count u32 | reserved u32, then `count` x
                        { topic_id 16s | partition i32 | error u16 | flags u16 | leader_epoch i32 | data_length u32 |
-                         high_watermark i64 | log_start_offset i64 },
+                         high_watermark i64 | log_start_offset i64 | resume_offset i64 },
                        then one frame with the batches of all of them, one after the other
     CREDIT   request   wanted_bytes u64
 """
@@ -36,7 +36,7 @@ _PRODUCED = struct.Struct("<qqiI")
 _FETCH = struct.Struct("<IIIIQ")
 _FETCH_ENTRY = struct.Struct("<16siiqII")
 _FETCHED = struct.Struct("<II")
-_FETCHED_ENTRY = struct.Struct("<16siHHiIqq")
+_FETCHED_ENTRY = struct.Struct("<16siHHiIqqq")
 _CREDIT = struct.Struct("<Q")
 PRODUCED_DUPLICATE = 1
 
@@ -81,6 +81,8 @@ class FetchedEntry(NamedTuple):
     data_length: int
     high_watermark: int
     log_start_offset: int
+    resume_offset: int
+    """With CORRUPT_BATCH where a reader that gives up what is damaged goes on, with LOG_TRUNCATED where its past and the log part; else -1."""
 
 
 def _malformed(detail: str) -> WireError:
@@ -130,7 +132,9 @@ def decode_fetch(frame: Readable) -> FetchRequest:
 
 def encode_fetched(entries: Sequence[FetchedEntry]) -> bytes:
     return _FETCHED.pack(len(entries), 0) + b"".join(
-        _FETCHED_ENTRY.pack(e.topic_id, e.partition, e.error, 0, e.leader_epoch, e.data_length, e.high_watermark, e.log_start_offset)
+        _FETCHED_ENTRY.pack(
+            e.topic_id, e.partition, e.error, 0, e.leader_epoch, e.data_length, e.high_watermark, e.log_start_offset, e.resume_offset
+        )
         for e in entries
     )
 
@@ -145,10 +149,14 @@ def decode_fetched(body: Sequence[Readable]) -> list[tuple[FetchedEntry, memoryv
     data = memoryview(body[1]) if len(body) > 1 else memoryview(b"")
     result = []
     position = 0
-    for topic_id, partition, error, _, epoch, length, watermark, start in _FETCHED_ENTRY.iter_unpack(memoryview(body[0])[_FETCHED.size :]):
+    for topic_id, partition, error, _, epoch, length, watermark, start, resume in _FETCHED_ENTRY.iter_unpack(
+        memoryview(body[0])[_FETCHED.size :]
+    ):
         if position + length > len(data):
             raise _malformed("a fetch response that claims more bytes than came")
-        result.append((FetchedEntry(topic_id, partition, error, epoch, length, watermark, start), data[position : position + length]))
+        result.append(
+            (FetchedEntry(topic_id, partition, error, epoch, length, watermark, start, resume), data[position : position + length])
+        )
         position += length
     if position != len(data):
         raise _malformed("a fetch response with bytes that belong to no partition")

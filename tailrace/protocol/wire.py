@@ -57,9 +57,11 @@ class Api(IntEnum):
     LIST_OFFSETS = 10
     DESCRIBE_CLUSTER = 11
     CREDIT = 12
+    DELETE_RECORDS = 13
+    LEASE_OFFSETS = 14
 
 
-API_VERSIONS: dict[Api, tuple[int, int]] = dict.fromkeys(Api, (1, 1))
+API_VERSIONS: dict[Api, tuple[int, int]] = {**dict.fromkeys(Api, (1, 1)), Api.FETCH: (2, 2)}
 """Lowest and highest version of each API that this build speaks. HANDSHAKE's JSON is version 1 for ever."""
 
 

@@ -12,18 +12,17 @@ from shm.assignments import REPLAY, Assignment, LaneKind
 from shm.control import Control
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
-from shm.layout import SOURCE_COORDINATOR, ControlLayout, RegionKind, Role
+from shm.layout import SOURCE_COORDINATOR, ControlLayout, ProcessWord, RegionKind, Role
 from shm.partition_table import PartitionTable
 from shm.region import Region
 from shm.ring import Ring, RingWriter
-from tailrace.batch_header import checksum_seed
 from tailrace.schema import DEFAULT_SCHEMA, to_message
 from tests.kit import memory
 from tests.kit.batches import TOPIC_ID
 from workers.files import DiskFiles, Files
 from workers.flusher import Flusher, FlusherSettings
-from workers.recovery import load_live_producers
-from workers.worker import Worker
+from workers.log_set import RunFacts
+from workers.worker import Worker, load_producers
 
 
 def assignment(
@@ -32,14 +31,18 @@ def assignment(
     complete = topic_settings.complete({k.replace("_", "."): v for k, v in settings.items()}, ring_bytes=1 << 26, lane_bytes=1 << 22)
     return Assignment(
         topic=topic, topic_id=topic_id, partition=partition, partition_count=1, slot=slot, version=version, worker=0, front=0, data_dir=0,
-        leader_epoch=0, schema_id=1, schema=to_message(DEFAULT_SCHEMA), typed=False, settings=complete,
+        schema_id=1, schema=to_message(DEFAULT_SCHEMA), typed=False, settings=complete,
     )  # fmt: skip
 
 
 class Bench:
     """One worker and one flusher over real memory and real files; `kill_*` starts a successor over what is left."""
 
-    def __init__(self, directory: str, regions: dict[str, Region], files: Files) -> None:
+    def __init__(self, directory: str, regions: dict[str, Region], files: Files, settings: FlusherSettings) -> None:
+        self.settings = settings
+        self.run = "first"
+        self.lost_memory = False
+        self.flusher_slot = Control(regions["control"]).process(Role.FLUSHER, 0)
         self.directory = directory
         self.regions = regions
         self.files = files
@@ -64,13 +67,10 @@ class Bench:
         }
         feed = LaneWriter(self.regions["coord>worker"])
 
-        def load(a: Assignment) -> Any:
-            end = self.table.read(a.slot).log_end_offset
-            return load_live_producers(self.files, f"{self.directory}/{a.directory_name}", checksum_seed(a.topic_id, a.partition), end)
-
         worker = Worker(
             ring=ring, lanes=lanes, tables=[self.table], slot=Control(self.regions["control"]).process(Role.WORKER, 0), generation=self.generation,
-            is_running=lambda: True, live_fronts=lambda: [0], fronts=[], flushers=[], load_producers=load, now_us=lambda: self.now_us,
+            is_running=lambda: True, live_fronts=lambda: [0], fronts=[], flushers=[], load_producers=lambda a, end: load_producers(self.files, self.directory, a, end),
+            is_disk_full=lambda d: bool(self.flusher_slot.load(ProcessWord.DISK_FULL)), producer_expiration_us=86_400_000_000, now_us=lambda: self.now_us,
         )  # fmt: skip
         self._feed(feed)
         return worker
@@ -80,7 +80,8 @@ class Bench:
         feed = LaneWriter(self.regions["coord>flusher"])
         flusher = Flusher(
             data_dir=self.directory, files=self.files, table=self.table, feed=LaneReader(self.regions["coord>flusher"]), generation=self.generation,
-            rings={0: Ring(self.regions["ring"])}, old_rings=[], fronts=[], workers={0: self.bell}, coordinator=self.bell, settings=FlusherSettings(),
+            facts=RunFacts(self.run, self.lost_memory), slot=self.flusher_slot,
+            rings={0: Ring(self.regions["ring"])}, old_rings=[], fronts=[], workers={0: self.bell}, coordinator=self.bell, settings=self.settings,
             on_ready=lambda: None, now_us=lambda: self.now_us, start_ns=self.now_ns,
         )  # fmt: skip
         self._feed(feed)
@@ -123,7 +124,7 @@ class Bench:
 
 
 @contextmanager
-def bench(directory: str, files: Files | None = None) -> Iterator[Bench]:
+def bench(directory: str, files: Files | None = None, settings: FlusherSettings | None = None) -> Iterator[Bench]:
     with ExitStack() as stack:
         regions = {
             "ring": stack.enter_context(memory.ring_region(1 << 20, 256)),
@@ -133,4 +134,4 @@ def bench(directory: str, files: Files | None = None) -> Iterator[Bench]:
             "coord>worker": stack.enter_context(memory.lane_region(1 << 18)),
             "coord>flusher": stack.enter_context(memory.lane_region(1 << 18)),
         }
-        yield Bench(directory, regions, files or DiskFiles())
+        yield Bench(directory, regions, files or DiskFiles(), settings or FlusherSettings(journal_bytes=1 << 20))

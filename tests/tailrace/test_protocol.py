@@ -28,9 +28,9 @@ from tailrace.protocol.wire import (
 TOPIC = bytes(range(16))
 FETCH = rq.FetchRequest(500, 1, 1 << 20, 77, [rq.FetchEntry(TOPIC, 0, -1, 12, 4096), rq.FetchEntry(TOPIC, 3, 2, 2**40, 1 << 20)])
 ENTRIES = [
-    rq.FetchedEntry(TOPIC, 0, 0, 1, 5, 100, 0),
-    rq.FetchedEntry(TOPIC, 1, 12, 1, 0, 50, 10),
-    rq.FetchedEntry(TOPIC, 2, 0, 1, 3, 9, 0),
+    rq.FetchedEntry(TOPIC, 0, 0, 1, 5, 100, 0, -1),
+    rq.FetchedEntry(TOPIC, 1, 12, 1, 0, 50, 10, 70),
+    rq.FetchedEntry(TOPIC, 2, 0, 1, 3, 9, 0, -1),
 ]
 CODECS: list[tuple[bytes, Callable[[bytes], Any], Any]] = [
     (RequestHeader(3, 1, 99, 1234).to_bytes(), decode_request_header, RequestHeader(3, 1, 99, 1234)),

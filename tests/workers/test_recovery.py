@@ -5,27 +5,37 @@ from __future__ import annotations
 import pathlib
 import random
 
+import orjson
 import pytest
 
+from tailrace.partition_file import Damage, PartitionFile
+from tailrace.schema import DEFAULT_SCHEMA, to_message
 from tailrace.segment import Ending
-from tests.kit.batches import SEED, make_batch
+from tests.kit.batches import make_batch
 from tests.kit.logs import bench
+from workers.checkpoint import CHECKPOINT_FILES
 from workers.files import DiskFiles
 from workers.producer_state import ProducerTable
-from workers.recovery import Action, decide, decode_producers, encode_producers, recover_log
+from workers.recovery import Action, Hints, RecoveredLog, decide, decode_producers, encode_producers, recover_log
 
 
 @pytest.mark.parametrize(
-    ("ending", "durable_behind", "action"),
+    ("ending", "elsewhere", "durable", "action"),
     [
-        (Ending.SEALED, False, Action.BEGIN_NEW_SEGMENT),
-        (Ending.CLEAN, False, Action.APPEND),
-        (Ending.TORN, False, Action.CUT),
-        (Ending.TORN, True, Action.REFUSE_WRITES),
+        (Ending.SEALED, False, False, Action.BEGIN_NEW_SEGMENT),
+        (Ending.SEALED, True, True, Action.BEGIN_NEW_SEGMENT),
+        (Ending.CLEAN, False, False, Action.APPEND),
+        (Ending.CLEAN, True, False, Action.APPEND),
+        (Ending.CLEAN, True, True, Action.APPEND),
+        (Ending.CLEAN, False, True, Action.QUARANTINE),
+        (Ending.TORN, True, False, Action.CUT),
+        (Ending.TORN, True, True, Action.CUT),
+        (Ending.TORN, False, False, Action.CUT),
+        (Ending.TORN, False, True, Action.QUARANTINE),
     ],
 )
-def test_the_table(ending: Ending, durable_behind: bool, action: Action) -> None:
-    assert decide(ending, durable_behind) is action
+def test_the_table(ending: Ending, elsewhere: bool, durable: bool, action: Action) -> None:
+    assert decide(ending, elsewhere=elsewhere, durable=durable) is action
 
 
 def segment(tmp_path: pathlib.Path, counts: tuple[int, ...] = (3, 4, 5), *, settle_each: bool = True) -> pathlib.Path:
@@ -42,14 +52,19 @@ def segment(tmp_path: pathlib.Path, counts: tuple[int, ...] = (3, 4, 5), *, sett
     return tmp_path / "t-0" / ("0" * 20 + ".arrow")
 
 
-def recover(path: pathlib.Path) -> tuple[int, int, Action]:
-    result = recover_log(DiskFiles(), str(path.parent), SEED)
-    return result.next_offset, result.cut_bytes, result.action
+def recover(path: pathlib.Path, *, checkpoint: bool = False, hints: Hints | None = None) -> RecoveredLog:
+    """What recovery makes of the log of `path`; without its checkpoints, unless they are wanted."""
+    for name in () if checkpoint else CHECKPOINT_FILES:
+        path.with_name(name).unlink(missing_ok=True)
+    known = PartitionFile.decode(path.with_name("partition.json").read_bytes())
+    assert known is not None
+    return recover_log(DiskFiles(), str(path.parent), known, hints or Hints())
 
 
 def test_an_intact_live_segment_is_appended_to(tmp_path: pathlib.Path) -> None:
     path = segment(tmp_path)
-    assert recover(path) == (12, 0, Action.APPEND)
+    found = recover(path)
+    assert (found.next_offset, found.cut_bytes, found.live_base, found.damage) == (12, 0, 0, [])
 
 
 def test_a_tail_torn_at_every_byte_of_the_last_batch_is_cut_and_counted(tmp_path: pathlib.Path) -> None:
@@ -58,7 +73,8 @@ def test_a_tail_torn_at_every_byte_of_the_last_batch_is_cut_and_counted(tmp_path
     batch = len(make_batch(5))
     for length in range(len(whole) - batch + 1, len(whole), 7):
         path.write_bytes(whole[:length])
-        assert recover(path) == (7, length - (len(whole) - batch), Action.CUT)
+        found = recover(path)
+        assert (found.next_offset, found.cut_bytes, found.live_base) == (7, length - (len(whole) - batch), 0)
         assert path.stat().st_size == len(whole) - batch
 
 
@@ -67,25 +83,70 @@ def test_zeroes_and_garbage_behind_the_last_batch_are_cut(tmp_path: pathlib.Path
     whole = path.read_bytes()
     for junk in (bytes(4096), random.Random(1).randbytes(5000), whole[500:900]):
         path.write_bytes(whole + junk)
-        assert recover(path) == (12, len(junk), Action.CUT)
+        found = recover(path)
+        assert (found.next_offset, found.cut_bytes, found.damage) == (12, len(junk), [])
         assert path.read_bytes() == whole
 
 
 def test_a_damaged_middle_is_corruption_where_a_later_batch_knows_it_was_durable(tmp_path: pathlib.Path) -> None:
     path = segment(tmp_path)
-    data = bytearray(path.read_bytes())
-    at = bytes(data).index(b"value-0value-1")
+    whole = path.read_bytes()
+    data = bytearray(whole)
+    at = whole.index(b"value-0value-1")
     data[at] ^= 1
     path.write_bytes(data)
-    next_offset, cut, action = recover(path)
-    assert (next_offset, cut, action) == (0, 0, Action.REFUSE_WRITES)
+    found = recover(path, hints=Hints(quarantine=str(tmp_path / "quarantine")))
+    first = len(to_message(DEFAULT_SCHEMA))
+    end = first + len(make_batch(3))
+    assert found.damage == [Damage(0, first, end, 0, 3)]
+    assert (found.next_offset, found.cut_bytes, found.live_base, found.valid_end) == (12, 0, 0, len(whole)), "the log goes on"
     assert path.read_bytes() == data, "a corrupt file is kept as it is"
+    kept = tmp_path / "quarantine" / f"t-0-{0:020d}-{first}"
+    assert kept.with_suffix(".bytes").read_bytes() == data[first:end]
+    assert orjson.loads(kept.with_suffix(".json").read_bytes())["last_offset"] == 2
+
+
+def test_a_last_batch_that_a_checkpoint_knew_is_reported_as_lost_not_cut(tmp_path: pathlib.Path) -> None:
+    path = segment(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    found = recover(path, checkpoint=True)
+    assert [(d.start, d.end) for d in found.damage] == [(7, 12)]
+    assert (found.next_offset, found.cut_bytes, found.live_base) == (12, 0, -1), "the next batch begins a new segment behind what is lost"
+
+
+def test_what_the_journal_or_a_ring_holds_is_cut_and_not_called_corruption(tmp_path: pathlib.Path) -> None:
+    path = segment(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[bytes(data).index(b"value-0value-1")] ^= 1
+    path.write_bytes(data)
+    found = recover(path, hints=Hints(elsewhere=frozenset({0})))
+    assert (found.next_offset, found.damage) == (0, [])
+
+
+def test_only_what_follows_the_checkpoint_is_read_and_a_damaged_one_falls_back_to_the_other(tmp_path: pathlib.Path) -> None:
+    path = segment(tmp_path)
+    found = recover(path, checkpoint=True)
+    assert found.next_offset == 12
+    assert found.read_bytes < 2048
+    newest = max(
+        (path.with_name(name) for name in CHECKPOINT_FILES if path.with_name(name).exists()),
+        key=lambda p: orjson.loads(p.read_bytes())["content"]["number"],
+    )
+    good = newest.read_bytes()
+    for index in range(0, len(good), 3):
+        bent = bytearray(good)
+        bent[index] ^= 4
+        newest.write_bytes(bent)
+        again = recover(path, checkpoint=True)
+        assert (again.next_offset, again.damage, again.cut_bytes) == (12, [], 0)
 
 
 def test_a_segment_killed_before_its_schema_is_removed(tmp_path: pathlib.Path) -> None:
     path = segment(tmp_path)
     path.with_name("0" * 18 + "12.arrow").write_bytes(b"\xff\xff\xff\xff\x10")
-    assert recover(path)[:2] == (12, 5)
+    found = recover(path)
+    assert (found.next_offset, found.cut_bytes) == (12, 5)
     assert not path.with_name("0" * 18 + "12.arrow").exists()
 
 

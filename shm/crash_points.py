@@ -1,0 +1,91 @@
+"""Places whose interruption matters carry a name; a test has a process killed at one of them and looks at what the next one makes of it.
+
+`crash_point("flusher.after_write")` costs a comparison while nothing is armed. Armed by the environment (`TAILRACE_CRASH_POINT=name` or `name:3` for
+the third visit; only the first generation of a process obeys, so that its successor gets on) or, within a test's own process, by `armed`.
+
+Owner: pure but for the kill. Invariants: every name is listed in CRASH_POINTS, and every one listed is visited by a test.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+CRASH_POINT_VARIABLE = "TAILRACE_CRASH_POINT"
+
+CRASH_POINTS = {
+    "worker.after_copy": "a batch lies in the ring, its descriptor is not published",
+    "worker.after_publish": "descriptors are published, nobody was rung, the lane is not given back",
+    "flusher.after_place": "places in the files are decided and noted in the ring, nothing is written",
+    "flusher.after_write": "batches are written, not synced",
+    "flusher.after_journal": "the journal holds the group durably, verdicts are not written",
+    "flusher.after_sync": "the group is durable, verdicts are not written",
+    "flusher.after_verdicts": "verdicts and watermarks are written, `settled` is not moved",
+    "flusher.after_seal": "a segment is sealed, its successor does not exist",
+    "flusher.in_roll": "the new segment's file exists and is empty",
+    "flusher.in_checkpoint": "half of a checkpoint is written",
+    "flusher.in_partition_file": "the new partition.json is written under its temporary name",
+    "flusher.in_retention": "the new log start offset is durable, the files below it are still there",
+    "flusher.in_delete": "the directory of a deleted topic has its new name, its files are still there",
+    "flusher.in_rewrite": "after a failed sync: the new segment exists, the batches are not in it yet",
+    "recovery.before_cut": "a torn tail was found and is still there",
+    "recovery.after_cut": "the torn tail is cut, the index is not repaired",
+    "recovery.after_journal": "groups of the journal are written to their segments, not synced",
+    "recovery.before_ready": "rings are drained and everything is synced, nobody was told",
+    "coordinator.after_decision": "a change of topics is decided, nobody was told",
+    "coordinator.after_apply": "the flusher has carried a change out, the catalog does not say so yet",
+    "coordinator.after_producer_id": "a producer id is given in the catalog, its producer was not answered",
+    "supervisor.after_lock": "the data directory is locked, nothing exists in shared memory",
+    "supervisor.after_manifest": "the manifest names regions that do not exist yet",
+    "supervisor.after_regions": "regions exist, no process does",
+    "supervisor.after_spawn": "processes are started, the lock does not name them yet",
+    "supervisor.after_recovery": "the flushers have recovered, the drained regions are still there",
+    "supervisor.in_clean_up": "every process has ended cleanly, the regions are still there",
+}
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+_armed = ""
+_visits_left = 0
+_action: Callable[[], None] = _kill
+
+
+def crash_point(name: str) -> None:
+    """The end of this process, if `name` is armed."""
+    if name == _armed:
+        _visit()
+
+
+def _visit() -> None:
+    global _visits_left
+    _visits_left -= 1
+    if _visits_left == 0:
+        _action()
+
+
+def arm_from_environment() -> None:
+    """Obey CRASH_POINT_VARIABLE, if it is set."""
+    global _armed, _visits_left
+    name, _, visits = os.environ.get(CRASH_POINT_VARIABLE, "").partition(":")
+    if name:
+        if name not in CRASH_POINTS:
+            raise SystemExit(f"tailrace: {CRASH_POINT_VARIABLE} names no crash point: {name!r}")
+        _armed, _visits_left = name, int(visits or 1)
+
+
+@contextmanager
+def armed(name: str, action: Callable[[], None], visit: int = 1) -> Iterator[None]:
+    """For tests that step the processes themselves: `action` (raise something) is called at the `visit`-th visit of `name`."""
+    global _armed, _visits_left, _action
+    if name not in CRASH_POINTS:
+        raise ValueError(f"{name!r} is no crash point")
+    _armed, _visits_left, _action = name, visit, action
+    try:
+        yield
+    finally:
+        _armed, _visits_left, _action = "", 0, _kill

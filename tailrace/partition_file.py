@@ -1,0 +1,95 @@
+"""`partition.json`: what is known of a partition beside its segments, and must outlive them: whose it is, where it begins, what was lost.
+
+Owner: the flusher writes it, durably, on each change of what it holds (rarely); fronts read the epochs, the offline tools everything.
+Invariants: epochs ascend in number and in start offset; damage lies in ascending order and does not overlap.
+Crash: written to a temporary name, synced, renamed: the old or the new one is there, whole.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from tailrace import checked_json
+from tailrace.batch_header import checksum_seed
+
+PARTITION_FILE = "partition.json"
+FORMAT_VERSION = 2
+
+
+class Damage(NamedTuple):
+    """Offsets `start` to `end - 1` cannot be read any more. In their segment they lie at `position`; `end_position` 0: up to its end."""
+
+    segment_base: int
+    position: int
+    end_position: int
+    start: int
+    end: int
+
+
+class Epoch(NamedTuple):
+    """From `start` on, the log was written under leader epoch `number`."""
+
+    number: int
+    start: int
+
+
+@dataclass(slots=True)
+class PartitionFile:
+    topic: str
+    partition: int
+    topic_id: bytes
+    schemas: dict[int, bytes]
+    """schema id -> the encapsulated schema message that segments of it begin with."""
+    log_start_offset: int = 0
+    epochs: list[Epoch] = field(default_factory=lambda: [Epoch(0, 0)])
+    damage: list[Damage] = field(default_factory=list)
+    offline: str = ""
+    """Why writes are refused; empty: they are not."""
+    run: str = ""
+    """The run of the appliance that looked at this log last: each run bumps an epoch at most once."""
+
+    @property
+    def seed(self) -> int:
+        return checksum_seed(self.topic_id, self.partition)
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.epochs[-1].number
+
+    def begin_epoch(self, start: int) -> None:
+        """What follows from offset `start` on may differ from what was read there before."""
+        number = self.leader_epoch + 1
+        self.epochs = [epoch for epoch in self.epochs if epoch.start < start or not epoch.number]
+        self.epochs.append(Epoch(number, start))
+
+    def end_of_epoch(self, number: int) -> int | None:
+        """Where what was written under epoch `number` ends, None while it is the newest. A reader of that epoch beyond it read what was lost
+        (KIP-320's idea).
+        """
+        return next((epoch.start for epoch in self.epochs if epoch.number > number), None)
+
+    def damage_at(self, offset: int) -> Damage | None:
+        return next((damage for damage in self.damage if damage.start <= offset < damage.end), None)
+
+    def encode(self) -> bytes:
+        fields: dict[str, Any] = asdict(self)
+        fields["epochs"] = [list(epoch) for epoch in self.epochs]
+        fields["damage"] = [list(damage) for damage in self.damage]
+        fields["format"] = FORMAT_VERSION
+        fields["topic_id"] = self.topic_id.hex()
+        fields["schemas"] = {str(number): base64.b64encode(message).decode("ascii") for number, message in self.schemas.items()}
+        return checked_json.encode(fields)
+
+    @classmethod
+    def decode(cls, data: bytes) -> PartitionFile | None:
+        """None when damaged."""
+        fields = checked_json.decode(data)
+        if fields is None or fields.pop("format") != FORMAT_VERSION:
+            return None
+        fields["topic_id"] = bytes.fromhex(fields["topic_id"])
+        fields["schemas"] = {int(number): base64.b64decode(message) for number, message in fields["schemas"].items()}
+        fields["epochs"] = [Epoch(*epoch) for epoch in fields["epochs"]]
+        fields["damage"] = [Damage(*damage) for damage in fields["damage"]]
+        return cls(**fields)

@@ -1,0 +1,80 @@
+"""A checkpoint: how far a partition's files are known to be right, so that recovery reads only what follows.
+
+Owner: the flusher. Two files, `checkpoint.0` and `checkpoint.1`, are written in turn and in place; the whole one with the higher number counts.
+Invariants: what a checkpoint says was durable before it was written; a checkpoint itself need not be: an older one, or none, only means more to read.
+Crash: a half-written one does not match its checksum, and the other one is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from shm.crash_points import crash_point
+from tailrace import checked_json
+from workers.files import Files, read_whole
+
+CHECKPOINT_FILES = ("checkpoint.0", "checkpoint.1")
+
+
+class SealedSegment(NamedTuple):
+    """What is known of a segment that never changes any more."""
+
+    base: int
+    size: int
+    batch_count: int
+    max_timestamp_us: int
+    last_append_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    number: int
+    topic_id: str
+    segment_base: int
+    """The live segment; -1 when there is none."""
+    valid_end: int
+    batch_count: int
+    """Entries of its index."""
+    next_offset: int
+    max_timestamp_us: int
+    first_append_us: int
+    last_append_us: int
+    sealed: list[SealedSegment] = field(default_factory=list)
+    producers: list[Any] = field(default_factory=list)
+
+
+def write_checkpoint(files: Files, directory: str, checkpoint: Checkpoint, *, sync: bool) -> None:
+    """Raises OSError."""
+    fields = asdict(checkpoint)
+    fields["sealed"] = [list(segment) for segment in checkpoint.sealed]
+    data = checked_json.encode(fields)
+    fd = files.open_for_write(f"{directory}/{CHECKPOINT_FILES[checkpoint.number % 2]}")
+    try:
+        half = len(data) // 2
+        files.write_at(fd, [data[:half]], 0)
+        crash_point("flusher.in_checkpoint")
+        files.write_at(fd, [data[half:]], half)
+        if files.size(fd) > len(data):
+            files.truncate(fd, len(data))
+        if sync:
+            files.sync_data(fd)
+    finally:
+        files.close(fd)
+
+
+def load_checkpoint(files: Files, directory: str, topic_id: str) -> tuple[Checkpoint | None, int]:
+    """The newest whole checkpoint of this topic, and how many damaged ones were seen."""
+    found: list[Checkpoint] = []
+    damaged = 0
+    for name in CHECKPOINT_FILES:
+        path = f"{directory}/{name}"
+        if not files.exists(path):
+            continue
+        fields = checked_json.decode(read_whole(files, path))
+        if fields is None:
+            damaged += 1
+        elif fields["topic_id"] == topic_id:
+            fields["sealed"] = [SealedSegment(*item) for item in fields["sealed"]]
+            found.append(Checkpoint(**fields))
+    return max(found, key=lambda c: c.number, default=None), damaged

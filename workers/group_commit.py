@@ -1,0 +1,170 @@
+"""How a group of batches becomes durable: file by file, or through the journal; and what happens when the disk says no.
+
+Owner: the flusher. The one seam between "placed" and "durable".
+Invariants: a sync that failed is never tried again on the same pages: the bytes, from ring and journal, go to a new segment in a new file; a log in neither
+    half's `dirty` has everything synced that the journal holds for it; a half is used again only when its `dirty` is empty.
+Crash: see `journal` and `partition_log`.
+
+    touched files with durability=disk     then
+    at most NARROW_GROUP_FILES             fdatasync each (0.15 ms a file)
+    more                                   the batches to the journal, one fdatasync; the files are synced a few at a time behind later groups
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from shm.crash_points import crash_point
+from workers.journal import Journal, JournalBatch
+from workers.partition_log import FULL_DISK, PartitionLog, PendingBatch, pending_from_bytes
+
+logger = logging.getLogger(__name__)
+
+NARROW_GROUP_FILES = 4
+
+Moved = Callable[[PartitionLog, list[tuple[int, int]]], None]
+"""Told when the batches of a log's group went to other places, in order."""
+
+
+class GroupCommit:
+    """Commits the groups of one data directory."""
+
+    def __init__(self, journal: Journal, fail: Callable[[PartitionLog, Exception], None], moved: Moved) -> None:
+        """`fail`: the log's disk refused for good."""
+        self._journal = journal
+        self._journal_works = True
+        self._fail = fail
+        self._moved = moved
+        self._dirty: list[dict[tuple[bytes, int], PartitionLog]] = [{}, {}]
+        """Per half of the journal: logs whose segments are not synced since."""
+
+    @property
+    def wants_journal(self) -> bool:
+        """Whether the journal's zeroes are still to be written."""
+        return self._journal_works and not self._journal.is_prepared
+
+    def prepare_journal(self) -> None:
+        """Some of them, when there is nothing else to do."""
+        try:
+            self._journal.prepare()
+        except OSError as error:
+            self._give_up_journal(error)
+
+    def commit(self, logs: list[PartitionLog]) -> bool:
+        """Write and, where promised, sync what was placed in `logs`. False: the disk is full; call again later, nothing is lost."""
+        for log in logs:
+            if log.refusal:
+                continue
+            try:
+                log.write_pending()
+            except OSError as error:
+                if error.errno in FULL_DISK:
+                    logger.warning("disk_full directory=%s", log.directory)
+                    return False
+                self._rescue(log, error)
+        crash_point("flusher.after_write")
+        durable = [log for log in logs if log.is_durable and not log.refusal and log.is_unsynced]
+        if len(durable) > NARROW_GROUP_FILES and self._journal_works and self._journal.is_prepared and self._commit_wide(durable):
+            crash_point("flusher.after_journal")
+        else:
+            for log in durable:
+                self.sync(log)
+        crash_point("flusher.after_sync")
+        return True
+
+    def sync(self, log: PartitionLog) -> bool:
+        """Make one log durable. False: it is offline now."""
+        try:
+            log.sync()
+        except OSError as error:
+            self._rescue(log, error)
+        for dirty in self._dirty:
+            dirty.pop(log.key, None)
+        return not log.refusal
+
+    def roll(self, log: PartitionLog) -> bool:
+        """Begin a new segment; False: the log went offline. Raises OSError."""
+        if log.is_unsynced and not self.sync(log):
+            return False
+        log.roll()
+        return True
+
+    def forget(self, log: PartitionLog) -> None:
+        """The log is deleted or closed."""
+        for dirty in self._dirty:
+            dirty.pop(log.key, None)
+
+    def sync_all(self, logs: Iterable[PartitionLog]) -> None:
+        """Before a clean end: nothing depends on the journal any more."""
+        for log in logs:
+            if log.is_unsynced and not log.refusal:
+                self.sync(log)
+
+    # ---- journal ---------------------------------------------------------------------------------------------------------------------
+
+    def _commit_wide(self, logs: list[PartitionLog]) -> bool:
+        """One frame for all. False: it does not fit, or the journal is broken; sync the files."""
+        journal = self._journal
+        batches = [
+            JournalBatch(log.assignment.topic_id, log.assignment.partition, b.base_offset, b.next_offset, b.data)
+            for log in logs
+            for b in log.group
+        ]
+        length = journal.frame_bytes(batches)
+        if length > journal.half_bytes or any(not log.group for log in logs):
+            return False
+        if not journal.fits(length):
+            for log in list(self._dirty[journal.half ^ 1].values()):
+                self.sync(log)
+            if any(log.refusal for log in logs):
+                return False
+            journal.switch()
+        try:
+            journal.append(batches)
+        except OSError as error:
+            self._give_up_journal(error)
+            return False
+        self._dirty[journal.half].update({log.key: log for log in logs})
+        self._sync_some(length)
+        return True
+
+    def _sync_some(self, length: int) -> None:
+        """Sync as many files of the other half as this frame takes of the half in use, so that a switch finds nothing left to do."""
+        other = self._dirty[self._journal.half ^ 1]
+        for log in list(other.values())[: -(-2 * len(other) * length // self._journal.half_bytes)]:
+            self.sync(log)
+
+    def _give_up_journal(self, error: OSError) -> None:
+        """From now on file by file. What the journal holds stays there: those files are synced first."""
+        self._journal_works = False
+        logger.error("journal_given_up error=%r", str(error))
+        for dirty in self._dirty:
+            for log in list(dirty.values()):
+                self.sync(log)
+
+    # ---- a disk that refuses ---------------------------------------------------------------------------------------------------------
+
+    def _rescue(self, log: PartitionLog, error: OSError) -> None:
+        """A write or a sync failed: everything that is not known to be durable goes to a new file; if that fails too, the log goes offline."""
+        logger.error("disk_error topic=%s partition=%d error=%r", log.assignment.topic, log.assignment.partition, str(error))
+        try:
+            earlier = self._earlier(log)
+            first = (earlier + log.group)[0].base_offset if earlier or log.group else -1
+            if log.is_durable and log.live is not None and first != log.live.synced_next:
+                raise error  # neither ring nor journal has all of it any more
+            places = log.rewrite(earlier)
+        except OSError as refusal:
+            self._fail(log, refusal)
+            return
+        logger.warning("rewritten topic=%s partition=%d segment=%d", log.assignment.topic, log.assignment.partition, log.newest_base)
+        self._moved(log, places)
+
+    def _earlier(self, log: PartitionLog) -> list[PendingBatch]:
+        """What was written and journaled but not synced, before the group."""
+        if not log.is_durable or log.live is None:
+            return []
+        limit = log.group[0].base_offset if log.group else log.next_offset
+        held = self._journal.read_back(*log.key, log.live.synced_next)
+        found = [pending_from_bytes(batch.data, log.file.seed) for batch in held if batch.base_offset < limit]
+        return [batch for batch in found if batch is not None]

@@ -1,0 +1,189 @@
+"""The logs of one data directory, by slot: opened, changed and dropped as the coordinator says, and shown in the partition table.
+
+Owner: the flusher. Invariants: a slot of the table is written only here; a disk that refuses makes one partition offline, never the flusher dead.
+Crash: a successor is fed the whole catalog and opens everything again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shm.assignments import Assignment
+from shm.layout import SlotState
+from shm.partition_table import PartitionState, PartitionTable
+from tailrace.data_directory import QUARANTINE_DIRECTORY
+from tailrace.protocol.errors import ErrorCode
+from workers.files import Files
+from workers.journal import JournalBatch
+from workers.partition_log import PartitionLog, pending_from_bytes
+from workers.recovery import Hints
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What the supervisor says of this run and the one before it."""
+
+    run: str = ""
+    """Names this run."""
+    lost_memory: bool = False
+    """It ended without a clean stop, and its rings are gone: what was not synced may be lost."""
+    producer_expiration_us: int = 1 << 62
+
+
+class LogSet:
+    """Slot -> log."""
+
+    def __init__(self, files: Files, data_dir: str, table: PartitionTable, facts: RunFacts) -> None:
+        self._files = files
+        self._data_dir = data_dir
+        self._table = table
+        self._facts = facts
+        self._logs: dict[int, PartitionLog] = {}
+        self.journaled: dict[tuple[bytes, int], list[JournalBatch]] = {}
+        """What the journal of an earlier run holds; taken by the logs as they are opened."""
+        self.in_rings: dict[tuple[bytes, int], frozenset[int]] = {}
+        """Base offsets that undrained rings hold."""
+        self.watermarks: dict[tuple[bytes, int], int] = {}
+        """High watermarks that partition tables of an earlier run showed."""
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def all(self) -> list[PartitionLog]:
+        return list(self._logs.values())
+
+    def slots(self) -> list[int]:
+        return list(self._logs)
+
+    def get(self, slot: int) -> PartitionLog | None:
+        return self._logs.get(slot)
+
+    def slot_of(self, log: PartitionLog) -> int:
+        return log.assignment.slot
+
+    # ---- catalog ---------------------------------------------------------------------------------------------------------------------
+
+    def apply(self, assignment: Assignment, *, replay: bool, on_open: Callable[[PartitionLog], None]) -> PartitionLog | None:
+        """Open, change or delete a partition; answers its log, None when it is gone. `on_open`: the log was opened, or is to be closed."""
+        slot = assignment.slot
+        log = self._logs.get(slot)
+        same = log is not None and log.assignment.topic_id == assignment.topic_id
+        if log is not None and same and log.assignment.version > assignment.version:
+            return log
+        if assignment.dropped:
+            self._drop(log if same else None, assignment)
+            return None
+        reason = ErrorCode.OK
+        try:
+            if log is not None and same and not (assignment.revive and log.refusal):
+                log.assignment = assignment
+            else:
+                log = PartitionLog(self._files, self._data_dir, assignment, self._facts.producer_expiration_us)
+                self._logs[slot] = log
+                self._open(log, replay=replay)
+                on_open(log)
+            if assignment.delete_before > log.log_start_offset and not log.refusal:
+                log.advance_start(assignment.delete_before)
+        except OSError as error:
+            assert log is not None
+            log.refusal = f"cannot open {log.directory}: {error}"
+            logger.error("log_open_failed directory=%s error=%r", log.directory, str(error))
+            reason = ErrorCode.STORAGE_ERROR
+        self.publish(log, reason)
+        return log
+
+    def _open(self, log: PartitionLog, *, replay: bool) -> None:
+        held = self.journaled.get(log.key, [])
+        hints = Hints(
+            elsewhere=frozenset(batch.base_offset for batch in held) | self.in_rings.get(log.key, frozenset()),
+            durable_below=self.watermarks.get(log.key, 0),
+            quarantine=f"{self._data_dir}/{QUARANTINE_DIRECTORY}",
+        )
+        recovered = log.open(self._facts.run, lost_memory=self._facts.lost_memory, hints=hints, revive=log.assignment.revive)
+        replayed = self._take_from_journal(log, held)
+        if not replay or recovered.cut_bytes or recovered.damage or replayed:
+            logger.info(
+                "log_opened topic=%s partition=%d next_offset=%d cut_bytes=%d damaged_ranges=%d from_journal=%d read_bytes=%d epoch=%d",
+                log.assignment.topic, log.assignment.partition, log.next_offset, recovered.cut_bytes, len(recovered.damage), replayed,
+                recovered.read_bytes, log.file.leader_epoch,
+            )  # fmt: skip
+
+    @staticmethod
+    def _take_from_journal(log: PartitionLog, held: list[JournalBatch]) -> int:
+        """Append what the journal holds and the segment has lost. Raises OSError."""
+        count = 0
+        for batch in held:
+            if batch.base_offset != log.next_offset or log.refusal:
+                continue
+            pending = pending_from_bytes(batch.data, log.file.seed)
+            if pending is None:
+                logger.error("journal_batch_damaged topic=%s offset=%d", log.assignment.topic, batch.base_offset)
+                break
+            if log.needs_roll(len(pending.data), pending.append_time_us):
+                log.write_pending()
+                log.sync()
+                log.settled()
+                log.roll()
+            log.place(pending)
+            log.remember(pending.data)
+            count += 1
+        log.write_pending()
+        log.settled()
+        log.high_watermark = log.next_offset
+        return count
+
+    def _drop(self, log: PartitionLog | None, assignment: Assignment) -> None:
+        if log is None:
+            log = PartitionLog(self._files, self._data_dir, assignment)
+        try:
+            log.delete()
+            logger.info("log_deleted topic=%s partition=%d", assignment.topic, assignment.partition)
+        except OSError as error:
+            logger.error("log_not_deleted directory=%s error=%r advice=%r", log.directory, str(error), "remove it by hand")
+        finally:
+            self._logs.pop(assignment.slot, None)
+            self._table.write(
+                assignment.slot, PartitionState.empty(assignment.topic_id, assignment.partition, SlotState.DELETED, assignment.version)
+            )
+
+    # ---- showing ---------------------------------------------------------------------------------------------------------------------
+
+    def publish(self, log: PartitionLog, reason: ErrorCode = ErrorCode.OK) -> None:
+        """Show a log's state to everybody."""
+        live = log.live
+        if log.refusal and reason is ErrorCode.OK:
+            reason = ErrorCode.PARTITION_OFFLINE
+        self._table.write(
+            log.assignment.slot,
+            PartitionState(
+                topic_id=log.assignment.topic_id,
+                partition=log.assignment.partition,
+                state=SlotState.OFFLINE_FOR_WRITES if log.refusal else SlotState.ONLINE,
+                leader_epoch=log.file.leader_epoch,
+                log_start_offset=log.log_start_offset,
+                high_watermark=log.high_watermark,
+                log_end_offset=log.next_offset,
+                live_segment_base=log.newest_base,
+                live_valid_end=live.end if live else 0,
+                applied_version=log.assignment.version,
+                max_timestamp_us=max(0, log.max_timestamp_us),
+                size_bytes=log.size_bytes,
+                reason=reason,
+                live_since_us=live.first_append_us if live else 0,
+                last_append_us=log.last_append_us,
+                segment_count=len(log.sealed) + (live is not None),
+            ),
+        )
+
+    def take_offline(self, log: PartitionLog, error: Exception) -> None:
+        """The disk refused for good: no more writes, reads go on."""
+        log.go_offline(f"{type(error).__name__}: {error}")
+        logger.error(
+            "partition_offline topic=%s partition=%d error=%r advice=%r", log.assignment.topic, log.assignment.partition, log.refusal,
+            f"repair the disk, then run: tailrace topic online {log.assignment.topic}",
+        )  # fmt: skip
+        self.publish(log, ErrorCode.STORAGE_ERROR)
