@@ -11,6 +11,7 @@ give wrong results.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from spark_bridge.planner import OffsetRange, ReadOptions, load_topics, parse_options, plan
+from spark_bridge.planner import OffsetRange, ReadOptions, load_topics, parse_options, plan_leased
 from spark_bridge.reader import kafka_schema, read_range
 from tailrace.admin import Admin
 
@@ -68,7 +69,7 @@ class TopicReader(DataSourceReader):
         """One task per topic partition range, decided now."""
         with Admin(self._options.bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
             infos = load_topics(admin, self._options)
-            ranges = plan(admin, self._options, infos)
+            ranges = plan_leased(admin, self._options, infos, f"spark-{uuid.uuid4().hex}")
         # Spark turns an empty list into one task without a range.
         first = next(iter(infos.values()))
         return [TopicRange(r) for r in ranges] or [TopicRange(OffsetRange(first.name, 0, 0, 0, first.typed))]
@@ -76,4 +77,4 @@ class TopicReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, TopicRange)
         r = partition.offsets
-        return read_range(self._options.bootstrap, r.topic, r.partition, r.start, r.end, r.typed, self._columns)
+        return read_range(self._options.bootstrap, r.topic, r.partition, r.start, r.end, r.typed, self._columns, r.lease)

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tailrace.admin import Admin, check_offsets_answer
-from tailrace.errors import InvalidSettingError, SchemaMismatchError
+from tailrace.errors import InvalidSettingError, OffsetOutOfRangeError, SchemaMismatchError
 from tailrace.records import TopicPartition
 from tailrace.settings import DEFAULT_BOOTSTRAP
 from tailrace.topics import TopicInfo
 
 EARLIEST = -2
 LATEST = -1
+LEASE_MS = 600_000
+LEASE_ATTEMPTS = 3
 KNOWN_OPTIONS = ("bootstrap", "subscribe", "assign", "startingoffsets", "endingoffsets", "includeheaders", "path")
 
 
@@ -44,6 +46,8 @@ class OffsetRange:
     start: int
     end: int
     typed: bool
+    lease: str = ""
+    """Under this name retention keeps the range while tasks read it."""
 
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
@@ -126,6 +130,20 @@ def plan(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo]) -> 
             if start < end:
                 ranges.append(OffsetRange(topic, partition, start, end, info.typed))
     return ranges
+
+
+def plan_leased(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo], lease: str) -> list[OffsetRange]:
+    """The ranges to read, kept from retention for LEASE_MS; tasks keep them longer. Raises InvalidSettingError, OffsetOutOfRangeError."""
+    for attempt in range(LEASE_ATTEMPTS):
+        ranges = plan(admin, options, infos)
+        try:
+            admin.lease_offsets(lease, {TopicPartition(r.topic, r.partition): r.start for r in ranges}, LEASE_MS)
+        except OffsetOutOfRangeError:
+            if attempt == LEASE_ATTEMPTS - 1:  # retention was faster, again and again
+                raise
+            continue
+        return [replace(r, lease=lease) for r in ranges]
+    raise AssertionError
 
 
 def _resolve(option: str | dict[TopicPartition, int], key: TopicPartition, beginning: int, end: int, name: str, default: int) -> int:

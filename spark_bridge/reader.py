@@ -6,10 +6,13 @@ Invariants: exactly the offsets of the range come out, each once, in order.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pyarrow as pa
 
+from spark_bridge.planner import LEASE_MS
+from tailrace.admin import Admin
 from tailrace.consumer import Consumer
 from tailrace.errors import TailraceError
 from tailrace.records import TopicBatch, TopicPartition
@@ -37,10 +40,11 @@ def kafka_schema(include_headers: bool) -> pa.Schema:
 
 
 def read_range(
-    bootstrap: str, topic: str, partition: int, start: int, end: int, typed: bool, columns: list[str]
+    bootstrap: str, topic: str, partition: int, start: int, end: int, typed: bool, columns: list[str], lease: str = ""
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of offsets `start` to `end - 1`, the columns named, in that order. Raises TailraceError."""
+    """The rows of offsets `start` to `end - 1`, the columns named, in that order; `lease` is kept up while they are read. Raises TailraceError."""
     key = TopicPartition(topic, partition)
+    renewed_s = time.monotonic()
     position = start
     stalled = 0
     if start >= end:
@@ -51,6 +55,10 @@ def read_range(
         while position < end:
             taken = consumer.poll_arrow(POLL_MS)
             stalled = 0 if taken else stalled + 1
+            if lease and time.monotonic() - renewed_s > LEASE_MS / 3000:
+                renewed_s = time.monotonic()
+                with Admin(bootstrap) as admin:
+                    admin.lease_offsets(lease, {key: start}, LEASE_MS)
             if stalled > STALLED_POLLS_MAX:
                 raise TailraceError(f"{topic}-{partition} gave nothing at offset {position} of a range that ends at {end}")
             for item in taken:

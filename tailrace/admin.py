@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from tailrace.connection import Connection
-from tailrace.errors import InvalidRequestError, NotSupportedError, error_for
+from tailrace.errors import InvalidRequestError, OffsetOutOfRangeError, error_for
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES
@@ -75,14 +75,16 @@ class Admin:
         response = self._connection.call(api, [requests.encode_json(request)], self._timeout_ms, self._connect_timeout_ms)
         return requests.decode_json(response.body[0], CLIENT_JSON_MAX_BYTES)
 
-    def _change(self, api: Api, items: list[dict[str, Any]], validate_only: bool = False) -> None:
+    def _change(self, api: Api, items: list[dict[str, Any]], validate_only: bool = False) -> list[dict[str, Any]]:
         """A change of topics. Raises the error of the first that failed; the others are done."""
         if not items:
-            return
+            return []
         answer = self._call(api, {"topics": items, "validate_only": validate_only})
         for result in answer["results"]:
             if result["code"]:
                 raise error_for(code_of(result["code"]), result.get("message", ""))
+        results: list[dict[str, Any]] = answer["results"]
+        return results
 
     # ---- topics ----------------------------------------------------------------------------------------------------------------------
 
@@ -159,16 +161,38 @@ class Admin:
         answer = self._call(Api.LIST_OFFSETS, {"partitions": items})
         return {TopicPartition(item["topic"], item["partition"]): item for item in answer["offsets"]}
 
+    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Delete the records below these offsets (-1: below the high watermark). Answers where each partition begins now. Raises
+        UnknownTopicError, OffsetOutOfRangeError.
+        """
+        wanted: dict[str, dict[str, int]] = {}
+        for key, offset in offsets.items():
+            wanted.setdefault(key[0], {})[str(key[1])] = offset
+        results = self._change(Api.DELETE_RECORDS, [{"name": name, "partitions": partitions} for name, partitions in wanted.items()])
+        starts = {result["name"]: result["log_start_offsets"] for result in results}
+        return {TopicPartition(*key): int(starts[key[0]][str(key[1])]) for key in offsets}
+
+    def lease_offsets(self, lease: str, offsets: Mapping[TopicPartition, int], ttl_ms: int) -> None:
+        """Ask that retention keeps everything from these offsets on for `ttl_ms` (0: give the lease back). Ask again before it ends to keep it longer.
+        Raises UnknownTopicError, OffsetOutOfRangeError when an offset is gone already.
+        """
+        for key, offset in offsets.items():
+            request = {"lease": lease, "topic": key[0], "partition": key[1], "offset": offset, "ttl_ms": ttl_ms}
+            start = self._call(Api.LEASE_OFFSETS, request)["log_start_offset"]
+            if ttl_ms and start > offset:
+                raise OffsetOutOfRangeError(f"{key[0]}-{key[1]} begins at offset {start}, not {offset}")
+
     # ---- the appliance ---------------------------------------------------------------------------------------------------------------
 
     def describe_cluster(self) -> dict[str, Any]:
         """Processes with pid and restarts, how many topics, partitions and bytes, which partitions take no writes and why."""
         return self._call(Api.DESCRIBE_CLUSTER, {})
 
-    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Not in this version."""
-        del offsets
-        raise NotSupportedError("delete_records is not part of this version: delete the topic, or let it be")
+    def bring_online(self, topic: str) -> None:
+        """Let partitions that a failed disk took offline take writes again: their logs are recovered, then opened. Raises UnknownTopicError,
+        PartitionOfflineError, StorageError when the disk still refuses.
+        """
+        self._change(Api.ALTER_TOPICS, [{"name": topic, "online": True}])
 
 
 def check_offsets_answer(item: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
+from tailrace.records import TopicPartition
 
 
 class TailraceError(Exception):
@@ -41,9 +42,12 @@ class RecordTooLargeError(TailraceError):
 
 
 class CorruptBatchError(TailraceError):
-    """Offsets `first_offset` to `next_offset - 1` of a partition are damaged; `consumer.seek(tp, error.next_offset)` goes on behind them."""
+    """Offsets `first_offset` to `next_offset - 1` of partition `key` are damaged; `consumer.seek(error.key, error.next_offset)` goes on behind
+    them.
+    """
 
     default_code = ErrorCode.CORRUPT_BATCH
+    key: TopicPartition | None = None
     first_offset: int | None = None
     next_offset: int | None = None
 

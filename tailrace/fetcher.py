@@ -206,5 +206,5 @@ def corrupt_error(key: TopicPartition, first: int | None, following: int | None,
         error = CorruptBatchError(f"{where}: the batch at offset {first} is damaged ({reason})")
     else:
         error = CorruptBatchError(f"{where}: offsets {first} to {following - 1} are damaged ({reason}); seek to {following} to skip them")
-    error.first_offset, error.next_offset = first, following
+    error.key, error.first_offset, error.next_offset = key, first, following
     return error

@@ -1,14 +1,15 @@
 """The journal of a data directory: one file, one fdatasync for a group of batches that touches many segment files.
 
-A group of hundreds of partitions would cost an fdatasync for each file. Instead its batches go to the journal, one after the other, with one fdatasync; their
-segments are written too, and synced later, before that part of the journal is used again. (The idea is every database's; sizes and alignment were measured.)
+A group of hundreds of partitions would cost an fdatasync for each file. Instead its batches go to the journal, one after the other, with one
+fdatasync; their segments are written too, and synced later, before that part of the journal is used again. (The idea is every database's; sizes and alignment were measured.)
 
 Owner: the flusher of the data directory.
 Invariants: a frame is only overwritten when every segment it speaks for is synced; frames of one half have consecutive numbers, and the numbers grow over
     both halves and over restarts (`reset` after recovery begins at the first frame again, under higher numbers).
 Layout: two halves; in each, frames that begin at multiples of 4,096 bytes, so that writing one never touches the sectors of another:
     `magic u32 | entry count u32 | number u64 | frame bytes u64 | crc32c u32 | 0 u32`, then per entry
-    `topic id 16s | partition u32 | length u32 | base_offset i64 | next_offset i64`, then the batches. The checksum covers all but the batches, which carry their own.
+    `topic id 16s | partition u32 | length u32 | base_offset i64 | next_offset i64`, then the batches. The checksum covers all but the
+    batches, which carry their own.
 Crash: a frame that was not synced was not acknowledged; torn, it does not match its checksums and counts as never written.
 """
 

@@ -1,10 +1,10 @@
 """Which segments have had their time: pure decisions on what is known of them.
 
-Kafka's rules: a closed segment goes when its newest record is older than retention.ms, or while the log without it still has retention.bytes; oldest first, and
-never one behind another that stays. The live segment goes too once its time is over: it is closed first. -1 keeps for ever.
+Kafka's rules: a closed segment goes when its newest record is older than retention.ms, or while the log without it still has
+retention.bytes; oldest first, and never one behind another that stays. The live segment goes too once its time is over: it is closed first. -1 keeps for ever.
 
-A record's timestamp is the producer's. One from the future would keep a segment for ever, so a segment's age counts from its newest timestamp or from when it was
-last appended to, whichever is earlier.
+A record's timestamp is the producer's. One from the future would keep a segment for ever, so a segment's age counts from its newest
+timestamp or from when it was last appended to, whichever is earlier.
 """
 
 from __future__ import annotations

@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from appliance.cli.main import CONNECT_TIMEOUT_MS
 from appliance.cli.options import bootstrap_option
+from appliance.cli.output import complain
 from tailrace.admin import Admin
 from tailrace.consumer import Consumer
-from tailrace.errors import NotSupportedError
+from tailrace.errors import CorruptBatchError, NotSupportedError
 from tailrace.records import Record, TopicPartition
 from tailrace.settings import GROUPS_LATER
 
@@ -37,6 +38,9 @@ POLL_MS = 500
     help="arrow and parquet write one file to standard output.",
 )
 @click.option("--follow", is_flag=True, help="Wait for new records.")
+@click.option(
+    "--skip-damaged", is_flag=True, help="Go on behind records that are damaged on the disk, saying which, instead of ending there."
+)
 @bootstrap_option
 def command(
     topic: str,
@@ -47,6 +51,7 @@ def command(
     maximum: int | None,
     form: str,
     follow: bool,
+    skip_damaged: bool,
     bootstrap: str,
 ) -> None:
     """Print a topic's records. Without --from-beginning or --offset it waits for new ones, like `tail -f`.
@@ -69,7 +74,7 @@ def command(
         if offset is not None:
             for key in keys:
                 consumer.seek(key, offset)
-        reader = Reader(consumer, ends, maximum)
+        reader = Reader(consumer, ends, maximum, skip_damaged)
         if form == "arrow":
             _write_arrow(reader, info.schema)
         elif form == "parquet":
@@ -81,8 +86,9 @@ def command(
 class Reader:
     """Polls until the ends that were there at the start are reached, or enough came, or for ever."""
 
-    def __init__(self, consumer: Consumer, ends: dict[TopicPartition, int] | None, maximum: int | None) -> None:
+    def __init__(self, consumer: Consumer, ends: dict[TopicPartition, int] | None, maximum: int | None, skip_damaged: bool) -> None:
         self._consumer = consumer
+        self._skip_damaged = skip_damaged
         self._ends = ends
         self._left = maximum
 
@@ -91,9 +97,20 @@ class Reader:
             return True
         return self._ends is not None and all(self._consumer.position(key) >= end for key, end in self._ends.items())
 
+    def _skip(self, error: CorruptBatchError) -> None:
+        """Behind the damage, if that is wanted. Raises `error`."""
+        if not self._skip_damaged or error.key is None or error.next_offset is None:
+            raise error
+        complain(f"skipped: {error.detail}")
+        self._consumer.seek(error.key, error.next_offset)
+
     def records(self) -> list[Record]:
         limit = 5000 if self._left is None else min(5000, self._left)
-        records = self._consumer.poll(POLL_MS, limit)
+        try:
+            records = self._consumer.poll(POLL_MS, limit)
+        except CorruptBatchError as error:
+            self._skip(error)
+            return []
         if self._ends is not None:
             records = [r for r in records if r.offset < self._ends[TopicPartition(r.topic, r.partition)]]
         if self._left is not None:
@@ -101,8 +118,13 @@ class Reader:
         return records
 
     def batches(self) -> list[pa.RecordBatch]:
-        result = []
-        for taken in self._consumer.poll_arrow(POLL_MS):
+        result: list[pa.RecordBatch] = []
+        try:
+            polled = self._consumer.poll_arrow(POLL_MS)
+        except CorruptBatchError as error:
+            self._skip(error)
+            return result
+        for taken in polled:
             batch = taken.batch
             if self._ends is not None:
                 batch = batch.slice(0, max(0, self._ends[TopicPartition(taken.topic, taken.partition)] - taken.base_offset))

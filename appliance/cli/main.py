@@ -25,7 +25,8 @@ _COMMANDS = {
     "topic": ("appliance.cli.topic", "Create, list, describe, alter and delete topics."),
     "produce": ("appliance.cli.produce", "Send lines, or a file's rows, to a topic."),
     "consume": ("appliance.cli.consume", "Read a topic."),
-    "log": ("appliance.cli.log", "Look into segment files, offline."),
+    "log": ("appliance.cli.log", "Look into segment files and verify them, offline."),
+    "doctor": ("appliance.cli.doctor", "Say what would hurt, and what to do about it."),
     "status": ("appliance.cli.status", "Show how the running appliance does."),
 }
 

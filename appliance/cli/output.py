@@ -12,7 +12,8 @@ from typing import Any
 
 import orjson
 
-ADVANCE_BYTES = "bytes"
+BYTES = "bytes"
+ITEMS = "items"
 
 
 def print_json(value: Any) -> None:
@@ -62,19 +63,19 @@ class Progress:
 
 
 @contextmanager
-def progress(description: str, total: int | None) -> Iterator[Progress]:
+def progress(description: str, total: int | None, unit: str = ITEMS) -> Iterator[Progress]:
     """A bar on standard error while the block runs, when the length is known and someone is looking."""
     if total is None or not sys.stderr.isatty():
         yield Progress()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bar
 
     with Bar(
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        *((DownloadColumn(binary_units=True), TransferSpeedColumn()) if unit == BYTES else (MofNCompleteColumn(),)),
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,

@@ -32,6 +32,12 @@ def command(bootstrap: str, as_json: bool) -> None:
         ["PROCESS", "PID", "STATE", "RESTARTS"],
         [[p["name"], p["pid"], "live" if p["live"] else "down", max(0, p["restarts"])] for p in state["processes"]],
     )
+    click.echo()
+    print_table(
+        ["DATA DIRECTORY", "FREE", "SIZE", "STATE"],
+        [[d["path"], human_bytes(d["free_bytes"]), human_bytes(d["total_bytes"]), d["state"]] for d in state["data_dirs"]],
+    )
     if state["offline"]:
         click.echo()
         print_table(["TAKES NO WRITES", "PARTITION", "REASON"], [[o["topic"], o["partition"], o["reason"]] for o in state["offline"]])
+        click.echo("\nWhen its disk is good again: tailrace topic online TOPIC")

@@ -10,6 +10,7 @@ from appliance.cli.main import CONNECT_TIMEOUT_MS
 from appliance.cli.options import bootstrap_option, json_option, parse_pairs
 from appliance.cli.output import human_bytes, print_json, print_table, say
 from tailrace.admin import Admin, NewTopic
+from tailrace.records import TopicPartition
 
 
 def connect(bootstrap: str) -> Admin:
@@ -148,6 +149,43 @@ def alter(name: str, partitions: int | None, configs: tuple[str, ...], bootstrap
         if partitions is not None:
             admin.create_partitions({name: partitions})
     say(f"altered {name}")
+
+
+@command.command()
+@click.argument("name")
+@bootstrap_option
+def online(name: str, bootstrap: str) -> None:
+    """Let a topic's partitions take writes again, after the disk that failed was repaired. Their logs are recovered first.
+
+    \b
+    Example:
+      tailrace topic online orders
+    """
+    with connect(bootstrap) as admin:
+        admin.bring_online(name)
+    say(f"{name} takes writes")
+
+
+@command.command(name="delete-records")
+@click.argument("name")
+@click.option("--partition", type=int, required=True, help="Of this partition.")
+@click.option("--before", type=int, required=True, metavar="OFFSET", help="Everything below this offset; -1: everything.")
+@bootstrap_option
+@json_option
+def delete_records(name: str, partition: int, before: int, bootstrap: str, as_json: bool) -> None:
+    """Delete the oldest records of a partition.
+
+    \b
+    Example:
+      tailrace topic delete-records orders --partition 0 --before 1000
+    """
+    key = TopicPartition(name, partition)
+    with connect(bootstrap) as admin:
+        start = admin.delete_records({key: before})[key]
+    if as_json:
+        print_json({"topic": name, "partition": partition, "log_start_offset": start})
+    else:
+        say(f"{name}-{partition} begins at offset {start}")
 
 
 @command.command()

@@ -68,7 +68,8 @@ class Bench:
         feed = LaneWriter(self.regions["coord>worker"])
 
         worker = Worker(
-            ring=ring, lanes=lanes, tables=[self.table], slot=Control(self.regions["control"]).process(Role.WORKER, 0), generation=self.generation,
+            ring=ring, lanes=lanes, tables=[self.table], slot=Control(self.regions["control"]).process(Role.WORKER, 0),
+            generation=self.generation,
             is_running=lambda: True, live_fronts=lambda: [0], fronts=[], flushers=[], load_producers=lambda a, end: load_producers(self.files, self.directory, a, end),
             is_disk_full=lambda d: bool(self.flusher_slot.load(ProcessWord.DISK_FULL)), producer_expiration_us=86_400_000_000, now_us=lambda: self.now_us,
         )  # fmt: skip

@@ -1,0 +1,155 @@
+"""What on this host or in this appliance would hurt: one function a check, each answering a finding with what to do. Reading only."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from tailrace.data_directory import QUARANTINE_DIRECTORY
+
+FILES_WANTED = 4096
+SHM_WANTED_BYTES = 256 << 20
+_REMOTE = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"}
+_VOLATILE = {"tmpfs", "ramfs"}
+
+
+class Level(Enum):
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    level: Level
+    detail: str
+
+
+def host_checks(data_dirs: list[str]) -> list[Check]:
+    """Cores, shared memory, limits, and the disks under `data_dirs`."""
+    return [_cores(), _shared_memory(), _open_files(), *(check for path in data_dirs for check in _disk(path))]
+
+
+def _cores() -> Check:
+    count = len(os.sched_getaffinity(0))
+    if count < 2:
+        return Check("cores", Level.WARNING, f"{count} core: front, worker and flusher take turns; give it two or more")
+    return Check("cores", Level.OK, f"{count} cores")
+
+
+def _shared_memory() -> Check:
+    found = os.statvfs("/dev/shm")
+    total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    text = f"/dev/shm has {free >> 20} of {total >> 20} MiB free"
+    if total < SHM_WANTED_BYTES:
+        return Check(
+            "shared memory",
+            Level.PROBLEM,
+            f"{text}; enlarge it: mount -o remount,size=1G /dev/shm (Docker: --shm-size=1g), or lower ring_bytes",
+        )
+    if free < total // 10:
+        return Check("shared memory", Level.WARNING, f"{text}; the next start may not find room for its rings")
+    return Check("shared memory", Level.OK, text)
+
+
+def _open_files() -> Check:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = f"{soft} open files allowed (at most {hard})"
+    if soft < FILES_WANTED:
+        return Check(
+            "open files",
+            Level.WARNING,
+            f"{text}; a flusher keeps two files open a partition: ulimit -n 65536, or LimitNOFILE=65536 in the unit",
+        )
+    return Check("open files", Level.OK, text)
+
+
+def file_system_of(path: str) -> str:
+    """The type of the file system that `path` lies on, from /proc/self/mountinfo."""
+    device = os.stat(path).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            fields, _, rest = line.partition(" - ")
+            if fields.split()[2] == wanted:
+                return rest.split()[0]
+    return "unknown"
+
+
+def _disk(path: str) -> list[Check]:
+    if not os.path.isdir(path):
+        return [Check(f"disk {path}", Level.PROBLEM, "there is no such directory here; run doctor on the appliance's host")]
+    found = os.statvfs(path)
+    total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    kind = file_system_of(path)
+    text = f"{free >> 20} of {total >> 20} MiB free, {kind}"
+    checks = []
+    if found.f_flag & os.ST_RDONLY:
+        checks.append(
+            Check(f"disk {path}", Level.PROBLEM, f"{text}, mounted read-only; look at the system log, then remount it for writing")
+        )
+    elif free < total // 10:
+        checks.append(
+            Check(f"disk {path}", Level.WARNING, f"{text}; free some, or lower retention.ms or retention.bytes of the largest topics")
+        )
+    elif kind in _VOLATILE:
+        checks.append(Check(f"disk {path}", Level.WARNING, f"{text}: lost when the machine goes down, whatever durability says"))
+    elif kind in _REMOTE:
+        checks.append(
+            Check(
+                f"disk {path}",
+                Level.WARNING,
+                f"{text}: on the network every acks=all takes a round trip; use a local disk",
+            )
+        )
+    else:
+        checks.append(Check(f"disk {path}", Level.OK, text))
+    quarantine = f"{path}/{QUARANTINE_DIRECTORY}"
+    reports = [name for name in os.listdir(quarantine) if name.endswith(".json")] if os.path.isdir(quarantine) else []
+    if reports:
+        newest = f"{quarantine}/{sorted(reports)[-1]}"
+        checks.append(
+            Check(
+                f"quarantine {path}",
+                Level.PROBLEM,
+                f"{len(reports)} damaged ranges were found; {newest} names one: send it again from its source, then remove the report",
+            )
+        )
+    return checks
+
+
+def appliance_checks(state: dict[str, Any]) -> list[Check]:
+    """What a running appliance says of itself (`Admin.describe_cluster`)."""
+    checks = []
+    down = [p["name"] for p in state["processes"] if not p["live"]]
+    restarted = [f"{p['name']} {p['restarts']} times" for p in state["processes"] if p["restarts"] > 0]
+    if down:
+        checks.append(Check("processes", Level.PROBLEM, f"down: {', '.join(down)}; the appliance's log says why"))
+    elif restarted:
+        checks.append(Check("processes", Level.WARNING, f"restarted: {', '.join(restarted)}; the appliance's log says why"))
+    else:
+        checks.append(Check("processes", Level.OK, f"{len(state['processes'])} processes, none restarted"))
+    for directory in state["data_dirs"]:
+        if directory["state"] == "FULL":
+            checks.append(
+                Check(
+                    "disk full",
+                    Level.PROBLEM,
+                    f"{directory['path']} has {directory['free_bytes'] >> 20} MiB free, less than its reserve: producers get DISK_FULL; "
+                    "free some space, writing resumes by itself",
+                )
+            )
+    for offline in state["offline"]:
+        checks.append(
+            Check(
+                "partition offline",
+                Level.PROBLEM,
+                f"{offline['topic']}-{offline['partition']} takes no writes ({offline['reason']}); repair or replace the disk, "
+                f"then run: tailrace topic online {offline['topic']}",
+            )
+        )
+    return checks

@@ -1,0 +1,226 @@
+"""Proves what is in the files of a data directory, offline: every checksum, every index entry, offsets, timestamps, producer sequences.
+
+Owner: pure reading; nothing is changed, no lock is taken. A live appliance may go on writing: what it appends meanwhile can look like a torn tail.
+Invariants: nothing is skipped silently: what cannot be walked is reported as a finding, with the offsets that it costs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tailrace import segment_index
+from tailrace.batch_header import NO_PRODUCER, SEQUENCE_MODULUS, BatchHeader
+from tailrace.partition_file import PARTITION_FILE, PartitionFile
+from tailrace.segment import (
+    INDEX_SUFFIX,
+    SEGMENT_SUFFIX,
+    Ending,
+    Walk,
+    file_name,
+    find_behind,
+    schema_message_length,
+    segment_bases,
+    walk_batches,
+)
+from tailrace.segment_index import IndexEntry
+
+
+class Severity(Enum):
+    NOTE = "note"
+    """Known and reported before, or harmless."""
+    REPAIRABLE = "repairable"
+    """The next start puts it right without a loss: an index, a torn tail."""
+    DAMAGE = "damage"
+    """Acknowledged records may be lost or wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    severity: Severity
+    path: str
+    text: str
+    first_offset: int = -1
+    last_offset: int = -1
+
+
+@dataclass(slots=True)
+class Totals:
+    partitions: int = 0
+    segments: int = 0
+    batches: int = 0
+    records: int = 0
+    data_bytes: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def worst(self) -> Severity | None:
+        return next((s for s in (Severity.DAMAGE, Severity.REPAIRABLE, Severity.NOTE) if any(f.severity is s for f in self.findings)), None)
+
+
+def partition_directories(path: str) -> list[str]:
+    """`path` itself when it is a partition's directory, else those in it."""
+    if _is_partition(path):
+        return [path]
+    return sorted(entry.path for entry in os.scandir(path) if entry.is_dir() and _is_partition(entry.path))
+
+
+def _is_partition(path: str) -> bool:
+    names = os.listdir(path)
+    return PARTITION_FILE in names or bool(segment_bases(names))
+
+
+def data_bytes(directories: list[str]) -> int:
+    """How much there is to read."""
+    return sum(entry.stat().st_size for directory in directories for entry in os.scandir(directory) if entry.name.endswith(SEGMENT_SUFFIX))
+
+
+def check(directories: list[str], advance: Callable[[int], None] = lambda _: None) -> Totals:
+    """Check partitions one after the other; `advance` hears of bytes done. Raises OSError."""
+    totals = Totals()
+    for directory in directories:
+        _PartitionCheck(directory, totals, advance).run()
+    return totals
+
+
+class _PartitionCheck:
+    def __init__(self, directory: str, totals: Totals, advance: Callable[[int], None]) -> None:
+        self._directory = directory
+        self._totals = totals
+        self._advance = advance
+        self._append_us = 0
+        self._sequences: dict[int, tuple[int, int]] = {}
+        """producer id -> (epoch, next sequence)"""
+
+    def _find(self, severity: Severity, path: str, text: str, first: int = -1, last: int = -1) -> None:
+        self._totals.findings.append(Finding(severity, path, text, first, last))
+
+    def run(self) -> None:
+        self._totals.partitions += 1
+        path = f"{self._directory}/{PARTITION_FILE}"
+        known = None
+        if os.path.exists(path):
+            with open(path, "rb") as file:
+                known = PartitionFile.decode(file.read())
+        if known is None:
+            self._find(Severity.DAMAGE, path, "missing or damaged: without it nobody can say which partition the batches are of")
+            return
+        if known.offline:
+            self._find(Severity.NOTE, path, f"takes no writes: {known.offline}")
+        for damage in known.damage:
+            self._find(Severity.NOTE, self._directory, "reported as lost before", damage.start, damage.end - 1)
+        bases = segment_bases(os.listdir(self._directory))
+        if bases and bases[0] > known.log_start_offset:
+            self._find(Severity.DAMAGE, self._directory, "segments are missing at the beginning", known.log_start_offset, bases[0] - 1)
+        for number, base in enumerate(bases):
+            self._check_segment(known, base, bases[number + 1] if number + 1 < len(bases) else None)
+
+    def _check_segment(self, known: PartitionFile, base: int, following: int | None) -> None:
+        path = f"{self._directory}/{file_name(base)}"
+        totals = self._totals
+        totals.segments += 1
+        with open(path, "rb", buffering=0) as file:
+            fd = file.fileno()
+            size = os.fstat(fd).st_size
+            totals.data_bytes += size
+
+            def read_at(length: int, position: int) -> bytes:
+                return os.pread(fd, length, position)
+
+            start = schema_message_length(read_at)
+            message = read_at(start, 0) if start else b""
+            if message not in known.schemas.values():
+                start = self._schema_end(known, path, read_at)
+            entries: list[IndexEntry] = []
+            walk = Walk(start, base)
+            reported = 0
+            for position, header in self._walk(read_at, size, walk, known, base, path, following):
+                self._check_batch(path, position, header)
+                entries.append(
+                    IndexEntry(
+                        header.base_offset,
+                        position,
+                        max(header.max_timestamp_us, entries[-1].max_timestamp_us if entries else 0),
+                        header.batch_length,
+                    )
+                )
+                totals.batches += 1
+                totals.records += header.record_count
+                if position - reported >= 1 << 24:
+                    self._advance(position - reported)
+                    reported = position
+            self._advance(size - reported)
+        self._check_index(base, entries)
+
+    def _schema_end(self, known: PartitionFile, path: str, read_at: Callable[[int, int], bytes]) -> int:
+        self._find(Severity.REPAIRABLE, path, "its schema message is damaged; partition.json has it")
+        del read_at
+        return len(next(iter(known.schemas.values())))
+
+    def _walk(
+        self, read_at: Callable[[int, int], bytes], size: int, walk: Walk, known: PartitionFile, base: int, path: str, following: int | None
+    ) -> Iterator[tuple[int, BatchHeader]]:
+        """Every intact batch of the segment; what is not is reported and jumped over."""
+        while True:
+            for position, header in walk_batches(read_at, size, walk, known.seed):
+                if following is not None and header.base_offset >= following:
+                    return  # given up after a failed sync: the next segment has this batch
+                yield position, header
+            at, offset = walk.position, walk.next_offset
+            if following is not None and offset >= following:
+                return
+            reported = any(d.segment_base == base and d.start == offset for d in known.damage)
+            severity = Severity.NOTE if reported else Severity.DAMAGE
+            if walk.ending is Ending.TORN:
+                behind = find_behind(read_at, size, at, known.seed, offset)
+                if behind is not None and (following is not None or behind.proves_durable or behind.position < size):
+                    self._find(severity, path, f"byte {at}: {walk.reason}", offset, behind.offset - 1)
+                    walk.position, walk.next_offset, walk.ending = behind.position, behind.offset, Ending.CLEAN
+                    if behind.position < size:
+                        continue
+                    return
+            if following is not None:
+                self._find(
+                    severity, path, f"byte {at}: {walk.reason or 'the segment ends'} before its successor begins", offset, following - 1
+                )
+            elif walk.ending is Ending.TORN:
+                self._find(Severity.REPAIRABLE, path, f"torn tail of {size - at} bytes at byte {at}: {walk.reason}", offset)
+            return
+
+    def _check_batch(self, path: str, position: int, header: BatchHeader) -> None:
+        if header.append_time_us < self._append_us:
+            self._find(
+                Severity.DAMAGE, path, f"byte {position}: appended before the batch in front of it", header.base_offset, header.last_offset
+            )
+        self._append_us = header.append_time_us
+        if header.first_timestamp_us > header.max_timestamp_us:
+            self._find(Severity.DAMAGE, path, f"byte {position}: first timestamp above the largest", header.base_offset, header.last_offset)
+        if header.producer_id == NO_PRODUCER:
+            return
+        epoch, expected = self._sequences.get(header.producer_id, (header.producer_epoch, header.base_sequence))
+        newer = header.producer_epoch > epoch and header.base_sequence == 0
+        if header.producer_epoch < epoch or (header.base_sequence != expected and not newer and header.base_sequence != 0):
+            self._find(
+                Severity.DAMAGE,
+                path,
+                f"byte {position}: producer {header.producer_id} epoch {header.producer_epoch} sequence {header.base_sequence} where {expected} belongs",
+                header.base_offset,
+                header.last_offset,
+            )
+        following = (header.base_sequence + header.last_offset_delta + 1) % SEQUENCE_MODULUS
+        self._sequences[header.producer_id] = header.producer_epoch, following
+
+    def _check_index(self, base: int, wanted: list[IndexEntry]) -> None:
+        path = f"{self._directory}/{file_name(base, INDEX_SUFFIX)}"
+        if not os.path.exists(path):
+            self._find(Severity.REPAIRABLE, path, "missing")
+            return
+        with open(path, "rb") as file:
+            data = file.read()
+        found = segment_index.decode(data, base)
+        if found is None:
+            self._find(Severity.REPAIRABLE, path, "damaged, or not whole")
+        elif found[: len(wanted)] != wanted:
+            self._find(Severity.REPAIRABLE, path, f"does not say what the segment holds ({len(found)} entries, {len(wanted)} batches)")
