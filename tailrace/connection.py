@@ -1,4 +1,4 @@
-"""The only module that holds a socket: one DEALER to one front, reopened by itself, driven by whoever calls it.
+"""One connection: a DEALER to one front, reopened by itself, driven by whoever calls it.
 
 There is no thread here and nothing blocks: `process()` takes in what has come, `wait()` sleeps until something may have. ZeroMQ's own
 reconnection
@@ -12,14 +12,11 @@ makes cooperative.
 
 from __future__ import annotations
 
-import random
 import select
-import time
 from collections.abc import Callable, Sequence
 
-import zmq
-
 from tailrace.checksum import Readable
+from tailrace.environment import REAL, ClientSocket, Environment
 from tailrace.errors import InvalidSettingError, NotReachableError, RequestTimeoutError, TailraceError, error_for
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.session import ClientSession, Response, State
@@ -50,12 +47,12 @@ def check_bootstrap(address: str) -> str:
 class Connection:
     """See the module's docstring. Call `process` often, and `tick` when `next_tick_ns` has come."""
 
-    def __init__(self, address: str, client_id: str) -> None:
+    def __init__(self, address: str, client_id: str, environment: Environment = REAL) -> None:
         self._address = check_bootstrap(address)
         self._client_id = client_id
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._socket: zmq.Socket[bytes] | None = None
-        self._fd = -1
+        self._environment = environment
+        self._now_ns = environment.monotonic_ns
+        self._socket: ClientSocket | None = None
         self.session = ClientSession(client_id)
         self._pending: dict[int, OnResponse] = {}
         self._opened_ns = 0
@@ -79,7 +76,7 @@ class Connection:
 
     def fileno(self) -> int:
         """The descriptor to poll: readable when something *may* have come; -1 while there is no socket."""
-        return self._fd
+        return -1 if self._socket is None else self._socket.fileno()
 
     # ---- sending ---------------------------------------------------------------------------------------------------------------------
 
@@ -93,12 +90,10 @@ class Connection:
             correlation_id, frames = self.session.request(api, body)
         except WireError as error:
             raise error_for(error.code, error.detail) from None
-        now_ns = time.monotonic_ns()
+        now_ns = self._now_ns()
         if not self._pending:
             self._heard_ns = now_ns
-        try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=sum(map(len, body)) < COPY_BELOW_BYTES)
-        except zmq.Again:
+        if not self._socket.try_send(frames, copy=sum(map(len, body)) < COPY_BELOW_BYTES):
             return False
         if on_response is not None:
             self._pending[correlation_id] = on_response
@@ -110,12 +105,11 @@ class Connection:
         """Take in everything that has come and call whom it answers. After any use of the socket: its descriptor tells of changes only."""
         count = 0
         while self._socket is not None:
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            frames = self._socket.try_receive()
+            if frames is None:
                 break
             count += 1
-            self._heard_ns = time.monotonic_ns()
+            self._heard_ns = self._now_ns()
             was_ready = self.is_ready
             try:
                 response = self.session.receive(frames)
@@ -160,10 +154,7 @@ class Connection:
             elif now_ns - max(self._heard_ns, self._pinged_ns) >= PING_AFTER_NS:
                 self._pinged_ns = now_ns
                 _, frames = self.session.request(Api.PING)
-                try:
-                    self._socket.send_multipart(frames, zmq.NOBLOCK)
-                except zmq.Again:
-                    pass
+                self._socket.try_send(frames)
 
     # ---- waiting -----------------------------------------------------------------------------------------------------------------------
 
@@ -185,7 +176,7 @@ class Connection:
         Raises NotReachableError when no connection came about within `connect_timeout_ms` (None: `timeout_ms`), RequestTimeoutError, or
         what the answer says.
         """
-        start_ns = time.monotonic_ns()
+        start_ns = self._now_ns()
         deadline_ns = start_ns + timeout_ms * 1_000_000
         connect_by_ns = deadline_ns if connect_timeout_ms is None else min(deadline_ns, start_ns + connect_timeout_ms * 1_000_000)
         answers: list[Response | None] = []
@@ -207,7 +198,7 @@ class Connection:
                 sent = self.request(api, body, answers.append)
                 if sent:
                     continue
-            now_ns = time.monotonic_ns()
+            now_ns = self._now_ns()
             if now_ns >= deadline_ns and was_ready:
                 raise RequestTimeoutError(f"{api.name} got no answer within {timeout_ms} ms")
             if now_ns >= connect_by_ns and not was_ready:
@@ -220,20 +211,10 @@ class Connection:
     # ---- opening and closing -----------------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        try:
-            socket = self._socket = self._context.socket(zmq.DEALER)
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.SNDHWM, 0)
-            socket.setsockopt(zmq.RCVHWM, 0)
-            socket.setsockopt(zmq.RECONNECT_IVL, 20)
-            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-            socket.connect(self._address)
-            self._fd = int(socket.getsockopt(zmq.FD))
-        except zmq.ZMQError as error:
-            raise InvalidSettingError(f"bootstrap {self._address!r} is no address that ZeroMQ takes: {error.strerror}") from None
+        self._socket = self._environment.open_socket(self._address)
         self.session = ClientSession(self._client_id)
-        self._opened_ns = self._heard_ns = time.monotonic_ns()
-        socket.send_multipart(self.session.start(), zmq.NOBLOCK)
+        self._opened_ns = self._heard_ns = self._now_ns()
+        self._socket.try_send(self.session.start())
 
     def _lose(self, code: ErrorCode, reason: str) -> None:
         """Give the socket up and tell every owner of a request."""
@@ -242,7 +223,7 @@ class Connection:
             self.fatal = error_for(code, reason)
         delay_ns = min(REOPEN_MAX_NS, REOPEN_FIRST_NS << min(self._failures, 10))
         self._failures += 1
-        self._reopen_at_ns = time.monotonic_ns() + int(delay_ns * random.uniform(0.5, 1.0))
+        self._reopen_at_ns = self._now_ns() + int(delay_ns * (0.5 + self._environment.random() / 2))
         pending, self._pending = self._pending, {}
         for on_response in pending.values():
             on_response(None)
@@ -251,7 +232,6 @@ class Connection:
         if self._socket is not None:
             self._socket.close(linger_ms)
             self._socket = None
-            self._fd = -1
 
     def close(self, linger_ms: int = 0) -> None:
         """End the connection; nobody is told. What is queued goes on being sent, in the background, for `linger_ms`."""

@@ -17,14 +17,20 @@ from workers.files import Files, read_whole
 CHECKPOINT_FILES = ("checkpoint.0", "checkpoint.1")
 
 
+UNKNOWN_TIME_US = 1 << 62
+"""Of a segment whose times are not known yet: so late that retention leaves it alone."""
+
+
 class SealedSegment(NamedTuple):
     """What is known of a segment that never changes any more."""
 
     base: int
     size: int
     batch_count: int
+    """-1: not known yet."""
     max_timestamp_us: int
     last_append_us: int
+    """0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

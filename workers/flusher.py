@@ -27,7 +27,6 @@ from shm.lane import LaneReader
 from shm.layout import ProcessWord, Verdict
 from shm.partition_table import PartitionTable
 from shm.ring import Descriptor, Ring
-from tailrace.data_directory import JOURNAL_FILE
 from workers.disk_space import DiskSpace
 from workers.files import Files
 from workers.group_commit import GroupCommit
@@ -118,7 +117,7 @@ class Flusher:
         self._on_ready = on_ready
         self._now_us = now_us
         self._space = DiskSpace(files, data_dir, settings.reserve_bytes)
-        self._journal = Journal(files, f"{data_dir}/{JOURNAL_FILE}", settings.journal_bytes)
+        self._journal = Journal(files, data_dir, settings.journal_bytes)
         self._logs = LogSet(files, data_dir, table, facts)
         self._logs.journaled = self._journal.find()
         self._note_rings(table, old_rings)
@@ -207,6 +206,7 @@ class Flusher:
             if log.unscrubbed:
                 try:
                     log.scrub_one_index()
+                    self._retain(log)  # it may know a segment's age only now
                 except OSError as error:
                     logger.warning("index_not_looked_at directory=%s error=%r", log.directory, str(error))
                 return 1

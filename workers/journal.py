@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from shm.layout import align
 from tailrace.checksum import Readable, crc32c
+from tailrace.data_directory import JOURNAL_FILE
 from workers.files import Files
 
 FRAME_ALIGNMENT_BYTES = 4096
@@ -44,9 +45,10 @@ class JournalBatch(NamedTuple):
 class Journal:
     """`find` at start, `reset` when what was found is in the segments, `prepare` when idle, then `append` group after group."""
 
-    def __init__(self, files: Files, path: str, size: int) -> None:
+    def __init__(self, files: Files, data_dir: str, size: int) -> None:
         self._files = files
-        self._path = path
+        self._data_dir = data_dir
+        self._path = f"{data_dir}/{JOURNAL_FILE}"
         self.half_bytes = size // 2 // FRAME_ALIGNMENT_BYTES * FRAME_ALIGNMENT_BYTES
         self._fd = -1
         self._prepared = 0
@@ -130,6 +132,7 @@ class Journal:
         self._prepared += piece
         if self.is_prepared:
             self._files.sync_data(self._fd)
+            self._files.sync_directory(self._data_dir)  # its name, too
 
     @staticmethod
     def frame_bytes(batches: Sequence[JournalBatch]) -> int:

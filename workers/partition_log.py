@@ -492,8 +492,9 @@ class PartitionLog:
             return
         count, _ = rebuild_index(self._files, self.directory, self.file, base)
         entries = index_format.decode(read_whole(self._files, f"{self.directory}/{file_name(base, INDEX_SUFFIX)}"), base) or []
-        largest = entries[-1].max_timestamp_us if entries else 0
-        self.sealed[base] = segment._replace(batch_count=count, max_timestamp_us=max(segment.max_timestamp_us, largest))
+        if entries:
+            self.max_timestamp_us = max(self.max_timestamp_us, entries[-1].max_timestamp_us)
+            self.sealed[base] = segment._replace(batch_count=count, max_timestamp_us=entries[-1].max_timestamp_us)
 
     def close(self) -> None:
         """Write a last checkpoint of what is synced and close the files; the live segment stays live for the next start. Raises OSError."""

@@ -44,7 +44,7 @@ from tailrace.segment import (
     walk_batches,
 )
 from tailrace.segment_index import INDEX_ENTRY, INDEX_HEADER, IndexEntry
-from workers.checkpoint import Checkpoint, SealedSegment, load_checkpoint
+from workers.checkpoint import UNKNOWN_TIME_US, Checkpoint, SealedSegment, load_checkpoint
 from workers.files import Files, read_whole, write_durably
 from workers.producer_state import ProducerTable
 
@@ -296,7 +296,8 @@ class _Recovery:
             self._files.close(fd)
         result.sealed[base] = facts
         result.segments.append(base)
-        result.max_timestamp_us = max(result.max_timestamp_us, facts.max_timestamp_us)
+        if facts.max_timestamp_us != UNKNOWN_TIME_US:
+            result.max_timestamp_us = max(result.max_timestamp_us, facts.max_timestamp_us)
         result.last_append_us = max(result.last_append_us, facts.last_append_us)
 
     def _facts_from_index(self, base: int, size: int) -> SealedSegment:
@@ -312,7 +313,7 @@ class _Recovery:
                 pass
             finally:
                 self._files.close(fd)
-        return SealedSegment(base, size, -1, 0, 0)  # the scrub counts, and makes the index
+        return SealedSegment(base, size, -1, UNKNOWN_TIME_US, 0)  # the scrub counts, and makes the index
 
     def _walk_closed(self, reader: _Reader, base: int, following: int) -> SealedSegment:
         """A segment without its end mark, but not the newest: given up after a failed sync (then it reaches its successor), or damaged."""
@@ -327,7 +328,7 @@ class _Recovery:
             behind = find_behind(reader.read_at, reader.size, walk.position, self._file.seed, reached)
             end = min(behind.offset, following) if behind else following
             self._lose(base, walk.position, behind.position if behind else 0, reached, end, walk.reason or "the file is too short")
-        return SealedSegment(base, reader.size, -1 if reached < following else count, largest, last)
+        return SealedSegment(base, reader.size, -1 if reached < following else count, largest or UNKNOWN_TIME_US, last)
 
     # ---- the newest segment ----------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from shm.assignments import REPLAY, Assignment, LaneKind
 from shm.control import Control
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
-from shm.layout import SOURCE_COORDINATOR, ControlLayout, ProcessWord, RegionKind, Role
+from shm.layout import SOURCE_COORDINATOR, ControlLayout, LaneLayout, ProcessWord, RegionKind, RingLayout, Role, TableLayout
 from shm.partition_table import PartitionTable
 from shm.region import Region
 from shm.ring import Ring, RingWriter
@@ -38,17 +38,30 @@ def assignment(
 class Bench:
     """One worker and one flusher over real memory and real files; `kill_*` starts a successor over what is left."""
 
-    def __init__(self, directory: str, regions: dict[str, Region], files: Files, settings: FlusherSettings) -> None:
+    def __init__(
+        self,
+        directory: str,
+        regions: dict[str, Region],
+        files: Files,
+        settings: FlusherSettings,
+        *,
+        assignments: list[Assignment] | None = None,
+        run: str = "first",
+        lost_memory: bool = False,
+        now_us: int = 1_700_000_000_000_000,
+    ) -> None:
         self.settings = settings
-        self.run = "first"
-        self.lost_memory = False
+        self.run = run
+        self.is_running = False
+        """Whether the flusher has recovered once: before that, workers wait."""
+        self.lost_memory = lost_memory
         self.flusher_slot = Control(regions["control"]).process(Role.FLUSHER, 0)
         self.directory = directory
         self.regions = regions
         self.files = files
-        self.now_us = 1_700_000_000_000_000
+        self.now_us = now_us
         self.now_ns = 1
-        self.assignments = [assignment()]
+        self.assignments = assignments or [assignment()]
         self.bell = Doorbell.create()
         self.to_worker = LaneWriter(regions["front>worker"])
         self.table = PartitionTable(regions["table"])
@@ -68,9 +81,10 @@ class Bench:
         feed = LaneWriter(self.regions["coord>worker"])
 
         worker = Worker(
-            ring=ring, lanes=lanes, tables=[self.table], slot=Control(self.regions["control"]).process(Role.WORKER, 0),
+            ring=ring, lanes=lanes, tables=[self.table],
+            slot=Control(self.regions["control"]).process(Role.WORKER, 0),
             generation=self.generation,
-            is_running=lambda: True, live_fronts=lambda: [0], fronts=[], flushers=[], load_producers=lambda a, end: load_producers(self.files, self.directory, a, end),
+            is_running=lambda: self.is_running, live_fronts=lambda: [0], fronts=[], flushers=[], load_producers=lambda a, end: load_producers(self.files, self.directory, a, end),
             is_disk_full=lambda d: bool(self.flusher_slot.load(ProcessWord.DISK_FULL)), producer_expiration_us=86_400_000_000, now_us=lambda: self.now_us,
         )  # fmt: skip
         self._feed(feed)
@@ -83,10 +97,13 @@ class Bench:
             data_dir=self.directory, files=self.files, table=self.table, feed=LaneReader(self.regions["coord>flusher"]), generation=self.generation,
             facts=RunFacts(self.run, self.lost_memory), slot=self.flusher_slot,
             rings={0: Ring(self.regions["ring"])}, old_rings=[], fronts=[], workers={0: self.bell}, coordinator=self.bell, settings=self.settings,
-            on_ready=lambda: None, now_us=lambda: self.now_us, start_ns=self.now_ns,
+            on_ready=self._on_ready, now_us=lambda: self.now_us, start_ns=self.now_ns,
         )  # fmt: skip
         self._feed(feed)
         return flusher
+
+    def _on_ready(self) -> None:
+        self.is_running = True
 
     def _feed(self, lane: LaneWriter) -> None:
         for item in self.assignments:
@@ -112,6 +129,8 @@ class Bench:
 
     def settle(self) -> None:
         """Step both until neither has anything to do; front 0 answers everything."""
+        while not self.is_running:
+            self.step_flusher()
         while self.step_worker() + self.step_flusher():
             self.ring.cursors[0].store(self.ring.settled.load())
 
@@ -122,6 +141,20 @@ class Bench:
     def segment_paths(self, partition: int = 0) -> list[str]:
         directory = f"{self.directory}/t-{partition}"
         return [f"{directory}/{name}" for name in sorted(os.listdir(directory)) if name.endswith(".arrow")]
+
+
+def simulated_regions(ring_bytes: int = 1 << 18, descriptors: int = 256) -> dict[str, Region]:
+    """The regions of a Bench in this process's own memory: cheap, for thousands of them."""
+    lane = 1 << 17
+    return {
+        "ring": memory.simulated(RegionKind.RING, RingLayout(ring_bytes, descriptors).size, ring_bytes, descriptors),
+        "table": memory.simulated(RegionKind.TABLE, TableLayout(16).size, 16),
+        "control": memory.simulated(RegionKind.CONTROL, ControlLayout().size, 0),
+        **{
+            name: memory.simulated(RegionKind.LANE, LaneLayout(lane).size, lane)
+            for name in ("front>worker", "coord>worker", "coord>flusher")
+        },
+    }
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from shm.layout import LaneLayout, RegionKind, RingLayout, TableLayout
-from shm.region import Region, remove
+from shm.region import Region, RegionHeader, remove
 
 INSTANCE = bytes(16)
 
@@ -38,3 +38,9 @@ def lane_region(lane_bytes: int = 1 << 14) -> Iterator[Region]:
 def table_region(slots: int = 16) -> Iterator[Region]:
     with region(RegionKind.TABLE, TableLayout(slots).size, slots) as created:
         yield created
+
+
+def simulated(kind: RegionKind, size: int, first: int, second: int = 0) -> Region:
+    """A region in this process's own memory: it outlives the simulated processes that use it, and costs no system call."""
+    memory = bytearray(size)
+    return Region("/simulated", memory, RegionHeader(kind, bytes(16), INSTANCE, 1, size, first, second))  # type: ignore[arg-type]

@@ -1,0 +1,79 @@
+"""What a client takes from the world around it: the clock, sockets, chance, and whether it may have a thread. Tests put another world in.
+
+`REAL` is ZeroMQ and the monotonic clock. A ClientSocket is one DEALER: non-blocking, frames in and out.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import zmq
+
+from tailrace.checksum import Readable
+from tailrace.errors import InvalidSettingError
+
+
+class ClientSocket(Protocol):
+    """One connection's socket. Nothing blocks."""
+
+    def try_send(self, frames: Sequence[Readable], *, copy: bool = True) -> bool: ...
+    def try_receive(self) -> list[bytes] | None: ...
+    def fileno(self) -> int: ...
+    def close(self, linger_ms: int) -> None: ...
+
+
+class DealerSocket:
+    """A ZeroMQ DEALER, connected."""
+
+    def __init__(self, address: str) -> None:
+        """Raises InvalidSettingError."""
+        try:
+            socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.RCVHWM, 0)
+            socket.setsockopt(zmq.RECONNECT_IVL, 20)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+            socket.connect(address)
+            self._fd = int(socket.getsockopt(zmq.FD))
+        except zmq.ZMQError as error:
+            raise InvalidSettingError(f"bootstrap {address!r} is no address that ZeroMQ takes: {error.strerror}") from None
+        self._socket = socket
+
+    def try_send(self, frames: Sequence[Readable], *, copy: bool = True) -> bool:
+        """Queue one message; False when the queue is full."""
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=copy)
+        except zmq.Again:
+            return False
+        return True
+
+    def try_receive(self) -> list[bytes] | None:
+        """One whole message, or None."""
+        try:
+            return self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def fileno(self) -> int:
+        """Readable when something *may* have come."""
+        return self._fd
+
+    def close(self, linger_ms: int) -> None:
+        self._socket.close(linger_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    monotonic_ns: Callable[[], int]
+    open_socket: Callable[[str], ClientSocket]
+    random: Callable[[], float]
+    """Uniform in [0, 1)."""
+    has_threads: bool = True
+
+
+REAL = Environment(time.monotonic_ns, DealerSocket, random.random)

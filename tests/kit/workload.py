@@ -1,0 +1,170 @@
+"""Idempotent producers against a Bench (worker and flusher stepped by hand), with a history for the checker.
+
+Each producer keeps up to five batches under way per partition and sends what was not acknowledged again, in order, when everything was restarted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from shm.layout import Verdict
+from tailrace import arrow_batch
+from tailrace.batch_header import checksum_seed, stamp_producer
+from tailrace.partition_file import PARTITION_FILE, PartitionFile
+from tailrace.protocol.errors import ErrorCode
+from tailrace.schema import DEFAULT_SCHEMA
+from tailrace.segment import Walk, file_name, schema_message_length, segment_bases, walk_batches
+from tests.kit.batches import TIME_US, TOPIC_ID
+from tests.kit.checker import History, value_of
+from tests.kit.logs import Bench
+from workers.files import Files, read_whole
+
+IN_FLIGHT_MAX = 5
+
+
+@dataclass(slots=True)
+class Sent:
+    values: list[bytes]
+    sequence: int
+    data: bytearray
+
+
+@dataclass(slots=True)
+class Producer:
+    """One producer's way to one partition."""
+
+    name: str
+    number: int
+    partition: int
+    sequence: int = 0
+    epoch: int = 0
+    unacknowledged: list[Sent] = field(default_factory=list)
+
+
+class Workload:
+    """Drives producers; `step` does one random thing."""
+
+    def __init__(self, bench: Bench, rng: random.Random, *, producers: int = 2, partitions: int = 1, batch_records: int = 3) -> None:
+        self.bench = bench
+        self.rng = rng
+        self.history = History()
+        self.producers = [Producer(f"p{n}", n + 1, partition) for n in range(producers) for partition in range(partitions)]
+        self._batch_records = batch_records
+        self._by_correlation: dict[int, tuple[Producer, Sent]] = {}
+        self._next_correlation = 1
+        self._cursor = bench.ring.settled.load()
+
+    def send(self, producer: Producer | None = None) -> None:
+        """One more batch of one producer, if it may."""
+        producer = producer or self.rng.choice(self.producers)
+        if len(producer.unacknowledged) >= IN_FLIGHT_MAX:
+            return
+        count = self.rng.randint(1, self._batch_records)
+        values = [value_of(producer.name, producer.sequence + n, b"x" * self.rng.randint(0, 60)) for n in range(count)]
+        seed = checksum_seed(TOPIC_ID, producer.partition)
+        rows = arrow_batch.default_rows([TIME_US] * count, [None] * count, values, None)
+        data = arrow_batch.encode(rows, schema_id=1, seed=seed, compression="none", first_timestamp_us=TIME_US, max_timestamp_us=TIME_US)
+        with memoryview(data) as view:
+            stamp_producer(view, producer_id=producer.number, producer_epoch=producer.epoch, base_sequence=producer.sequence, seed=seed)
+        sent = Sent(values, producer.sequence, data)
+        producer.sequence += count
+        producer.unacknowledged.append(sent)
+        for value in values:
+            self.history.send(producer.partition, value)
+        self._post(producer, sent)
+
+    def _post(self, producer: Producer, sent: Sent) -> None:
+        correlation_id = self._next_correlation
+        self._next_correlation += 1
+        self._by_correlation[correlation_id] = producer, sent
+        self.bench.send(sent.data, slot=producer.partition, correlation_id=correlation_id)
+
+    def take_answers(self) -> None:
+        """What has been settled since; and the watermarks that a consumer would see."""
+        bench = self.bench
+        settled = bench.ring.settled.load()
+        for number in range(self._cursor, settled):
+            descriptor = bench.ring.descriptor(number)
+            if descriptor.is_control:
+                continue
+            known = self._by_correlation.pop(descriptor.correlation_id, None)
+            if known is None:
+                continue
+            producer, sent = known
+            verdict = bench.ring.outcome(number).verdict
+            if descriptor.result:
+                assert descriptor.result == ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode(descriptor.result).name
+            elif verdict in (Verdict.DURABLE, Verdict.WRITTEN):
+                for index, value in enumerate(sent.values):
+                    self.history.acknowledge(producer.partition, value, descriptor.base_offset + index)
+                producer.unacknowledged = [s for s in producer.unacknowledged if s is not sent]
+        self._cursor = settled
+        bench.ring.cursors[0].store(settled)
+        for item in bench.assignments:
+            self.history.see_watermark(item.partition, bench.table.read(item.slot).high_watermark)
+
+    def step(self) -> None:
+        choice = self.rng.random()
+        if choice < 0.45:
+            self.send()
+        elif choice < 0.7:
+            self.bench.step_worker()
+        else:
+            self.bench.step_flusher()
+            self.take_answers()
+
+    def settle(self) -> None:
+        """Everything that was sent is answered."""
+        while not self.bench.is_running:
+            self.bench.step_flusher()
+        while self.bench.step_worker() + self.bench.step_flusher():
+            self.take_answers()
+
+    def go_on(self, bench: Bench) -> None:
+        """After a restart of everything: send again, in order, what was not acknowledged."""
+        self.bench = bench
+        self._cursor = bench.ring.settled.load()
+        self._by_correlation = {}
+        for producer in self.producers:
+            for sent in producer.unacknowledged:
+                self._post(producer, sent)
+                self.settle()  # the bench's lanes are small
+
+    def readable(self) -> dict[int, list[tuple[int, bytes]]]:
+        """partition -> (offset, value) of everything below the high watermark, from the files."""
+        result = {}
+        for item in self.bench.assignments:
+            limit = self.bench.table.read(item.slot).high_watermark
+            directory = f"{self.bench.directory}/{item.directory_name}"
+            result[item.partition] = list(read_log(self.bench.files, directory, limit))
+        return result
+
+
+def read_log(files: Files, directory: str, limit: int) -> Iterator[tuple[int, bytes]]:
+    """(offset, value) of a partition's files, up to offset `limit`."""
+    known = PartitionFile.decode(read_whole(files, f"{directory}/{PARTITION_FILE}"))
+    assert known is not None
+    bases = segment_bases(files.list(directory))
+    for number, base in enumerate(bases):
+        end = bases[number + 1] if number + 1 < len(bases) else limit
+        data = read_whole(files, f"{directory}/{file_name(base)}")
+
+        def read_at(length: int, position: int, data: bytes = data) -> bytes:
+            return data[position : position + length]
+
+        walk = Walk(schema_message_length(read_at), base)
+        for position, header in walk_batches(read_at, len(data), walk, known.seed):
+            if header.base_offset >= end:
+                break
+            batch = data[position : position + header.batch_length]
+            rows = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(batch)), DEFAULT_SCHEMA)
+            for index, value in enumerate(rows.column(2).to_pylist()):
+                if known.log_start_offset <= header.base_offset + index < limit:
+                    yield header.base_offset + index, value
+        assert walk.next_offset >= end or base == bases[-1], (
+            f"{directory}: segment {base} ends at {walk.next_offset}, {end} follows: {walk.reason}"
+        )
