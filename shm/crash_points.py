@@ -26,7 +26,7 @@ CRASH_POINTS = {
     "flusher.after_seal": "a segment is sealed, its successor does not exist",
     "flusher.in_roll": "the new segment's file exists and is empty",
     "flusher.in_checkpoint": "half of a checkpoint is written",
-    "flusher.in_partition_file": "the new partition.json is written under its temporary name",
+    "flusher.in_write_durably": "a small file is written and synced under its temporary name",
     "flusher.in_retention": "the new log start offset is durable, the files below it are still there",
     "flusher.in_delete": "the directory of a deleted topic has its new name, its files are still there",
     "flusher.in_rewrite": "after a failed sync: the new segment exists, the batches are not in it yet",

@@ -133,7 +133,7 @@ class Producer:
         stamp_us = time.time_ns() // 1000 if timestamp is None else _timestamp_us(timestamp)
         with self._sender.lock:
             self._sender.check_usable()
-            if self._sender.buffered_bytes + size > self.settings.buffer_memory:
+            if self._sender.buffered_bytes + size + BATCH_OVERHEAD_BYTES > self.settings.buffer_memory:
                 self._sender.block_for_memory(size)
             queue = self._by_topic[topic][partition]
             if queue.is_gone:

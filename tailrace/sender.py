@@ -156,7 +156,7 @@ class Sender:
             raise RecordTooLargeError(f"{size} bytes can never fit buffer_memory ({self._settings.buffer_memory})")
         deadline_ns = self._now_ns() + self._settings.max_block_ms * NS_PER_MS
         self.close_all()
-        while self.buffered_bytes + size > self._settings.buffer_memory:
+        while self.buffered_bytes + size + BATCH_OVERHEAD_BYTES > self._settings.buffer_memory:
             now_ns = self._now_ns()
             if now_ns >= deadline_ns:
                 raise BufferExhaustedError(

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
+from shm.crash_points import crash_point
 from tailrace.checksum import Readable
 
 IOV_MAX = 1024
@@ -137,6 +138,7 @@ def write_durably(files: Files, directory: str, name: str, data: bytes) -> None:
         files.sync_data(fd)
     finally:
         files.close(fd)
+    crash_point("flusher.in_write_durably")
     files.rename(temporary, f"{directory}/{name}")
     files.sync_directory(directory)
 

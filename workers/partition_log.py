@@ -478,7 +478,7 @@ class PartitionLog:
         """Closed segments with the offset at which the next begins."""
         segments = self.closed_segments()
         ends = [segment.base for segment in segments[1:]] + [self.live.base if self.live is not None else self.next_offset]
-        return list(zip(segments, ends, strict=True))
+        return list(zip(segments, ends, strict=False))  # no segments: the one end is nobody's
 
     def following_base(self, base: int) -> int:
         """Where the segment behind the closed segment `base` begins."""

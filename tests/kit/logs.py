@@ -35,6 +35,11 @@ def assignment(
     )  # fmt: skip
 
 
+def _is_drained(regions: dict[str, Region]) -> bool:
+    ring = Ring(regions["ring"])
+    return ring.settled.load() == ring.head.load()
+
+
 class Bench:
     """One worker and one flusher over real memory and real files; `kill_*` starts a successor over what is left."""
 
@@ -49,7 +54,10 @@ class Bench:
         run: str = "first",
         lost_memory: bool = False,
         now_us: int = 1_700_000_000_000_000,
+        old: list[dict[str, Region]] | None = None,
     ) -> None:
+        """`old`: the regions of earlier runs, whose rings are drained first."""
+        self.old = [regions for regions in old or [] if not _is_drained(regions)]
         self.settings = settings
         self.run = run
         self.is_running = False
@@ -96,7 +104,7 @@ class Bench:
         flusher = Flusher(
             data_dir=self.directory, files=self.files, table=self.table, feed=LaneReader(self.regions["coord>flusher"]), generation=self.generation,
             facts=RunFacts(self.run, self.lost_memory), slot=self.flusher_slot,
-            rings={0: Ring(self.regions["ring"])}, old_rings=[], fronts=[], workers={0: self.bell}, coordinator=self.bell, settings=self.settings,
+            rings={0: Ring(self.regions["ring"])}, old_rings=[(Ring(r["ring"]), PartitionTable(r["table"])) for r in ([] if self.is_running else self.old)], fronts=[], workers={0: self.bell}, coordinator=self.bell, settings=self.settings,
             on_ready=self._on_ready, now_us=lambda: self.now_us, start_ns=self.now_ns,
         )  # fmt: skip
         self._feed(feed)
@@ -110,6 +118,20 @@ class Bench:
             assert lane.try_write(LaneKind.ASSIGN, 0, REPLAY, 0, 0, 0, (item.encode(),))
         assert lane.try_write(LaneKind.FED, 0, 0, 0, self.generation, 0, (b"",))
         lane.publish()
+
+    def assign(self, item: Assignment) -> None:
+        """News from the coordinator; it goes through worker and ring to the flusher."""
+        self.assignments = [item if known.slot == item.slot else known for known in self.assignments]
+        feed = LaneWriter(self.regions["coord>worker"])
+        assert feed.try_write(LaneKind.ASSIGN, 0, 0, 0, 0, 0, (item.encode(),))
+        feed.publish()
+
+    def restarted(self, run: str) -> Bench:
+        """Everything was killed at once and started anew: other regions; the rings that were left are drained."""
+        return Bench(
+            self.directory, simulated_regions(), self.files, self.settings, assignments=self.assignments, run=run, now_us=self.now_us,
+            old=[*self.old, self.regions],
+        )  # fmt: skip
 
     def kill_worker(self) -> None:
         self.worker = self._new_worker()

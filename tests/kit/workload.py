@@ -40,6 +40,7 @@ class Producer:
     name: str
     number: int
     partition: int
+    next_value: int = 0
     sequence: int = 0
     epoch: int = 0
     unacknowledged: list[Sent] = field(default_factory=list)
@@ -54,6 +55,7 @@ class Workload:
         self.history = History()
         self.producers = [Producer(f"p{n}", n + 1, partition) for n in range(producers) for partition in range(partitions)]
         self._batch_records = batch_records
+        self.refusals = 0
         self._by_correlation: dict[int, tuple[Producer, Sent]] = {}
         self._next_correlation = 1
         self._cursor = bench.ring.settled.load()
@@ -64,7 +66,8 @@ class Workload:
         if len(producer.unacknowledged) >= IN_FLIGHT_MAX:
             return
         count = self.rng.randint(1, self._batch_records)
-        values = [value_of(producer.name, producer.sequence + n, b"x" * self.rng.randint(0, 60)) for n in range(count)]
+        values = [value_of(producer.name, producer.next_value + n, b"x" * self.rng.randint(0, 60)) for n in range(count)]
+        producer.next_value += count
         seed = checksum_seed(TOPIC_ID, producer.partition)
         rows = arrow_batch.default_rows([TIME_US] * count, [None] * count, values, None)
         data = arrow_batch.encode(rows, schema_id=1, seed=seed, compression="none", first_timestamp_us=TIME_US, max_timestamp_us=TIME_US)
@@ -96,8 +99,12 @@ class Workload:
                 continue
             producer, sent = known
             verdict = bench.ring.outcome(number).verdict
-            if descriptor.result:
-                assert descriptor.result == ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode(descriptor.result).name
+            if verdict is Verdict.FAILED or descriptor.result in (ErrorCode.PARTITION_OFFLINE, ErrorCode.DISK_FULL):
+                self.refusals += 1
+                self._give_up(producer)
+            elif descriptor.result:
+                given_up = not any(s is sent for s in producer.unacknowledged)
+                assert given_up or descriptor.result == ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode(descriptor.result).name
             elif verdict in (Verdict.DURABLE, Verdict.WRITTEN):
                 for index, value in enumerate(sent.values):
                     self.history.acknowledge(producer.partition, value, descriptor.base_offset + index)
@@ -106,6 +113,13 @@ class Workload:
         bench.ring.cursors[0].store(settled)
         for item in bench.assignments:
             self.history.see_watermark(item.partition, bench.table.read(item.slot).high_watermark)
+
+    @staticmethod
+    def _give_up(producer: Producer) -> None:
+        """A batch was refused for good: as the SDK does, a new epoch, and what was under way is not sent again."""
+        producer.unacknowledged = []
+        producer.epoch += 1
+        producer.sequence = 0
 
     def step(self) -> None:
         choice = self.rng.random()

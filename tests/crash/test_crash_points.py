@@ -1,0 +1,130 @@
+"""Processes killed at each named place: what was acknowledged is there, once, in order, and watermarks never go back.
+
+Worker, flusher and recovery are stepped in this process, so that every visit of every name can be the last one; coordinator and supervisor are killed as real
+processes (test_killed_processes).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import random
+from collections.abc import Callable
+
+import pytest
+
+from shm.crash_points import CRASH_POINTS, armed
+from tests.crash.test_power_loss import boot
+from tests.kit.checker import check
+from tests.kit.simdisk import SimDisk
+from tests.kit.workload import Workload
+
+STEPPED = [name for name in CRASH_POINTS if name.partition(".")[0] in ("worker", "flusher", "recovery")]
+PARTITIONS = 6
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+def kill() -> None:
+    raise Killed
+
+
+def _delete_records(workload: Workload) -> None:
+    item = workload.bench.assignments[1]
+    high_watermark = workload.bench.table.read(item.slot).high_watermark
+    workload.bench.assign(dataclasses.replace(item, version=item.version + 1, delete_before=high_watermark - 1))
+
+
+def _drop(workload: Workload) -> None:
+    item = workload.bench.assignments[-1]
+    workload.producers = [p for p in workload.producers if p.partition != item.partition]
+    workload.bench.assign(dataclasses.replace(item, version=item.version + 1, dropped=True))
+    workload.bench.assignments.pop()
+
+
+def _fail_one_sync(workload: Workload) -> None:
+    disk = workload.bench.files.disk  # type: ignore[attr-defined]
+
+    def hook(operation: str, path: str) -> None:
+        if operation == "sync" and path.endswith(".arrow"):
+            disk.hook = None
+            raise OSError(errno.EIO, "once", path)
+
+    disk.hook = hook
+
+
+def _tear_a_tail(workload: Workload) -> None:
+    """Everything is killed while a batch is half written."""
+    disk = workload.bench.files.disk  # type: ignore[attr-defined]
+    path = next(name for name in sorted(disk.names, reverse=True) if "t-0/" in name and name.endswith(".arrow"))
+    disk.names[path].data += b"\xff\xff\xff\xff torn"
+    workload.bench = workload.bench.restarted("again")
+
+
+def _restart(workload: Workload) -> None:
+    workload.bench = workload.bench.restarted("again")
+
+
+PROVOKED: dict[str, Callable[[Workload], None]] = {
+    "flusher.in_retention": _delete_records,
+    "flusher.in_delete": _drop,
+    "flusher.in_rewrite": _fail_one_sync,
+    "recovery.before_cut": _tear_a_tail,
+    "recovery.after_cut": _tear_a_tail,
+    "recovery.after_journal": _restart,
+    "recovery.before_ready": _restart,
+}
+"""What makes a place be visited that the ordinary course of things does not come to."""
+
+
+def run_killed(name: str, visit: int, *, everything: bool, seed: int) -> bool:
+    """One schedule with a kill at the `visit`-th visit of `name`. Answers whether it came to that."""
+    rng = random.Random(seed)
+    workload = Workload(boot(SimDisk(), 0, PARTITIONS), rng, partitions=PARTITIONS)
+    workload.settle()
+    for _ in range(120):
+        workload.step()
+    killed = False
+    with armed(name, kill, visit):
+        try:
+            if name in PROVOKED:
+                PROVOKED[name](workload)
+                if not workload.bench.is_running:
+                    workload.go_on(workload.bench)
+            for _ in range(160):
+                workload.step()
+            workload.settle()
+        except Killed:
+            killed = True
+    workload.bench.files.disk.hook = None  # type: ignore[attr-defined]
+    if killed and everything:
+        workload.bench = workload.bench.restarted("after")
+    elif killed and name.startswith("worker."):
+        workload.bench.kill_worker()
+    elif killed:
+        workload.bench.kill_flusher()
+    workload.go_on(workload.bench)
+    workload.settle()
+    readable = workload.readable()
+    if name == "flusher.in_retention":
+        forget_deleted(workload)
+    check(workload.history, readable)
+    return killed
+
+
+def forget_deleted(workload: Workload) -> None:
+    """Records below a log start offset are gone because somebody wanted it."""
+    starts = {item.partition: workload.bench.table.read(item.slot).log_start_offset for item in workload.bench.assignments}
+    known = workload.history.acknowledged
+    workload.history.acknowledged = {key: offset for key, offset in known.items() if offset >= starts[key[0]]}
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_a_kill_at_a_named_place_loses_and_repeats_nothing(name: str) -> None:
+    visited = 0
+    for everything in (False, True):
+        for visit in (1, 2, 5):
+            visited += run_killed(name, visit, everything=everything, seed=visit)
+    assert visited >= 2, f"{name} is not visited by this test"
