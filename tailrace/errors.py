@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
-from tailrace.records import TopicPartition
+
+if TYPE_CHECKING:
+    from tailrace.records import TopicPartition
 
 
 class TailraceError(Exception):

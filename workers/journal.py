@@ -1,7 +1,8 @@
 """The journal of a data directory: one file, one fdatasync for a group of batches that touches many segment files.
 
-A group of hundreds of partitions would cost an fdatasync for each file. Instead its batches go to the journal, one after the other, with one
-fdatasync; their segments are written too, and synced later, before that part of the journal is used again. (The idea is every database's; sizes and alignment were measured.)
+A group of hundreds of partitions would cost an fdatasync for each file. Instead its batches go to the journal, one after the other, with
+one fdatasync; their segments are written too, and synced later, before that part of the journal is used again. (The idea is every database's;
+sizes and alignment were measured.)
 
 Owner: the flusher of the data directory.
 Invariants: a frame is only overwritten when every segment it speaks for is synced; frames of one half have consecutive numbers, and the numbers grow over

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
+from shm.assignments import Assignment
 from tests.kit.checker import check
 from tests.kit.logs import Bench, assignment, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles
@@ -21,14 +23,14 @@ class PowerLost(BaseException):
     """The plug is pulled."""
 
 
-def assignments(partitions: int, **settings: object) -> list:
+def assignments(partitions: int, **settings: Any) -> list[Assignment]:
     items = [assignment(p, slot=p, **settings) for p in range(partitions)]
     for item in items:
         item.settings["segment.bytes"] = 6000  # far below what users may set: rolls in every schedule
     return items
 
 
-def boot(disk: SimDisk, run: int, partitions: int, **settings: object) -> Bench:
+def boot(disk: SimDisk, run: int, partitions: int, **settings: Any) -> Bench:
     return Bench(
         "/data", simulated_regions(), SimFiles(disk), SETTINGS, assignments=assignments(partitions, **settings), run=f"run-{run}", lost_memory=run > 0,
         now_us=1_700_000_000_000_000 + run * 10**9,

@@ -92,7 +92,8 @@ class Bench:
             ring=ring, lanes=lanes, tables=[self.table],
             slot=Control(self.regions["control"]).process(Role.WORKER, 0),
             generation=self.generation,
-            is_running=lambda: self.is_running, live_fronts=lambda: [0], fronts=[], flushers=[], load_producers=lambda a, end: load_producers(self.files, self.directory, a, end),
+            is_running=lambda: self.is_running, live_fronts=lambda: [0], fronts=[], flushers=[],
+            load_producers=lambda a, end: load_producers(self.files, self.directory, a, end),
             is_disk_full=lambda d: bool(self.flusher_slot.load(ProcessWord.DISK_FULL)), producer_expiration_us=86_400_000_000, now_us=lambda: self.now_us,
         )  # fmt: skip
         self._feed(feed)
@@ -104,7 +105,9 @@ class Bench:
         flusher = Flusher(
             data_dir=self.directory, files=self.files, table=self.table, feed=LaneReader(self.regions["coord>flusher"]), generation=self.generation,
             facts=RunFacts(self.run, self.lost_memory), slot=self.flusher_slot,
-            rings={0: Ring(self.regions["ring"])}, old_rings=[(Ring(r["ring"]), PartitionTable(r["table"])) for r in ([] if self.is_running else self.old)], fronts=[], workers={0: self.bell}, coordinator=self.bell, settings=self.settings,
+            rings={0: Ring(self.regions["ring"])},
+            old_rings=[(Ring(r["ring"]), PartitionTable(r["table"])) for r in ([] if self.is_running else self.old)],
+            fronts=[], workers={0: self.bell}, coordinator=self.bell, settings=self.settings,
             on_ready=self._on_ready, now_us=lambda: self.now_us, start_ns=self.now_ns,
         )  # fmt: skip
         self._feed(feed)

@@ -69,7 +69,7 @@ class Workload:
         values = [value_of(producer.name, producer.next_value + n, b"x" * self.rng.randint(0, 60)) for n in range(count)]
         producer.next_value += count
         seed = checksum_seed(TOPIC_ID, producer.partition)
-        rows = arrow_batch.default_rows([TIME_US] * count, [None] * count, values, None)
+        rows = arrow_batch.default_rows([TIME_US] * count, [None] * count, list(values), None)
         data = arrow_batch.encode(rows, schema_id=1, seed=seed, compression="none", first_timestamp_us=TIME_US, max_timestamp_us=TIME_US)
         with memoryview(data) as view:
             stamp_producer(view, producer_id=producer.number, producer_epoch=producer.epoch, base_sequence=producer.sequence, seed=seed)

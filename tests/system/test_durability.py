@@ -1,0 +1,270 @@
+"""The log's promises with real processes: corruption, truncation, retention, full disks, several directories, kills at named places."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import orjson
+import pytest
+
+from shm.crash_points import CRASH_POINT_VARIABLE, CRASH_POINTS
+from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
+from tailrace.errors import CorruptBatchError, LogTruncatedError, OffsetOutOfRangeError, TailraceError
+from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.processes import wait_until
+
+ORDERS = TopicPartition("orders", 0)
+
+
+def start(data_dir: pathlib.Path, **settings: Any) -> EmbeddedAppliance:
+    return start_embedded(data_dir=str(data_dir), settings=settings, auto_create_topics=False)
+
+
+def create(appliance: EmbeddedAppliance, partitions: int = 1, **configs: Any) -> None:
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic("orders", partitions, {name.replace("_", "."): value for name, value in configs.items()})])
+
+
+def produce(appliance: EmbeddedAppliance, first: int, last: int, *, size: int = 0, each: bool = False, acks: Any = "all") -> None:
+    """Values "<n>:xxx" from `first` to `last - 1`; `each`: one batch a record."""
+    with Producer(appliance.address, acks=acks) as producer:
+        for number in range(first, last):
+            handle = producer.send("orders", b"%d:" % number + b"x" * size, partition=0)
+            if each:
+                handle.result(20)
+
+
+def consumer(appliance: EmbeddedAppliance, offset: int = 0) -> Consumer:
+    made = Consumer(bootstrap=appliance.address, auto_offset_reset="none")
+    made.assign([ORDERS])
+    made.seek(ORDERS, offset)
+    return made
+
+
+def read(appliance: EmbeddedAppliance, count: int, offset: int = 0) -> list[int]:
+    """Numbers of the records from `offset` on."""
+    with consumer(appliance, offset) as reader:
+        found: list[int] = []
+        while len(found) < count:
+            records = reader.poll(5000)
+            assert records, f"only {len(found)} of {count} records came"
+            found += [int((record.value or b"").partition(b":")[0]) for record in records]
+        return found
+
+
+def kill_everything(appliance: EmbeddedAppliance) -> None:
+    os.kill(appliance.pid, signal.SIGKILL)
+    appliance.stop()
+
+
+def segments(data_dir: pathlib.Path) -> list[pathlib.Path]:
+    return sorted((data_dir / "orders-0").glob("*.arrow"))
+
+
+def test_a_damaged_batch_is_never_served_the_range_is_told_and_the_rest_goes_on(tmp_path: pathlib.Path) -> None:
+    running = start(tmp_path)
+    create(running)
+    produce(running, 0, 9, size=500, each=True)
+    running.stop()
+    path = segments(tmp_path)[0]
+    data = bytearray(path.read_bytes())
+    data[bytes(data).index(b"4:xxx") + 20] ^= 1
+    path.write_bytes(data)
+    again = start(tmp_path)
+    try:
+        with consumer(again) as reader:
+            found: list[int] = []
+            with pytest.raises(CorruptBatchError, match="offsets 4 to 4 are damaged") as caught:
+                while True:
+                    found += [record.offset for record in reader.poll(5000)]
+            assert found == [0, 1, 2, 3]
+            assert caught.value.next_offset == 5
+            reader.seek(ORDERS, caught.value.next_offset)
+            assert [record.offset for record in reader.poll(5000)] == [5, 6, 7, 8]
+        verify = subprocess.run(
+            [sys.executable, "-P", "-m", "appliance.cli.main", "log", "verify", "--json", str(tmp_path)], capture_output=True, check=False
+        )
+        assert verify.returncode == 1
+        finding = orjson.loads(verify.stdout)["findings"][0]
+        assert (finding["severity"], finding["first_offset"], finding["last_offset"]) == ("damage", 4, 4)
+    finally:
+        assert again.stop() == 0
+
+
+def test_a_damaged_header_is_found_before_it_is_sent_and_can_be_skipped(tmp_path: pathlib.Path) -> None:
+    running = start(tmp_path)
+    create(running)
+    produce(running, 0, 5, size=500, each=True)
+    running.stop()
+    path = segments(tmp_path)[0]
+    data = bytearray(path.read_bytes())
+    second = bytes(data).index(b"TRB1", bytes(data).index(b"TRB1") + 1)
+    data[second : second + 4] = b"XXXX"
+    path.write_bytes(data)
+    again = start(tmp_path)
+    try:
+        with consumer(again, 1) as reader:
+            with pytest.raises(CorruptBatchError) as caught:
+                reader.poll(5000)
+            assert (caught.value.first_offset, caught.value.next_offset) == (1, 2)
+            reader.seek(ORDERS, 2)
+            assert [record.offset for record in reader.poll(5000)] == [2, 3, 4]
+    finally:
+        assert again.stop() == 0
+
+
+def test_a_reader_of_a_lost_past_is_told_where_it_parted(tmp_path: pathlib.Path) -> None:
+    """Power loss takes what durability=memory never synced: the file is cut, shared memory is gone, the manifest tells of an unclean stop."""
+    running = start(tmp_path)
+    create(running, durability="memory")
+    address = running.address
+    produce(running, 0, 6, size=200, each=True, acks=1)
+    reader = consumer(running)
+    while reader.position(ORDERS) < 6:
+        assert reader.poll(5000)
+    kill_everything(running)
+    manifest = tmp_path / "shm.json"
+    told = orjson.loads(manifest.read_bytes())
+    for name in told["regions"].values():
+        pathlib.Path("/dev/shm" + name).unlink(missing_ok=True)
+    manifest.write_bytes(orjson.dumps({**told, "boot_id": "00" * 16}))
+    path = segments(tmp_path)[0]
+    data = path.read_bytes()
+    path.write_bytes(data[: data.index(b"3:xxx") - 20])
+    for checkpoint in path.parent.glob("checkpoint.*"):
+        checkpoint.unlink()
+    again = start_embedded(data_dir=str(tmp_path), listen=address, auto_create_topics=False)
+    try:
+        with reader, pytest.raises(LogTruncatedError) as caught:
+            for _ in range(20):
+                reader.poll(2000)
+        assert caught.value.offset == 3
+        produce(again, 100, 102, acks=1)
+        assert read(again, 5) == [0, 1, 2, 100, 101]
+    finally:
+        assert again.stop() == 0
+
+
+def test_retention_by_bytes_moves_the_log_start_and_readers_below_it_are_told(tmp_path: pathlib.Path) -> None:
+    running = start(tmp_path)
+    try:
+        create(running, segment_bytes=1 << 16, retention_bytes=1 << 17)
+        produce(running, 0, 2000, size=400)
+        wait_until(lambda: len(segments(tmp_path)) <= 4, "retention removes the oldest segments")
+        with consumer(running) as reader:
+            first = reader.beginning_offsets([ORDERS])[ORDERS]
+            assert first > 0
+            with pytest.raises(OffsetOutOfRangeError):
+                reader.poll(5000)
+        with Consumer("orders", bootstrap=running.address, auto_offset_reset="earliest") as reader:
+            assert reader.poll(5000)[0].offset == first
+    finally:
+        assert running.stop() == 0
+
+
+def test_delete_records_moves_the_log_start_over_restarts(tmp_path: pathlib.Path) -> None:
+    running = start(tmp_path)
+    create(running)
+    produce(running, 0, 10, each=True)
+    with Admin(running.address) as admin:
+        assert admin.delete_records({ORDERS: 4}) == {ORDERS: 4}
+        with pytest.raises(OffsetOutOfRangeError):
+            admin.delete_records({ORDERS: 11})
+    kill_everything(running)
+    again = start(tmp_path)
+    try:
+        with pytest.raises(OffsetOutOfRangeError):
+            read(again, 1, 3)
+        assert read(again, 6, 4) == [4, 5, 6, 7, 8, 9]
+        with Admin(again.address) as admin:
+            assert admin.delete_records({ORDERS: -1}) == {ORDERS: 10}
+        produce(again, 10, 11)
+        assert read(again, 1, 10) == [10]
+    finally:
+        assert again.stop() == 0
+
+
+def test_a_lease_keeps_segments_from_retention_until_it_ends(tmp_path: pathlib.Path) -> None:
+    running = start(tmp_path)
+    try:
+        create(running, segment_bytes=1 << 16, retention_bytes=1 << 16)
+        produce(running, 0, 10, size=400)
+        with Admin(running.address) as admin:
+            admin.lease_offsets("job", {ORDERS: 0}, 60_000)
+            produce(running, 10, 1000, size=400)
+            assert read(running, 1000) == list(range(1000))
+            admin.lease_offsets("job", {ORDERS: 0}, 0)
+        wait_until(lambda: len(segments(tmp_path)) <= 3, "what the lease kept goes")
+    finally:
+        assert running.stop() == 0
+
+
+@pytest.mark.parametrize("name", [name for name in CRASH_POINTS if name.startswith(("coordinator.", "supervisor."))])
+def test_coordinator_and_supervisor_killed_at_each_named_place(tmp_path: pathlib.Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = start(tmp_path)
+    create(first)
+    produce(first, 0, 50)
+    kill_everything(first)
+    environment = {**os.environ, CRASH_POINT_VARIABLE: name}
+    ours, theirs = os.pipe()
+    armed = subprocess.Popen(
+        [sys.executable, "-P", "-m", "appliance.supervisor", "--data-dir", str(tmp_path), "--listen", f"ipc://{tmp_path}/s", "--set", "ring_bytes=16777216"],
+        env=environment, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    os.close(ours)
+    os.close(theirs)
+    address = f"ipc://{tmp_path}/s"
+    if name.startswith("coordinator."):
+        with Admin(address) as admin, Producer(address, acks="all") as producer:
+            try:
+                admin.create_topics([NewTopic("more")])
+            except TailraceError:
+                pass  # killed before it could answer: the decision is carried out all the same
+            wait_until(lambda: "more" in admin.list_topics(), "the topic is there")
+            assert producer.send("more", b"1:").result(30).offset == 0
+            wait_until(
+                lambda: any(p["name"] == "coordinator" and p["restarts"] for p in admin.describe_cluster()["processes"]), "it was killed"
+            )
+        armed.terminate()
+        assert armed.wait(30) == 0
+    else:
+        if name == "supervisor.in_clean_up":
+            with Admin(address) as admin:
+                admin.list_topics()
+            armed.terminate()
+        assert armed.wait(30) == -signal.SIGKILL
+    again = start(tmp_path)
+    try:
+        assert read(again, 50) == list(range(50))
+        produce(again, 50, 60)
+        assert read(again, 60) == list(range(60))
+    finally:
+        assert again.stop() == 0
+    assert not [
+        entry for entry in os.listdir("/dev/shm") if orjson.loads((tmp_path / "instance.json").read_bytes())["instance"][:12] in entry
+    ]
+
+
+def test_several_data_directories_share_the_partitions_and_a_forgotten_one_is_named(tmp_path: pathlib.Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    running = start(one, data_dirs=f"{one},{two}")
+    try:
+        create(running, partitions=4)
+        with Producer(running.address, acks="all") as producer:
+            for number in range(400):
+                producer.send("orders", b"%d:" % number, partition=number % 4)
+        assert len(list(one.glob("orders-*"))) == len(list(two.glob("orders-*"))) == 2
+    finally:
+        kill_everything(running)
+    swapped = start(two, data_dirs=f"{two},{one}")  # in another order: the same appliance
+    try:
+        assert read(swapped, 100) == list(range(0, 400, 4))
+    finally:
+        assert swapped.stop() == 0
+    with pytest.raises(TailraceError, match="data_dirs lacks"):
+        start(one)
