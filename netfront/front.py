@@ -114,6 +114,7 @@ class Front:
         to_coordinator: LaneWriter,
         from_coordinator: LaneReader,
         coordinator_bell: Doorbell,
+        coordinator_generation: Callable[[], int],
         routing: Routing,
         reader: LogReader,
         pool: ReaderPool,
@@ -131,6 +132,8 @@ class Front:
         self._to_coordinator = to_coordinator
         self._from_coordinator = from_coordinator
         self._coordinator_bell = coordinator_bell
+        self._coordinator_generation = coordinator_generation
+        self._known_coordinator = coordinator_generation()
         self._routing = routing
         self._reader = reader
         self._pool = pool
@@ -198,7 +201,19 @@ class Front:
 
     # ---- coordinator -----------------------------------------------------------------------------------------------------------------
 
+    def _on_other_coordinator(self) -> None:
+        """A killed coordinator may have taken requests for producer ids with it: whoever waits for one asks again."""
+        self._known_coordinator = self._coordinator_generation()
+        for word, correlation_id in [key for key, (api, _) in self._unanswered.items() if api == Api.INIT_PRODUCER_ID]:
+            self._take_unanswered((word, correlation_id))
+            session = self._sessions.by_word(word)
+            if session is not None:
+                body = orjson.dumps({"message": "the coordinator was restarted; ask again"})
+                self._send(session, Api.INIT_PRODUCER_ID, 1, correlation_id, ErrorCode.NOT_READY, [body])
+
     def _read_coordinator(self) -> int:
+        if self._coordinator_generation() != self._known_coordinator:
+            self._on_other_coordinator()
         lane = self._from_coordinator
         count = 0
         while (message := lane.peek()) is not None:
@@ -597,6 +612,7 @@ def main() -> None:
                 deque(),
             )
         )
+    coordinator = context.control.process(Role.COORDINATOR, 0)
     lane_half = int(settings["lane_bytes"]) // 2
     start_ns = time.monotonic_ns()
     front = Front(
@@ -607,6 +623,7 @@ def main() -> None:
         to_coordinator=context.lane_writer("coordinator"),
         from_coordinator=context.lane_reader("coordinator"),
         coordinator_bell=context.bell(Role.COORDINATOR, 0),
+        coordinator_generation=lambda: coordinator.load(ProcessWord.READY_GENERATION),
         routing=Routing(),
         reader=LogReader(spec.data_dirs, [context.table(d) for d in range(len(spec.data_dirs))]),
         pool=ReaderPool(context.doorbell.ring),

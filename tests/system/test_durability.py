@@ -57,6 +57,12 @@ def read(appliance: EmbeddedAppliance, count: int, offset: int = 0) -> list[int]
         return found
 
 
+def read_all(reader: Consumer, found: list[int]) -> None:
+    """Add offsets to `found` until something is raised."""
+    while True:
+        found += [record.offset for record in reader.poll(5000)]
+
+
 def kill_everything(appliance: EmbeddedAppliance) -> None:
     os.kill(appliance.pid, signal.SIGKILL)
     appliance.stop()
@@ -80,8 +86,7 @@ def test_a_damaged_batch_is_never_served_the_range_is_told_and_the_rest_goes_on(
         with consumer(again) as reader:
             found: list[int] = []
             with pytest.raises(CorruptBatchError, match="offsets 4 to 4 are damaged") as caught:
-                while True:
-                    found += [record.offset for record in reader.poll(5000)]
+                read_all(reader, found)
             assert found == [0, 1, 2, 3]
             assert caught.value.next_offset == 5
             reader.seek(ORDERS, caught.value.next_offset)
@@ -141,8 +146,7 @@ def test_a_reader_of_a_lost_past_is_told_where_it_parted(tmp_path: pathlib.Path)
     again = start_embedded(data_dir=str(tmp_path), listen=address, auto_create_topics=False)
     try:
         with reader, pytest.raises(LogTruncatedError) as caught:
-            for _ in range(20):
-                reader.poll(2000)
+            read_all(reader, [])
         assert caught.value.offset == 3
         produce(again, 100, 102, acks=1)
         assert read(again, 5) == [0, 1, 2, 100, 101]
