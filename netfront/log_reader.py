@@ -202,6 +202,13 @@ class LogReader:
         return IndexReader(lambda length, position: os.pread(fd, length, position), os.fstat(fd).st_size, base)
 
     def _schema_end(self, route: Assignment, base: int) -> int:
+        """Where the batches of a segment begin: the index knows, also when the schema message is damaged."""
+        try:
+            index = self._index(route, base)
+            if index.count:
+                return index.entry(0).file_position
+        except (IndexDamagedError, FileNotFoundError):
+            pass
         head = os.pread(self._open(self._path(route, base)), 8, 0)
         return 8 + int.from_bytes(head[4:8], "little")
 

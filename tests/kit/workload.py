@@ -158,6 +158,12 @@ class Workload:
         return result
 
 
+def decode_values(batch: bytes) -> list[bytes]:
+    """The values of one batch, through pyarrow alone."""
+    values: list[bytes] = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(batch)), DEFAULT_SCHEMA).column(2).to_pylist()
+    return values
+
+
 def read_log(files: Files, directory: str, limit: int) -> Iterator[tuple[int, bytes]]:
     """(offset, value) of a partition's files, up to offset `limit`."""
     known = PartitionFile.decode(read_whole(files, f"{directory}/{PARTITION_FILE}"))
@@ -175,8 +181,7 @@ def read_log(files: Files, directory: str, limit: int) -> Iterator[tuple[int, by
             if header.base_offset >= end:
                 break
             batch = data[position : position + header.batch_length]
-            rows = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(batch)), DEFAULT_SCHEMA)
-            for index, value in enumerate(rows.column(2).to_pylist()):
+            for index, value in enumerate(decode_values(batch)):
                 if known.log_start_offset <= header.base_offset + index < limit:
                     yield header.base_offset + index, value
         assert walk.next_offset >= end or base == bases[-1], (

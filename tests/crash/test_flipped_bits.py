@@ -1,0 +1,88 @@
+"""A bit flipped in every byte of a small log's files: found or harmless, never served; what is good around it still comes out."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import pytest
+
+from tailrace.partition_file import PARTITION_FILE
+from tests.crash.test_power_loss import boot
+from tests.kit.simdisk import SimDisk
+from tests.kit.workload import Workload, read_log
+from workers.partition_log import PartitionLog
+from workers.recovery import Hints
+
+
+def small_log() -> tuple[SimDisk, Workload]:
+    disk = SimDisk()
+    workload = Workload(boot(disk, 0, 1), random.Random(5), producers=1, batch_records=2)
+    for _ in range(14):
+        workload.send()
+        workload.settle()
+    workload.bench.flusher.close()
+    return disk, workload
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".index", ".producers", PARTITION_FILE, "checkpoint.0", "checkpoint.1"])
+def test_a_flipped_bit_is_never_served_and_the_rest_is(suffix: str) -> None:
+    logging.disable(logging.CRITICAL)
+    try:
+        disk, workload = small_log()
+        item = workload.bench.assignments[0]
+        good = dict(read_log(workload.bench.files, "/data/t-0", 10**9))
+        paths = [name for name, inode in disk.names.items() if inode is not None and name.endswith(suffix)]
+        assert paths
+        originals = {name: bytes(inode.data) for name, inode in disk.names.items() if inode is not None}
+        for path in paths:
+            for index in range(0, len(originals[path]), 3):
+                for name, content in originals.items():
+                    inode = disk.names.get(name)
+                    assert inode is not None
+                    inode.data[:] = content
+                changed = disk.names[path]
+                assert changed is not None
+                changed.data[index] ^= 1 << (index % 8)
+                log = PartitionLog(workload.bench.files, "/data", item)
+                log.open("flip", hints=Hints(quarantine="/data/quarantine"))
+                while log.unscrubbed:
+                    log.scrub_one_index()
+                lost = {offset for damage in log.file.damage for offset in range(damage.start, damage.end)}
+                walked = dict(_readable(workload, log))
+                assert all(good[offset] == value for offset, value in walked.items()), f"{path} byte {index}: something else is served"
+                missing = set(good) - set(walked) - lost
+                if suffix != ".arrow":
+                    assert not missing, f"{path} byte {index}: good records are gone: {sorted(missing)}"
+                assert len(missing) + len(lost) <= 4, f"{path} byte {index}: more than the damaged batch is gone"
+                assert log.next_offset == max(good) + 1, f"{path} byte {index}: the log's end moved"
+                for name in [name for name in disk.names if name not in originals and disk.names[name] is not None]:
+                    del disk.names[name]
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _readable(workload: Workload, log: PartitionLog) -> list[tuple[int, bytes]]:
+    """What a reader gets that proves every batch and jumps over what is damaged."""
+    from tailrace.segment import Ending, Walk, file_name, find_behind, segment_bases, walk_batches
+    from tests.kit.workload import decode_values
+    from workers.files import read_whole
+
+    files = workload.bench.files
+    found: list[tuple[int, bytes]] = []
+    for base in segment_bases(files.list(log.directory)):
+        data = read_whole(files, f"{log.directory}/{file_name(base)}")
+
+        def read_at(length: int, position: int, data: bytes = data) -> bytes:
+            return data[position : position + length]
+
+        walk = Walk(len(log.assignment.schema), base)
+        while True:
+            for position, header in walk_batches(read_at, len(data), walk, log.file.seed):
+                values = decode_values(data[position : position + header.batch_length])
+                found += [(header.base_offset + n, value) for n, value in enumerate(values)]
+            behind = find_behind(read_at, len(data), walk.position, log.file.seed, walk.next_offset) if walk.ending is Ending.TORN else None
+            if behind is None or behind.position >= len(data):
+                break
+            walk.position, walk.next_offset, walk.ending = behind.position, behind.offset, Ending.CLEAN
+    return found
