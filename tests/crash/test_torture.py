@@ -1,0 +1,11 @@
+"""A short run of the random schedules; `make torture SECONDS=...` has long ones."""
+
+from __future__ import annotations
+
+from tests.crash.torture import torture
+
+
+def test_random_kills_and_stops_under_load_break_no_promise() -> None:
+    counts = torture(seed=20, seconds=12)
+    assert counts.acknowledged > 1000
+    assert counts.kills + counts.stops + counts.restarts > 5

@@ -1,0 +1,169 @@
+"""Random kills of real processes under load, for as long as wanted; then the checker. `make torture SECONDS=60 SEED=1`; CI runs a short one.
+
+SIGKILL or SIGSTOP/SIGCONT of any process, or of the supervisor (then everything dies and is started anew), at random moments, with several producers
+and consumers. The seed is printed: it decides victims, signals and pauses; what the machine makes of it differs from run to run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+
+from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
+from tailrace.errors import TailraceError
+from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.checker import History, check, value_of
+from tests.kit.processes import children
+
+PARTITIONS = 6
+TOPIC = "torture"
+
+
+@dataclass(slots=True)
+class Counts:
+    kills: int = 0
+    stops: int = 0
+    restarts: int = 0
+    acknowledged: int = 0
+    failed: int = 0
+    read: int = 0
+
+
+class Torture:
+    """One run."""
+
+    def __init__(self, seed: int, data_dir: str) -> None:
+        self.rng = random.Random(seed)
+        self.data_dir = data_dir
+        self.address = f"ipc://{data_dir}/socket"
+        self.counts = Counts()
+        self.history = History()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._errors: list[BaseException] = []
+        self.appliance = self._start()
+
+    def _start(self) -> EmbeddedAppliance:
+        return start_embedded(data_dir=self.data_dir, listen=self.address, settings={"ring_bytes": 4 << 20}, auto_create_topics=False)
+
+    def _produce(self, name: str, acks: int | str) -> None:
+        number = 0
+        try:
+            with Producer(self.address, acks=acks, batch_size=2048, delivery_timeout_ms=120_000) as producer:
+                while not self._stop.is_set():
+                    partition = number % PARTITIONS
+                    value = value_of(name, number, b"x" * 100)
+                    with self._lock:
+                        self.history.send(partition, value)
+
+                    def done(metadata: object, error: TailraceError | None, value: bytes = value, partition: int = partition) -> None:
+                        with self._lock:
+                            if error is None:
+                                self.counts.acknowledged += 1
+                                self.history.acknowledge(partition, value, metadata.offset)  # type: ignore[attr-defined]
+                            else:
+                                self.counts.failed += 1
+
+                    producer.send(TOPIC, value, partition=partition, on_delivery=done)
+                    number += 1
+                    if number % 50 == 0:
+                        self._stop.wait(0.005)
+                producer.flush(120)
+        except BaseException as error:
+            self._errors.append(error)
+
+    def _consume(self) -> None:
+        try:
+            with Consumer(bootstrap=self.address, auto_offset_reset="earliest") as consumer:
+                consumer.assign([TopicPartition(TOPIC, p) for p in range(PARTITIONS)])
+                while not self._stop.is_set():
+                    try:
+                        records = consumer.poll(200)
+                    except TailraceError as error:
+                        if not error.retriable:
+                            raise
+                        continue
+                    with self._lock:
+                        for record in records:
+                            self.history.read(record.partition, record.offset, record.value or b"")
+                            self.counts.read += 1
+        except BaseException as error:
+            self._errors.append(error)
+
+    def _disturb(self) -> None:
+        choice = self.rng.random()
+        victims = children(self.appliance)
+        if choice < 0.1 or not victims:
+            os.kill(self.appliance.pid, signal.SIGKILL)
+            self.appliance.stop()
+            self.appliance = self._start()
+            self.counts.restarts += 1
+            return
+        name = self.rng.choice(sorted(victims))
+        try:
+            if choice < 0.6:
+                os.kill(victims[name], signal.SIGKILL)
+                self.counts.kills += 1
+            else:
+                os.kill(victims[name], signal.SIGSTOP)
+                self._stop.wait(self.rng.uniform(0.05, 0.5))
+                os.kill(victims[name], signal.SIGCONT)
+                self.counts.stops += 1
+        except ProcessLookupError:
+            pass
+
+    def run(self, seconds: float) -> Counts:
+        """Disturb for `seconds`, then check. Raises AssertionError."""
+        with Admin(self.address) as admin:
+            admin.create_topics([NewTopic(TOPIC, PARTITIONS, {"segment.bytes": 1 << 18})])
+        threads = [threading.Thread(target=self._produce, args=(f"p{n}", acks)) for n, acks in enumerate(("all", 1, "all"))]
+        threads += [threading.Thread(target=self._consume) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._errors:
+            self._stop.wait(self.rng.uniform(0.1, 1.5))
+            self._disturb()
+        self._stop.set()
+        for thread in threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+        assert self.counts.failed == 0, f"{self.counts.failed} records were given up"
+        readable: dict[int, list[tuple[int, bytes]]] = {p: [] for p in range(PARTITIONS)}
+        with Consumer(bootstrap=self.address, auto_offset_reset="earliest") as consumer:
+            keys = [TopicPartition(TOPIC, p) for p in range(PARTITIONS)]
+            consumer.assign(keys)
+            ends = consumer.end_offsets(keys)
+            while any(consumer.position(key) < end for key, end in ends.items()):
+                for record in consumer.poll(2000, 5000):
+                    readable[record.partition].append((record.offset, record.value or b""))
+        check(self.history, readable)
+        assert self.appliance.stop() == 0
+        return self.counts
+
+
+def torture(seed: int, seconds: float) -> Counts:
+    with tempfile.TemporaryDirectory(prefix="tailrace-torture-") as data_dir:
+        run = Torture(seed, data_dir)
+        try:
+            return run.run(seconds)
+        finally:
+            run.appliance.stop()
+
+
+def main() -> int:
+    seconds, seed = float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 and sys.argv[2] else random.randrange(1 << 32)
+    print(f"seed {seed}, {seconds:g} s", flush=True)
+    print(f"no violation: {torture(seed, seconds)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
