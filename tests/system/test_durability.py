@@ -7,6 +7,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -272,3 +273,51 @@ def test_several_data_directories_share_the_partitions_and_a_forgotten_one_is_na
         assert swapped.stop() == 0
     with pytest.raises(TailraceError, match="data_dirs lacks"):
         start(one)
+
+
+@pytest.fixture
+def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_refuses_producers_serves_readers_survives_a_restart_and_resumes(small_disk: pathlib.Path) -> None:
+    running = start(small_disk / "data", ring_bytes=1 << 20, lane_bytes=256 << 10, credit_bytes=1 << 20, journal_bytes=1 << 20)
+    create(running)
+    produce(running, 0, 100, size=1000)
+    filler = small_disk / "filler"
+    with open(filler, "wb") as file:
+        free = os.statvfs(small_disk)
+        file.write(bytes(free.f_bavail * free.f_frsize - (3 << 20)))  # less than the reserve is left
+    with Producer(running.address, acks="all", delivery_timeout_ms=3000) as producer:
+
+        def is_refused() -> bool:
+            return producer.send("orders", b"-1:refused").exception(10) is not None
+
+        wait_until(is_refused, "a full disk refuses")
+        error = producer.send("orders", b"-1:refused").exception(10)
+        assert error is not None
+    with Admin(running.address) as admin:
+        assert admin.describe_cluster()["data_dirs"][0]["state"] == "FULL"
+    assert read(running, 100)[:100] == list(range(100))
+    kill_everything(running)
+    with open(filler, "ab") as file:
+        free = os.statvfs(small_disk)
+        file.write(bytes(free.f_bavail * free.f_frsize))  # nothing at all is left
+    again = start(small_disk / "data", ring_bytes=1 << 20, lane_bytes=256 << 10, credit_bytes=1 << 20, journal_bytes=1 << 20)
+    try:
+        assert read(again, 100)[:100] == list(range(100))
+        with Producer(again.address, acks="all") as producer:
+            handle = producer.send("orders", b"200:after")
+            assert not handle.done()
+            filler.unlink()
+            assert handle.result(20).offset is not None
+    finally:
+        assert again.stop() == 0
