@@ -43,7 +43,7 @@ class ProducerBatch:
 
     __slots__ = (
         "attempts", "base_offset", "base_sequence", "bytes_used", "callbacks", "children", "count", "created_ns", "data", "epoch", "error",
-        "frame", "headers", "info", "keys", "order", "partition", "producer_id", "state", "timestamps_us", "values", "waiter", "was_sent",
+        "frame", "headers", "info", "keys", "last_refusal", "order", "partition", "producer_id", "state", "timestamps_us", "values", "waiter", "was_sent",
     )  # fmt: skip
 
     def __init__(self, info: TopicInfo, partition: int, created_ns: int, order: tuple[int, ...]) -> None:
@@ -63,6 +63,8 @@ class ProducerBatch:
         self.data: bytearray | None = None
         self.callbacks: list[tuple[int, OnDelivery]] | None = None
         self.attempts = 0
+        self.last_refusal = ""
+        """What the appliance said when it was sent last."""
         self.was_sent = False
         """Whether it may have been appended without our knowing: then only its sequence tells a second copy from a first."""
         self.producer_id = NO_PRODUCER

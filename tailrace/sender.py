@@ -350,6 +350,7 @@ class Sender:
             self.end(batch, None, error_for(code, detail))
             return
         self.counters["retries"] += 1
+        batch.last_refusal = f"{detail or 'refused'} [{code.name}]"
         batch.state = BatchState.READY
         position = 0
         while position < len(queue.ready) and queue.ready[position].order < batch.order:
@@ -391,7 +392,7 @@ class Sender:
                     self._needs_epoch = True
                 seconds = self._settings.delivery_timeout_ms / 1000
                 if self.connection.is_ready or batch.was_sent:
-                    self.end(batch, None, DeliveryTimeoutError(f"not acknowledged within {seconds:g} s"))
+                    self.end(batch, None, DeliveryTimeoutError(f"not acknowledged within {seconds:g} s{_because(batch)}"))
                 else:
                     self.end(
                         batch, None, NotReachableError(f"not sent within {seconds:g} s: no appliance answers at {self._settings.bootstrap}")
@@ -502,6 +503,10 @@ class Sender:
                 os.eventfd_read(self._wake_fd)
             except (BlockingIOError, OSError):
                 pass
+
+
+def _because(batch: ProducerBatch) -> str:
+    return f"; the last answer was: {batch.last_refusal}" if batch.last_refusal else ""
 
 
 def _load_what_exit_cannot() -> None:

@@ -304,6 +304,7 @@ def test_a_full_disk_refuses_producers_serves_readers_survives_a_restart_and_res
         wait_until(is_refused, "a full disk refuses")
         error = producer.send("orders", b"-1:refused").exception(10)
         assert error is not None
+        assert "DISK_FULL" in str(error)
     with Admin(running.address) as admin:
         assert admin.describe_cluster()["data_dirs"][0]["state"] == "FULL"
     assert read(running, 100)[:100] == list(range(100))
