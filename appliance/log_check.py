@@ -132,7 +132,8 @@ class _PartitionCheck:
             start = schema_message_length(read_at)
             message = read_at(start, 0) if start else b""
             if message not in known.schemas.values():
-                start = self._schema_end(known, path, read_at)
+                self._find(Severity.REPAIRABLE, path, "its schema message is damaged; partition.json has it")
+                start = len(next(iter(known.schemas.values())))
             entries: list[IndexEntry] = []
             walk = Walk(start, base)
             reported = 0
@@ -153,11 +154,6 @@ class _PartitionCheck:
                     reported = position
             self._advance(size - reported)
         self._check_index(base, entries)
-
-    def _schema_end(self, known: PartitionFile, path: str, read_at: Callable[[int, int], bytes]) -> int:
-        self._find(Severity.REPAIRABLE, path, "its schema message is damaged; partition.json has it")
-        del read_at
-        return len(next(iter(known.schemas.values())))
 
     def _walk(
         self, read_at: Callable[[int, int], bytes], size: int, walk: Walk, known: PartitionFile, base: int, path: str, following: int | None

@@ -101,11 +101,6 @@ class ProcessContext:
     def bell(self, role: Role, index: int) -> Doorbell:
         return Doorbell(self.spec.doorbells[process_name(role, index)])
 
-    def lane_names(self, *, source: str | None = None, target: str | None = None) -> list[tuple[str, str]]:
-        """(source, target) of the lanes that there are, of one source or to one target."""
-        pairs = [tuple(name.split(">", 1)) for name in self.spec.regions if ">" in name]
-        return [(s, t) for s, t in pairs if source in (None, s) and target in (None, t)]
-
     def lane_writer(self, target: str) -> LaneWriter:
         return LaneWriter(self.attach(f"{process_name(self.role, self.index)}>{target}", RegionKind.LANE))
 

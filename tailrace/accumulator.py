@@ -302,13 +302,6 @@ class PartitionQueue:
         self.next_sequence = (sequence + count) % SEQUENCE_MODULUS
         return sequence
 
-    def requeue_in_flight(self) -> None:
-        """Everything under way is to be sent again, before what has not been, in order."""
-        for batch in reversed(self.in_flight):
-            batch.state = BatchState.READY
-            self.ready.appendleft(batch)
-        self.in_flight.clear()
-
     def batches(self) -> list[ProducerBatch]:
         return [*self.in_flight, *self.ready, *([self.open] if self.open is not None else [])]
 

@@ -70,10 +70,6 @@ class Connection:
     def is_ready(self) -> bool:
         return self.session.state is State.READY
 
-    @property
-    def pending_count(self) -> int:
-        return len(self._pending)
-
     def fileno(self) -> int:
         """The descriptor to poll: readable when something *may* have come; -1 while there is no socket."""
         return -1 if self._socket is None else self._socket.fileno()

@@ -15,8 +15,6 @@ from tailrace import checked_json
 from workers.files import Files, read_whole
 
 CHECKPOINT_FILES = ("checkpoint.0", "checkpoint.1")
-
-
 UNKNOWN_TIME_US = 1 << 62
 """Of a segment whose times are not known yet: so late that retention leaves it alone."""
 

@@ -203,7 +203,7 @@ class Flusher:
             self._commit.prepare_journal()
             return 1
         for log in self._logs.all():
-            if log.unscrubbed:
+            if log.unscrubbed and not log.group:
                 try:
                     log.scrub_one_index()
                     self._retain(log)  # it may know a segment's age only now

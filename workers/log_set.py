@@ -56,14 +56,8 @@ class LogSet:
     def all(self) -> list[PartitionLog]:
         return list(self._logs.values())
 
-    def slots(self) -> list[int]:
-        return list(self._logs)
-
     def get(self, slot: int) -> PartitionLog | None:
         return self._logs.get(slot)
-
-    def slot_of(self, log: PartitionLog) -> int:
-        return log.assignment.slot
 
     # ---- catalog ---------------------------------------------------------------------------------------------------------------------
 

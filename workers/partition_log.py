@@ -108,7 +108,7 @@ class PartitionLog:
         """Why writes are refused, where they are."""
         self.since_checkpoint_bytes = 0
         self.unscrubbed: list[int] = []
-        """Sealed segments whose indexes nobody has looked at since the start."""
+        """Segments whose indexes nobody has looked at since the start."""
         self.group: list[PendingBatch] = []
         """What was placed since the last settling."""
         self._written_count = 0
@@ -167,6 +167,7 @@ class PartitionLog:
         self._checkpoint_number = recovered.checkpoint_number
         if recovered.live_base >= 0:
             self._reopen_live(recovered)
+            self.unscrubbed.append(recovered.live_base)
         changed = bool(recovered.damage)
         self.file.damage = sorted([*self.file.damage, *recovered.damage])
         if lost_memory and self.file.run != run:
@@ -485,8 +486,14 @@ class PartitionLog:
         return next((following for segment, following in self._with_following() if segment.base == base), self.next_offset)
 
     def scrub_one_index(self) -> None:
-        """Look at one index that an earlier run left, and make it again if it is missing, short or wrong. Raises OSError."""
-        base = self.unscrubbed.pop()
+        """Look at one index that an earlier run left, and make it again if it is missing, short or wrong. Not while a group is placed. Raises
+        OSError.
+        """
+        base, live = self.unscrubbed.pop(), self.live
+        if live is not None and live.base == base:
+            if not index_is_right(self._files, self.directory, base, live.batch_count):
+                live.batch_count, _ = rebuild_index(self._files, self.directory, self.file, base, live.end)
+            return
         segment = self.sealed.get(base)
         if segment is None or index_is_right(self._files, self.directory, base, segment.batch_count):
             return
