@@ -9,7 +9,7 @@ import pytest
 
 from tailrace.partition_file import PARTITION_FILE
 from tests.crash.test_power_loss import boot
-from tests.kit.simdisk import SimDisk
+from tests.kit.simdisk import Inode, SimDisk
 from tests.kit.workload import Workload, read_log
 from workers.partition_log import PartitionLog
 from workers.recovery import Hints
@@ -25,8 +25,9 @@ def small_log() -> tuple[SimDisk, Workload]:
     return disk, workload
 
 
+@pytest.mark.parametrize("harm", ["flip", "truncate"])
 @pytest.mark.parametrize("suffix", [".arrow", ".index", ".producers", PARTITION_FILE, "checkpoint.0", "checkpoint.1"])
-def test_a_flipped_bit_is_never_served_and_the_rest_is(suffix: str) -> None:
+def test_a_flipped_bit_or_a_lost_end_is_never_served_and_the_rest_is(suffix: str, harm: str) -> None:
     logging.disable(logging.CRITICAL)
     try:
         disk, workload = small_log()
@@ -38,12 +39,13 @@ def test_a_flipped_bit_is_never_served_and_the_rest_is(suffix: str) -> None:
         for path in paths:
             for index in range(len(originals[path])):
                 for name, content in originals.items():
-                    inode = disk.names.get(name)
-                    assert inode is not None
-                    inode.data[:] = content
+                    disk.names[name] = Inode(content)
                 changed = disk.names[path]
                 assert changed is not None
-                changed.data[index] ^= 1 << (index % 8)
+                if harm == "flip":
+                    changed.data[index] ^= 1 << (index % 8)
+                else:
+                    del changed.data[index:]
                 log = PartitionLog(workload.bench.files, "/data", item)
                 log.open("flip", hints=Hints(quarantine="/data/quarantine"))
                 while log.unscrubbed:
@@ -56,7 +58,8 @@ def test_a_flipped_bit_is_never_served_and_the_rest_is(suffix: str) -> None:
                     assert changed.data == originals[path], f"{path} byte {index}: the index was not made again"
                 if suffix != ".arrow":
                     assert not missing, f"{path} byte {index}: good records are gone: {sorted(missing)}"
-                assert len(missing) + len(lost) <= 4, f"{path} byte {index}: more than the damaged batch is gone"
+                if harm == "flip":
+                    assert len(missing) + len(lost) <= 4, f"{path} byte {index}: more than the damaged batch is gone"
                 assert log.next_offset == max(good) + 1, f"{path} byte {index}: the log's end moved"
                 for name in [name for name in disk.names if name not in originals and disk.names[name] is not None]:
                     del disk.names[name]
