@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,10 +70,12 @@ class CatalogFullError(RuntimeError):
 class Catalog:
     """The database."""
 
-    def __init__(self, path: str, slot_count: int) -> None:
+    def __init__(self, path: str, slot_count: int, random_bytes: Callable[[int], bytes] = os.urandom) -> None:
+        """`path`: a file, or a `file:` URI of SQLite. Raises RuntimeError when another version made it."""
         self._slot_count = slot_count
+        self._random_bytes = random_bytes
         self._usable_dirs: list[int] = [0]
-        self._db = sqlite3.connect(path, isolation_level=None)
+        self._db = sqlite3.connect(path, isolation_level=None, uri=path.startswith("file:"))
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute("PRAGMA foreign_keys=ON")
@@ -147,7 +150,7 @@ class Catalog:
 
     def create_topic(self, name: str, partitions: int, given: dict[str, Any], schema: bytes, typed: bool, now_us: int) -> Topic:
         """Decide a new topic, in state `changing`. Raises CatalogFullError; the name must be free."""
-        topic_id = os.urandom(16)
+        topic_id = self._random_bytes(16)
         with _Transaction(self._db):
             self._db.execute("INSERT OR IGNORE INTO schemas (message) VALUES (?)", (schema,))
             (schema_id,) = self._db.execute("SELECT schema_id FROM schemas WHERE message = ?", (schema,)).fetchone()

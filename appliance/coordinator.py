@@ -2,8 +2,7 @@
 
 Owner: the catalog (SQLite); in shared memory the lanes that lead from it, and who has been fed.
 Waits on its doorbell: requests come from the fronts over lanes, like everything between processes (docs/adr/0001).
-Invariants: a decision is on the disk before anyone is told; a client is answered when the flusher has carried the decision out (its slot
-in the
+Invariants: a decision is on the disk before anyone is told; a client is answered when the flusher has carried the decision out (its slot in the
     partition table shows the version); a process that asks gets the whole catalog before anything newer.
 Crash: decisions in state `changing` or `deleting` are told again at start; telling twice changes nothing. Requests that were read but not
     answered time out at the client.
@@ -18,7 +17,6 @@ import binascii
 import logging
 import os
 import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,6 +35,7 @@ from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
 from shm.layout import ProcessWord, Role, SlotState
 from shm.partition_table import PartitionTable
+from shm.process import ProcessContext, configure_logging, process_name, run, start
 from tailrace.arrow_metadata import ArrowMetadataError, read_schema
 from tailrace.errors import (
     InvalidRequestError,
@@ -89,6 +88,21 @@ class Change:
     topics: list[Topic]
     results: list[dict[str, Any]]
     deadline_ns: int
+
+
+class Machine:
+    """What the coordinator looks at in the file system, to tell clients."""
+
+    def free_and_total_bytes(self, path: str) -> tuple[int, int]:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+    def read_partition_file(self, directory: str) -> PartitionFile | None:
+        try:
+            with open(f"{directory}/{PARTITION_FILE}", "rb") as file:
+                return PartitionFile.decode(file.read())
+        except OSError:
+            return None
 
 
 class Coordinator:
@@ -491,16 +505,10 @@ two.
 """
 
 
-def main() -> None:
-    """The process."""
-    from shm.process import configure_logging, process_name, run, start
-
-    context = start()
-    configure_logging(context)
-    spec = context.spec
-    settings = spec.settings
+def build(context: ProcessContext, catalog: Catalog, dir_numbers: list[int], machine: Machine) -> Coordinator:
+    """The coordinator of this specification. `dir_numbers`: what the catalog calls each data directory."""
+    spec, settings, control = context.spec, context.spec.settings, context.control
     worker_dirs, front_count = list(settings["worker_dirs"]), int(settings["fronts"])
-    control = context.control
     roles = [(Role.FRONT, f) for f in range(front_count)]
     roles += [(Role.WORKER, w) for w in range(len(worker_dirs))]
     roles += [(Role.FLUSHER, d) for d in range(len(spec.data_dirs))]
@@ -522,32 +530,19 @@ def main() -> None:
     def describe_dirs() -> list[dict[str, Any]]:
         rows = []
         for index, path in enumerate(spec.data_dirs):
-            found = os.statvfs(path)
+            free, total = machine.free_and_total_bytes(path)
             full = bool(control.process(Role.FLUSHER, index).load(ProcessWord.DISK_FULL))
             rows.append(
                 {
                     "path": path,
-                    "free_bytes": found.f_bavail * found.f_frsize,
-                    "total_bytes": found.f_blocks * found.f_frsize,
+                    "free_bytes": free,
+                    "total_bytes": total,
                     "reserve_bytes": int(settings["reserve_bytes"]),
                     "state": "FULL" if full else "OK",
                 }
             )
         return rows
 
-    def read_partition_file(index: int, directory: str) -> PartitionFile | None:
-        try:
-            with open(f"{spec.data_dirs[index]}/{directory}/{PARTITION_FILE}", "rb") as file:
-                return PartitionFile.decode(file.read())
-        except OSError:
-            return None
-
-    catalog = Catalog(f"{spec.data_dirs[0]}/coordinator.db", int(settings["slots"]))
-    try:
-        dir_numbers = catalog.register_dirs([(directory_id(path), path) for path in spec.data_dirs])
-    except MissingDirectoryError as error:
-        print(f"tailrace: {error}", file=sys.stderr, flush=True)
-        sys.exit(ExitCode.CONFIG)
     coordinator = Coordinator(
         catalog=catalog,
         outgoing=[
@@ -560,19 +555,33 @@ def main() -> None:
         worker_dirs=worker_dirs,
         describe_processes=describe_processes,
         describe_dirs=describe_dirs,
-        read_partition_file=read_partition_file,
+        read_partition_file=lambda index, directory: machine.read_partition_file(f"{spec.data_dirs[index]}/{directory}"),
         front_count=front_count,
         ring_bytes=int(settings["ring_bytes"]),
         lane_bytes=int(settings["lane_bytes"]),
         cluster_id=spec.instance,
         default_schema=lambda: DEFAULT_SCHEMA_MESSAGE,
-        now_us=lambda: time.time_ns() // 1000,
-        start_ns=time.monotonic_ns(),
+        now_us=context.clock.wall_us,
+        start_ns=context.clock.monotonic_ns(),
     )
     context.report_ready()
     for front in range(front_count):  # they look whether this is another generation
         context.bell(Role.FRONT, front).ring()
-    run(coordinator, context)
+    return coordinator
+
+
+def main() -> None:
+    """The process."""
+    context = start()
+    configure_logging(context)
+    spec = context.spec
+    catalog = Catalog(f"{spec.data_dirs[0]}/coordinator.db", int(spec.settings["slots"]))
+    try:
+        dir_numbers = catalog.register_dirs([(directory_id(path), path) for path in spec.data_dirs])
+    except MissingDirectoryError as error:
+        print(f"tailrace: {error}", file=sys.stderr, flush=True)
+        sys.exit(ExitCode.CONFIG)
+    run(build(context, catalog, dir_numbers, Machine()), context)
     catalog.close()
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from netfront.log_reader import ColdRead, LogReader, LogReadError, Place
-from netfront.reader_pool import ReaderPool
+from netfront.reader_pool import ReadAhead
 from netfront.routing import Routing
 from netfront.sessions import Session
 from shm.assignments import Assignment
@@ -65,7 +65,7 @@ class FetchService:
         self,
         reader: LogReader,
         routing: Routing,
-        pool: ReaderPool,
+        pool: ReadAhead,
         wheel: TimingWheel[Fetch],
         respond: Respond,
         new_buffer: Callable[[int], bytearray],

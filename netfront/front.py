@@ -17,7 +17,6 @@ import logging
 import os
 import select
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,15 +27,18 @@ import orjson
 from netfront.acks import AckWalker, Answer
 from netfront.credits import Credit, CreditLedger
 from netfront.fetches import Fetch, FetchService
+from netfront.log_files import DiskLogFiles, LogFiles
 from netfront.log_reader import LogReader, LogReadError
-from netfront.reader_pool import ReaderPool
+from netfront.reader_pool import ReadAhead, ReaderPool
+from netfront.router import AddressInUseError, Router
 from netfront.routing import Routing
 from netfront.sessions import Session, Sessions
 from shm.assignments import Assignment, LaneKind
 from shm.control import ProcessSlot
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
-from shm.layout import ACKS_ALL, ACKS_LEADER, ACKS_NONE, ProcessWord
+from shm.layout import ACKS_ALL, ACKS_LEADER, ACKS_NONE, ProcessWord, RegionKind, Role
+from shm.process import EXIT_ADDRESS_IN_USE, ProcessContext, configure_logging, process_name, run, start
 from shm.ring import Ring
 from tailrace.batch_header import HEADER_BYTES
 from tailrace.checksum import Readable
@@ -117,7 +119,7 @@ class Front:
         coordinator_generation: Callable[[], int],
         routing: Routing,
         reader: LogReader,
-        pool: ReaderPool,
+        pool: ReadAhead,
         ledger: CreditLedger,
         slot: ProcessSlot,
         cluster_id: str,
@@ -577,46 +579,18 @@ class Front:
                 self._tell_credit(self._ledger.lapse(session.credit))
 
 
-def main() -> None:
-    """The process."""
-    from netfront.router import AddressInUseError, Router
-    from shm.layout import RegionKind, Role
-    from shm.process import EXIT_ADDRESS_IN_USE, configure_logging, process_name, run, start
-    from shm.ring import Ring
-
-    context = start()
-    configure_logging(context)
-    spec = context.spec
-    settings = spec.settings
-    # A predecessor that was given any free port has told clients which: go on there.
-    port = context.control.port(spec.index).load()
-    addresses = [
-        f"{a.rpartition(':')[0]}:{port}" if port and a.startswith("tcp://") and a.endswith(":0") else a for a in settings["listen"]
-    ]
-    try:
-        router = Router(addresses)
-    except AddressInUseError as error:
-        print(f"tailrace: {error}", file=sys.stderr, flush=True)
-        sys.exit(EXIT_ADDRESS_IN_USE)
-    context.control.port(spec.index).store(router.port)
-    generation = int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF | 1
+def build(context: ProcessContext, transport: Transport, files: LogFiles, pool: ReadAhead, generation: int) -> Front:
+    """The front of this specification; it has asked to be fed. `generation`: a number that no front of this address had before."""
+    spec, settings = context.spec, context.spec.settings
     workers = []
     for w in range(int(settings["workers"])):
         ring = Ring(context.attach(f"ring-{w}", RegionKind.RING))
-        workers.append(
-            WorkerLink(
-                context.lane_writer(process_name(Role.WORKER, w)),
-                context.bell(Role.WORKER, w),
-                ring,
-                AckWalker(ring, spec.index, generation),
-                deque(),
-            )
-        )
+        lane = context.lane_writer(process_name(Role.WORKER, w))
+        workers.append(WorkerLink(lane, context.bell(Role.WORKER, w), ring, AckWalker(ring, spec.index, generation), deque()))
     coordinator = context.control.process(Role.COORDINATOR, 0)
     lane_half = int(settings["lane_bytes"]) // 2
-    start_ns = time.monotonic_ns()
     front = Front(
-        transport=router,
+        transport=transport,
         generation=generation,
         process_generation=spec.generation,
         workers=workers,
@@ -625,15 +599,37 @@ def main() -> None:
         coordinator_bell=context.bell(Role.COORDINATOR, 0),
         coordinator_generation=lambda: coordinator.load(ProcessWord.READY_GENERATION),
         routing=Routing(),
-        reader=LogReader(spec.data_dirs, [context.table(d) for d in range(len(spec.data_dirs))]),
-        pool=ReaderPool(context.doorbell.ring),
+        reader=LogReader(files, spec.data_dirs, [context.table(d) for d in range(len(spec.data_dirs))]),
+        pool=pool,
         ledger=CreditLedger(int(settings["credit_bytes"]), 4 * lane_half, lane_half),
         slot=context.slot,
         cluster_id=spec.instance,
         auto_create_topics=bool(settings["auto_create_topics"]),
         on_ready=context.report_ready,
-        start_ns=start_ns,
+        start_ns=context.clock.monotonic_ns(),
     )
+    context.ask_for_feed()
+    return front
+
+
+def main() -> None:
+    """The process."""
+    context = start()
+    configure_logging(context)
+    spec = context.spec
+    # A predecessor that was given any free port has told clients which: go on there.
+    port = context.control.port(spec.index).load()
+    addresses = [
+        f"{a.rpartition(':')[0]}:{port}" if port and a.startswith("tcp://") and a.endswith(":0") else a for a in spec.settings["listen"]
+    ]
+    try:
+        router = Router(addresses)
+    except AddressInUseError as error:
+        print(f"tailrace: {error}", file=sys.stderr, flush=True)
+        sys.exit(EXIT_ADDRESS_IN_USE)
+    context.control.port(spec.index).store(router.port)
+    generation = int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF | 1
+    front = build(context, router, DiskLogFiles(), ReaderPool(context.doorbell.ring), generation)
     poll = select.poll()
     poll.register(router.socket.fileno(), select.POLLIN)
     poll.register(context.doorbell.fd, select.POLLIN)
@@ -644,7 +640,6 @@ def main() -> None:
             poll.poll(timeout_ms)
         context.doorbell.clear()
 
-    context.ask_for_feed()
     run(front, context, wait)
     router.close()
 

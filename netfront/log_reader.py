@@ -1,19 +1,18 @@
 """Reads batches from segment files: positions by offset and by time, whole batches only, never beyond the high watermark.
 
-Owner: one front; reads only. Nothing is mapped: a truncated or unreadable page under a mapping kills the process.
+Owner: one front; reads only.
 Invariants: what is handed out begins with the batch that holds the wanted offset and ends with a whole batch below the watermark;
     a read that would wait for the disk is not made here (`ColdRead`) unless asked for.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 from bisect import bisect_right
 from collections import OrderedDict
 from typing import NamedTuple
 
+from netfront.log_files import LogFiles
 from shm.assignments import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionState, PartitionTable
@@ -67,14 +66,14 @@ class Span(NamedTuple):
 class LogReader:
     """Open files and segment lists of the partitions that are read."""
 
-    def __init__(self, data_dirs: list[str], tables: list[PartitionTable]) -> None:
+    def __init__(self, files: LogFiles, data_dirs: list[str], tables: list[PartitionTable]) -> None:
+        self._files = files
         self._data_dirs = data_dirs
         self._tables = tables
         self._segments: dict[bytes, dict[int, tuple[tuple[int, int], list[int]]]] = {}
         self._epochs: dict[tuple[bytes, int], tuple[int, PartitionFile]] = {}
         """(topic id, partition) -> (leader epoch, its partition file): read when a client of an older epoch asks."""
-        self._files: OrderedDict[str, int] = OrderedDict()
-        self._nowait = os.RWF_NOWAIT
+        self._open_files: OrderedDict[str, int] = OrderedDict()
 
     def state(self, route: Assignment) -> PartitionState:
         """The partition's slot; raises LogReadError when it is not (or no longer) this topic's."""
@@ -95,30 +94,30 @@ class LogReader:
         key = state.live_segment_base, state.segment_count
         if known is not None and known[0] == key and known[1]:
             return known[1]
-        bases = segment_bases(os.listdir(self._directory(route)))
+        bases = segment_bases(self._files.list(self._directory(route)))
         of_topic[route.partition] = key, bases
         if known is not None:
             gone = [self._path(route, base, suffix) for base in set(known[1]) - set(bases) for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX)]
-            for path in [path for path in gone if path in self._files]:
-                os.close(self._files.pop(path))  # its room on the disk is free only now
+            for path in [path for path in gone if path in self._open_files]:
+                self._files.close(self._open_files.pop(path))  # its room on the disk is free only now
         return bases
 
     def _open(self, path: str) -> int:
-        fd = self._files.get(path)
+        fd = self._open_files.get(path)
         if fd is not None:
-            self._files.move_to_end(path)
+            self._open_files.move_to_end(path)
             return fd
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._files[path] = fd
-        while len(self._files) > OPEN_FILES_MAX:
-            os.close(self._files.popitem(last=False)[1])
+        fd = self._files.open_for_read(path)
+        self._open_files[path] = fd
+        while len(self._open_files) > OPEN_FILES_MAX:
+            self._files.close(self._open_files.popitem(last=False)[1])
         return fd
 
     def forget(self, route: Assignment) -> None:
         """The partition was dropped: close its files."""
         prefix = self._directory(route) + "/"
-        for path in [path for path in self._files if path.startswith(prefix)]:
-            os.close(self._files.pop(path))
+        for path in [path for path in self._open_files if path.startswith(prefix)]:
+            self._files.close(self._open_files.pop(path))
         self._segments.pop(route.topic_id, None)
 
     def _path(self, route: Assignment, base: int, suffix: str = SEGMENT_SUFFIX) -> str:
@@ -176,10 +175,15 @@ class LogReader:
 
     def _partition_file(self, route: Assignment) -> PartitionFile | None:
         try:
-            with open(f"{self._directory(route)}/{PARTITION_FILE}", "rb") as file:
-                return PartitionFile.decode(file.read())
+            fd = self._files.open_for_read(f"{self._directory(route)}/{PARTITION_FILE}")
         except OSError:
             return None
+        try:
+            return PartitionFile.decode(self._files.read_at(fd, self._files.size(fd), 0))
+        except OSError:
+            return None
+        finally:
+            self._files.close(fd)
 
     def find_time(self, route: Assignment, timestamp_us: int) -> int | None:
         """The base offset of the first batch with a record at or after `timestamp_us`, below the watermark; None: there is none."""
@@ -199,7 +203,7 @@ class LogReader:
 
     def _index(self, route: Assignment, base: int) -> IndexReader:
         fd = self._open(self._path(route, base, INDEX_SUFFIX))
-        return IndexReader(lambda length, position: os.pread(fd, length, position), os.fstat(fd).st_size, base)
+        return IndexReader(lambda length, position: self._files.read_at(fd, length, position), self._files.size(fd), base)
 
     def _schema_end(self, route: Assignment, base: int) -> int:
         """Where the batches of a segment begin: the index knows, also when the schema message is damaged."""
@@ -209,7 +213,7 @@ class LogReader:
                 return index.entry(0).file_position
         except (IndexDamagedError, FileNotFoundError):
             pass
-        head = os.pread(self._open(self._path(route, base)), 8, 0)
+        head = self._files.read_at(self._open(self._path(route, base)), 8, 0)
         return 8 + int.from_bytes(head[4:8], "little")
 
     # ---- reading ---------------------------------------------------------------------------------------------------------------------
@@ -266,14 +270,9 @@ class LogReader:
 
     def _read_into(self, fd: int, target: memoryview, position: int, blocking: bool) -> int:
         try:
-            return os.preadv(fd, [target], position, 0 if blocking else self._nowait)
+            return self._files.read_into(fd, target, position, blocking=blocking)
         except BlockingIOError:
             raise ColdRead(fd, position, len(target)) from None
-        except OSError as error:
-            if error.errno != errno.EOPNOTSUPP:
-                raise
-            self._nowait = 0  # this file system cannot tell; wait for it
-            return os.preadv(fd, [target], position)
 
     @staticmethod
     def _walk(target: memoryview, length: int, place: Place, offset: int, high_watermark: int) -> Span | int:

@@ -1,8 +1,7 @@
 """A few threads that bring cold pages into the page cache, so that a cold read never stalls a warm one.
 
-The front reads with RWF_NOWAIT; what is not in memory is read here once, thrown away, and read again by the front, now warm. So no
-buffer is
-ever shared between threads.
+The front reads with RWF_NOWAIT; what is not in memory is read here once, thrown away, and read again by the front, now warm. So no buffer is ever
+shared between threads.
 """
 
 from __future__ import annotations
@@ -12,8 +11,16 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 _PIECE_BYTES = 1 << 20
+
+
+class ReadAhead(Protocol):
+    """What serving fetches needs of a pool."""
+
+    def submit(self, fd: int, position: int, length: int, token: object) -> None: ...
+    def completed(self) -> list[object]: ...
 
 
 class ReaderPool:

@@ -3,8 +3,10 @@
 Owner: the supervisor writes the specification into the environment of the child it starts; `start()` reads it.
 Invariants: a child never outlives its supervisor (PDEATHSIG, and the parent is checked after it is set, since it may have died in between);
     SIGINT and SIGTERM are the supervisor's affair (terminals, `timeout` and some service managers send them to the whole group, and the
-        children
-    must end in order): a child is stopped by its STOP word and a ring.
+    children must end in order): a child is stopped by its STOP word and a ring.
+
+Every agent's module has `build(context, ...)`, which wires it from its specification, and `main()`, which runs what was built in a process of its own.
+The simulation (`tests/sim`) builds the same agents over another context.
 """
 
 from __future__ import annotations
@@ -83,20 +85,37 @@ def set_comm_name(name: str) -> None:
     libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Where an agent takes the time from."""
+
+    monotonic_ns: Callable[[], int]
+    wall_us: Callable[[], int]
+    """Microseconds since 1970; may jump."""
+
+
+REAL_CLOCK = Clock(time.monotonic_ns, lambda: time.time_ns() // 1000)
+
+
 class ProcessContext:
     """A started child: its memory attached, its bells, its stop flag."""
 
-    def __init__(self, spec: ProcessSpec) -> None:
+    def __init__(self, spec: ProcessSpec, clock: Clock = REAL_CLOCK) -> None:
         self.spec = spec
+        self.clock = clock
         self.role = Role(spec.role)
         self.index = spec.index
         self.instance = bytes.fromhex(spec.instance)
-        self.doorbell = Doorbell(spec.doorbells[process_name(self.role, spec.index)])
+        self.doorbell = self.bell(self.role, self.index)
         self.control = Control(self.attach("control", RegionKind.CONTROL))
         self.slot: ProcessSlot = self.control.process(self.role, spec.index)
 
     def attach(self, logical_name: str, kind: RegionKind) -> Region:
-        return Region.attach(self.spec.regions[logical_name], kind, self.instance)
+        return self.attach_named(self.spec.regions[logical_name], kind)
+
+    def attach_named(self, name: str, kind: RegionKind) -> Region:
+        """By its name in shared memory, which for an earlier run's regions is all there is."""
+        return Region.attach(name, kind, self.instance)
 
     def bell(self, role: Role, index: int) -> Doorbell:
         return Doorbell(self.spec.doorbells[process_name(role, index)])

@@ -12,7 +12,6 @@ Run as `python -P -m workers.flusher`.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,11 +23,12 @@ from shm.control import ProcessSlot
 from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader
-from shm.layout import ProcessWord, Verdict
+from shm.layout import ProcessWord, RegionKind, Role, Verdict
 from shm.partition_table import PartitionTable
+from shm.process import ProcessContext, configure_logging, run, start
 from shm.ring import Descriptor, Ring
 from workers.disk_space import DiskSpace
-from workers.files import Files
+from workers.files import DiskFiles, Files
 from workers.group_commit import GroupCommit
 from workers.journal import Journal
 from workers.log_set import LogSet, RunFacts
@@ -595,22 +595,14 @@ def _translator(table: PartitionTable) -> Callable[[int], tuple[bytes, int]]:
     return translate
 
 
-def main() -> None:
-    """The process."""
-    from shm.layout import RegionKind, Role
-    from shm.process import configure_logging, run, start
-    from shm.region import Region
-    from workers.files import DiskFiles
-
-    context = start()
-    configure_logging(context)
-    spec = context.spec
-    settings = spec.settings
+def build(context: ProcessContext, files: Files) -> Flusher:
+    """The flusher of this specification; it has asked to be fed."""
+    spec, settings, clock = context.spec, context.spec.settings, context.clock
     front_count = int(settings["fronts"])
     followed = [w for w, data_dir in enumerate(settings["worker_dirs"]) if data_dir == spec.index]
     flusher = Flusher(
         data_dir=spec.data_dirs[spec.index],
-        files=DiskFiles(),
+        files=files,
         table=context.table(spec.index),
         feed=context.lane_reader("coordinator"),
         generation=spec.generation,
@@ -618,8 +610,8 @@ def main() -> None:
         rings={w: Ring(context.attach(f"ring-{w}", RegionKind.RING)) for w in followed},
         old_rings=[
             (
-                Ring(Region.attach(old["ring"], RegionKind.RING, context.instance)),
-                PartitionTable(Region.attach(old["table"], RegionKind.TABLE, context.instance)),
+                Ring(context.attach_named(old["ring"], RegionKind.RING)),
+                PartitionTable(context.attach_named(old["table"], RegionKind.TABLE)),
             )
             for old in spec.recover
         ],
@@ -635,11 +627,19 @@ def main() -> None:
             int(settings["reserve_bytes"]),
         ),
         on_ready=context.report_ready,
-        now_us=lambda: time.time_ns() // 1000,
-        start_ns=time.monotonic_ns(),
+        now_us=clock.wall_us,
+        start_ns=clock.monotonic_ns(),
     )
     # The coordinator feeds whoever asks: readiness comes only after recovery, so asking has a word of its own.
     context.ask_for_feed()
+    return flusher
+
+
+def main() -> None:
+    """The process."""
+    context = start()
+    configure_logging(context)
+    flusher = build(context, DiskFiles())
     run(flusher, context)
     flusher.close()
 

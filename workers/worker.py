@@ -1,13 +1,11 @@
 """The worker: owns the append order of its partitions. Reads lanes, checks, deduplicates, assigns offsets, publishes in its ring.
 
 Owner: its ring's descriptors, data, `head` and `reclaimed`; the `consumed` words of the lanes that lead to it.
-Invariants: one writer per partition; offsets are dense; an answer (also a refusal or a duplicate) is a descriptor, so every answer comes
-from one
-    place and in order; a lane's space is given back only after what was read from it is published.
+Invariants: one writer per partition; offsets are dense; an answer (also a refusal or a duplicate) is a descriptor, so every answer comes from
+    one place and in order; a lane's space is given back only after what was read from it is published.
 Crash: everything it knows is derived: the next offset of a partition from the table and the descriptors not yet settled, deduplication from
     snapshot, headers and descriptors, the place to go on in each lane from the last descriptor that came from it. Killed anywhere it
-        neither
-    loses nor repeats a batch.
+    neither loses nor repeats a batch.
 
 Run as `python -P -m workers.worker`.
 """
@@ -15,7 +13,6 @@ Run as `python -P -m workers.worker`.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,8 +21,20 @@ from shm.control import ProcessSlot
 from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
 from shm.lane import LaneMessage, LaneReader
-from shm.layout import FLAG_BYTES, FLAG_CONTROL, FLAG_DUPLICATE, SOURCE_COORDINATOR, ProcessWord, SlotState, SlotWord
+from shm.layout import (
+    FLAG_BYTES,
+    FLAG_CONTROL,
+    FLAG_DUPLICATE,
+    SOURCE_COORDINATOR,
+    Phase,
+    ProcessWord,
+    RegionKind,
+    Role,
+    SlotState,
+    SlotWord,
+)
 from shm.partition_table import PartitionTable
+from shm.process import ProcessContext, configure_logging, process_name, run, start
 from shm.ring import RingWriter
 from tailrace.arrow_metadata import SchemaLayout, read_schema
 from tailrace.batch_header import (
@@ -40,7 +49,7 @@ from tailrace.batch_header import (
 )
 from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.protocol.errors import ErrorCode
-from workers.files import Files, read_whole
+from workers.files import DiskFiles, Files, read_whole
 from workers.producer_state import Decision, ProducerTable
 from workers.recovery import load_live_producers
 from workers.structure import UnsafeBatchError, check_structure
@@ -112,6 +121,7 @@ class Worker:
         self._partitions: dict[int, Partition] = {}
         self._fed = False
         self._blocked = False
+        self._now_ns = 0
         self._turn = 0
         self._refused_count = 0
         self._byte_count = 0
@@ -140,6 +150,7 @@ class Worker:
     # ---- agent -----------------------------------------------------------------------------------------------------------------------
 
     def step(self, now_ns: int) -> int:
+        self._now_ns = now_ns
         if not self._is_running():
             return 0
         ring = self._ring
@@ -172,7 +183,7 @@ class Worker:
             partition.producers.expire(max(self._now_us(), partition.last_append_us) - self._producer_expiration_us)
 
     def next_deadline_ns(self) -> int | None:
-        return time.monotonic_ns() + BLOCKED_RETRY_NS if self._blocked else None
+        return self._now_ns + BLOCKED_RETRY_NS if self._blocked else None
 
     def begin_stop(self) -> None:
         """Nothing to do: fronts have stopped before; what is in the lanes is still appended."""
@@ -401,36 +412,24 @@ def load_producers(files: Files, data_dir: str, assignment: Assignment, end_offs
     return load_live_producers(files, directory, known, end_offset)
 
 
-def main() -> None:
-    """The process."""
-    from shm.control import Control
-    from shm.layout import FRONTS_MAX, Phase, RegionKind, Role
-    from shm.process import configure_logging, process_name, run, start
-    from workers.files import DiskFiles
-
-    context = start()
-    configure_logging(context)
-    spec = context.spec
+def build(context: ProcessContext, files: Files) -> Worker:
+    """The worker of this specification; it has asked to be fed."""
+    spec, control, clock = context.spec, context.control, context.clock
     front_count = int(spec.settings["fronts"])
-    files = DiskFiles()
-    tables = [context.table(d) for d in range(len(spec.data_dirs))]
     ring = RingWriter(context.attach(f"ring-{spec.index}", RegionKind.RING))
     resume = Worker.resume_positions(ring)
     lanes = {front: context.lane_reader(process_name(Role.FRONT, front), resume.get(front, 0)) for front in range(front_count)}
     lanes[SOURCE_COORDINATOR] = context.lane_reader("coordinator", resume.get(SOURCE_COORDINATOR, 0))
-    assert max(lanes) <= FRONTS_MAX
-    control: Control = context.control
     fronts = [control.process(Role.FRONT, f) for f in range(front_count)]
+    flushers = [control.process(Role.FLUSHER, d) for d in range(len(spec.data_dirs))]
 
     def load(assignment: Assignment, end_offset: int) -> ProducerTable:
         return load_producers(files, spec.data_dirs[assignment.data_dir], assignment, end_offset)
 
-    flushers = [control.process(Role.FLUSHER, d) for d in range(len(spec.data_dirs))]
-
     worker = Worker(
         ring=ring,
         lanes=lanes,
-        tables=tables,
+        tables=[context.table(d) for d in range(len(spec.data_dirs))],
         slot=context.slot,
         generation=spec.generation,
         is_running=lambda: control.phase is not Phase.RECOVERING,
@@ -440,11 +439,18 @@ def main() -> None:
         load_producers=load,
         is_disk_full=lambda d: bool(flushers[d].load(ProcessWord.DISK_FULL)),
         producer_expiration_us=int(spec.settings["producer.id.expiration.ms"]) * 1000,
-        now_us=lambda: time.time_ns() // 1000,
+        now_us=clock.wall_us,
     )
     context.report_ready()
     context.ask_for_feed()
-    run(worker, context)
+    return worker
+
+
+def main() -> None:
+    """The process."""
+    context = start()
+    configure_logging(context)
+    run(build(context, DiskFiles()), context)
 
 
 if __name__ == "__main__":
