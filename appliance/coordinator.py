@@ -69,6 +69,8 @@ class Outgoing:
     slot: ProcessSlot
     queue: deque[tuple[int, int, int, int, int, bytes]] = field(default_factory=deque)
     """(kind, slot, flags, session, correlation_id, payload)"""
+    feeding: int = 0
+    """The generation that asked for the whole catalog and has not got all of it; 0: none."""
 
 
 @dataclass(slots=True)
@@ -208,7 +210,7 @@ class Coordinator:
         count = 0
         for out in self._outgoing:
             wanted = out.slot.load(ProcessWord.WANTS_FEED)
-            if wanted == out.slot.load(ProcessWord.FED_GENERATION):
+            if wanted in (out.feeding, out.slot.load(ProcessWord.FED_GENERATION)):
                 continue
             for topic in self._topics.values():
                 # A front may only know what is finished; a topic that is being deleted is nobody's to open.
@@ -218,7 +220,7 @@ class Coordinator:
                     if self._concerns(out, assignment):
                         out.queue.append((LaneKind.ASSIGN, 0, REPLAY, 0, 0, assignment.encode()))
             out.queue.append((LaneKind.FED, 0, 0, 0, wanted, b""))
-            out.slot.store(ProcessWord.FED_GENERATION, wanted)
+            out.feeding = wanted
             count += 1
         return count
 
@@ -248,6 +250,10 @@ class Coordinator:
                 count += 1
             if out.lane.publish():
                 out.bell.ring()
+            if out.feeding and not out.queue:
+                # Only now: were this coordinator killed before, its successor must begin again.
+                out.slot.store(ProcessWord.FED_GENERATION, out.feeding)
+                out.feeding = 0
         return count
 
     def _respond(self, requester: Requester, code: ErrorCode, value: dict[str, Any]) -> None:

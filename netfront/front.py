@@ -171,12 +171,17 @@ class Front:
             Api.DESCRIBE_CLUSTER: self._on_decision,
         }
 
+    @property
+    def takes_input(self) -> bool:
+        """Whether what comes from the network is read now: not before the catalog is known, not while stopping."""
+        return self._fed and not self._stopping
+
     # ---- agent -----------------------------------------------------------------------------------------------------------------------
 
     def step(self, now_ns: int) -> int:
         self._now_ns = now_ns
         work = self._read_coordinator()
-        if self._fed and not self._stopping:
+        if self.takes_input:
             work += self._receive()
         work += self._pass_on()
         work += self._walk_rings()
@@ -630,14 +635,17 @@ def main() -> None:
     context.control.port(spec.index).store(router.port)
     generation = int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF | 1
     front = build(context, router, DiskLogFiles(), ReaderPool(context.doorbell.ring), generation)
-    poll = select.poll()
-    poll.register(router.socket.fileno(), select.POLLIN)
-    poll.register(context.doorbell.fd, select.POLLIN)
+    both = select.poll()
+    both.register(router.socket.fileno(), select.POLLIN)
+    both.register(context.doorbell.fd, select.POLLIN)
 
     def wait(timeout_ms: float | None) -> None:
+        if not front.takes_input:
+            context.doorbell.wait(timeout_ms)
+            return
         # ZeroMQ's descriptor tells of changes only: `step` has read until there was nothing, so whatever comes now makes it readable.
         if not router.has_input():
-            poll.poll(timeout_ms)
+            both.poll(timeout_ms)
         context.doorbell.clear()
 
     run(front, context, wait)

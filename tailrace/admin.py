@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from tailrace.connection import Connection
+from tailrace.environment import REAL, Environment
 from tailrace.errors import InvalidRequestError, OffsetOutOfRangeError, error_for
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode, code_of
@@ -56,11 +57,12 @@ class Admin:
         request_timeout_ms: int = 30_000,
         connect_timeout_ms: int | None = None,
         client_id: str = "tailrace-admin",
+        environment: Environment = REAL,
     ) -> None:
         """`connect_timeout_ms`: how long to try an appliance that does not answer at all; None: as long as a request may take."""
         self._timeout_ms = request_timeout_ms
         self._connect_timeout_ms = connect_timeout_ms
-        self._connection = Connection(bootstrap, client_id)
+        self._connection = Connection(bootstrap, client_id, environment)
 
     def __enter__(self) -> Admin:
         return self

@@ -1,18 +1,14 @@
 """One connection: a DEALER to one front, reopened by itself, driven by whoever calls it.
 
-There is no thread here and nothing blocks: `process()` takes in what has come, `wait()` sleeps until something may have. ZeroMQ's own
-reconnection
-replays some messages and loses others (tried: 65 of 400), so when the front shows another generation, does not know us, or stays silent,
-the socket is
-closed (linger 0) and another opened; every request that was under way is told `None`, and its owner sends it again, in order.
+There is no thread here and nothing blocks: `process()` takes in what has come, `wait()` sleeps until something may have. ZeroMQ's own reconnection
+replays some messages and loses others (tried: 65 of 400), so when the front shows another generation, does not know us, or stays silent, the socket
+is closed (linger 0) and another opened; every request that was under way is told `None`, and its owner sends it again, in order.
 
-Owner: its user's lock: no method may be called by two threads at a time. Only non-blocking ZeroMQ calls and `select.poll`, which gevent
-makes cooperative.
+Owner: its user's lock: no method may be called by two threads at a time.
 """
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable, Sequence
 
 from tailrace.checksum import Readable
@@ -158,13 +154,7 @@ class Connection:
         """Sleep until something may have come, `wake_fd` is readable, or the time is up. Safe beside a holder of the lock: it touches no
         socket state.
         """
-        poll = select.poll()
-        fd = self.fileno()
-        if fd >= 0:
-            poll.register(fd, select.POLLIN)
-        if wake_fd >= 0:
-            poll.register(wake_fd, select.POLLIN)
-        poll.poll(max(0, -(-timeout_ns // 1_000_000)))
+        self._environment.sleep_on((self.fileno(), wake_fd), timeout_ns)
 
     def call(self, api: Api, body: Sequence[Readable], timeout_ms: int, connect_timeout_ms: int | None = None) -> Response:
         """Send a request and wait for its answer, driving the connection; repeats it when the connection is lost.

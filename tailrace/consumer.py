@@ -10,7 +10,6 @@ handed out.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -21,6 +20,7 @@ import pyarrow.compute as pc
 from tailrace import arrow_batch
 from tailrace.admin import check_offsets_answer
 from tailrace.connection import Connection
+from tailrace.environment import REAL, Environment
 from tailrace.errors import (
     CorruptBatchError,
     InvalidRequestError,
@@ -47,11 +47,12 @@ UNREACHABLE_AFTER_NS = 60_000_000_000
 class Consumer:
     """Reads partitions. See `tailrace.settings.ConsumerSettings` for the keyword arguments."""
 
-    def __init__(self, *topics: str, bootstrap: str | None = None, **settings: Any) -> None:
+    def __init__(self, *topics: str, bootstrap: str | None = None, environment: Environment = REAL, **settings: Any) -> None:
         if bootstrap is not None:
             settings["bootstrap"] = bootstrap
         self.settings = build(ConsumerSettings, settings)
-        self._connection = Connection(self.settings.bootstrap, self.settings.client_id)
+        self._connection = Connection(self.settings.bootstrap, self.settings.client_id, environment)
+        self._now_ns = environment.monotonic_ns
         self._fetcher = Fetcher(self._connection, self.settings)
         self._infos: dict[str, TopicInfo] = {}
         self._cursors: dict[TopicPartition, PartitionCursor] = {}
@@ -213,7 +214,7 @@ class Consumer:
         cursor = PartitionCursor(key, self._info(key.topic))
         cursor.seek(start)
         fetcher = Fetcher(self._connection, self.settings)
-        deadline_ns = time.monotonic_ns() + self.settings.request_timeout_ms * 1_000_000
+        deadline_ns = self._now_ns() + self.settings.request_timeout_ms * 1_000_000
         end = self.end_offsets([key])[key]
         while cursor.position is not None and cursor.position < end:
             self._step(fetcher, [cursor], deadline_ns)
@@ -260,7 +261,7 @@ class Consumer:
         connection.process()
         fetcher.begin(cursors)
         connection.process()
-        now_ns = time.monotonic_ns()
+        now_ns = self._now_ns()
         connection.tick(now_ns)
         if connection.fatal is not None:
             raise connection.fatal
@@ -288,7 +289,7 @@ class Consumer:
         while True:
             cursors = list(self._cursors.values())
             self._decide_positions(cursors)
-            until_ns = deadline_ns if deadline_ns is not None else time.monotonic_ns() + 1_000_000_000
+            until_ns = deadline_ns if deadline_ns is not None else self._now_ns() + 1_000_000_000
             self._step(self._fetcher, cursors, until_ns)
             active = [cursor for cursor in cursors if not cursor.is_paused]
             if any(cursor.buffered for cursor in active):
@@ -296,7 +297,7 @@ class Consumer:
             for cursor in active:
                 if cursor.error is not None:
                     self._raise_or_reset(cursor)
-            if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
+            if deadline_ns is not None and self._now_ns() >= deadline_ns:
                 return False
 
     def _raise_or_reset(self, cursor: PartitionCursor) -> None:
@@ -328,7 +329,7 @@ class Consumer:
         if limit < 1:
             raise InvalidRequestError(f"max_records is {limit}; it must be at least 1")
         result: list[Record] = []
-        deadline_ns = time.monotonic_ns() + timeout_ms * 1_000_000
+        deadline_ns = self._now_ns() + timeout_ms * 1_000_000
         self._hand_out(result, limit)
         if not result and not self._advance(deadline_ns):
             return result
@@ -384,7 +385,7 @@ class Consumer:
                 self._cursors[key].seek(records[-1].offset)
             self._taken.clear()
         result: list[TopicBatch] = []
-        if not self._advance(time.monotonic_ns() + timeout_ms * 1_000_000):
+        if not self._advance(self._now_ns() + timeout_ms * 1_000_000):
             return result
         while True:
             cursor = self._next_cursor()

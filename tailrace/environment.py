@@ -1,4 +1,4 @@
-"""What a client takes from the world around it: the clock, sockets, chance, and whether it may have a thread. Tests put another world in.
+"""What a client takes from the world around it: the clock, sockets, sleep, chance, and whether it may have a thread. Tests put another world in.
 
 `REAL` is ZeroMQ and the monotonic clock. A ClientSocket is one DEALER: non-blocking, frames in and out.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+import select
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -67,13 +68,23 @@ class DealerSocket:
         self._socket.close(linger_ms)
 
 
+def sleep_on(fds: Sequence[int], timeout_ns: int) -> None:
+    """Until one of `fds` (those below 0 are none) is readable, or the time is up; rounded up to milliseconds. `poll`, which gevent makes cooperative."""
+    poll = select.poll()
+    for fd in fds:
+        if fd >= 0:
+            poll.register(fd, select.POLLIN)
+    poll.poll(max(0, -(-timeout_ns // 1_000_000)))
+
+
 @dataclass(frozen=True, slots=True)
 class Environment:
     monotonic_ns: Callable[[], int]
     open_socket: Callable[[str], ClientSocket]
+    sleep_on: Callable[[Sequence[int], int], None]
     random: Callable[[], float]
     """Uniform in [0, 1)."""
     has_threads: bool = True
 
 
-REAL = Environment(time.monotonic_ns, DealerSocket, random.random)
+REAL = Environment(time.monotonic_ns, DealerSocket, sleep_on, random.random)

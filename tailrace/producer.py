@@ -26,6 +26,7 @@ from tailrace.accumulator import (
     ProducerBatch,
 )
 from tailrace.arrow_batch import Headers
+from tailrace.environment import REAL, Environment
 from tailrace.errors import (
     InvalidRecordError,
     NotSupportedError,
@@ -71,13 +72,13 @@ def _close_at_exit() -> None:
 class Producer:
     """Sends records to topics. Thread-safe; a context manager; see `tailrace.settings.ProducerSettings` for its keyword arguments."""
 
-    def __init__(self, bootstrap: str | None = None, **settings: Any) -> None:
+    def __init__(self, bootstrap: str | None = None, *, environment: Environment = REAL, **settings: Any) -> None:
         if bootstrap is not None:
             settings["bootstrap"] = bootstrap
         self.settings = build(ProducerSettings, settings)
         chosen = self.settings.partitioner
         self._partitioner: Callable[[str, bytes | None, int], int] = chosen or DefaultPartitioner()
-        self._sender = Sender(self.settings, self._on_keyless_batch)
+        self._sender = Sender(self.settings, self._on_keyless_batch, environment)
         self._topics: dict[str, TopicInfo] = {}
         self._by_topic: dict[str, list[PartitionQueue]] = {}
         self._warned: set[str] = set()
@@ -202,7 +203,7 @@ class Producer:
                 self._sender.block_for_memory(byte_count)
             queue = self._by_topic[topic][partition]
             self._sender.close_batch(queue)  # rows sent before stay before
-            batch = ProducerBatch(queue.info, partition, time.monotonic_ns(), self._sender.next_order())
+            batch = ProducerBatch(queue.info, partition, self._sender.now_ns(), self._sender.next_order())
             batch.frame = piece
             batch.count = piece.num_rows
             batch.timestamps_us = list(timestamp_range(piece, stamp_us))

@@ -14,7 +14,6 @@ Invariants: a batch ends exactly once; batches of a partition are sent in order;
 from __future__ import annotations
 
 import os
-import select
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from functools import partial
 
 from tailrace.accumulator import BATCH_OVERHEAD_BYTES, BatchState, OnDelivery, PartitionQueue, ProducerBatch, closed_error
 from tailrace.connection import Connection
-from tailrace.environment import REAL, Environment
+from tailrace.environment import REAL, Environment, sleep_on
 from tailrace.errors import BufferExhaustedError, DeliveryTimeoutError, NotReachableError, RecordTooLargeError, TailraceError, error_for
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
@@ -49,7 +48,7 @@ class Sender:
         """`on_keyless_batch`: told when a batch that ended with a record without a key takes no more."""
         self._settings = settings
         self._environment = environment
-        self._now_ns = environment.monotonic_ns
+        self.now_ns = environment.monotonic_ns
         self._on_keyless_batch = on_keyless_batch
         self._acks = _ACKS[settings.acks]
         self._idempotent = settings.enable_idempotence and settings.acks != 0
@@ -118,7 +117,7 @@ class Sender:
     # ---- accumulating ----------------------------------------------------------------------------------------------------------------
 
     def open_batch(self, queue: PartitionQueue) -> ProducerBatch:
-        now_ns = self._now_ns()
+        now_ns = self.now_ns()
         batch = queue.open = ProducerBatch(queue.info, queue.partition, now_ns, self.next_order())
         self.unended_count += 1
         self.buffered_bytes += BATCH_OVERHEAD_BYTES
@@ -154,10 +153,10 @@ class Sender:
         """
         if size + BATCH_OVERHEAD_BYTES > self._settings.buffer_memory:
             raise RecordTooLargeError(f"{size} bytes can never fit buffer_memory ({self._settings.buffer_memory})")
-        deadline_ns = self._now_ns() + self._settings.max_block_ms * NS_PER_MS
+        deadline_ns = self.now_ns() + self._settings.max_block_ms * NS_PER_MS
         self.close_all()
         while self.buffered_bytes + size + BATCH_OVERHEAD_BYTES > self._settings.buffer_memory:
-            now_ns = self._now_ns()
+            now_ns = self.now_ns()
             if now_ns >= deadline_ns:
                 raise BufferExhaustedError(
                     f"buffer_memory ({self._settings.buffer_memory} bytes) stayed full for {self._settings.max_block_ms} ms"
@@ -176,7 +175,7 @@ class Sender:
 
     def pump(self) -> None:
         """Everything that can be done now: take in answers, send what is ready. With the lock held."""
-        now_ns = self._last_io_ns = self._now_ns()
+        now_ns = self._last_io_ns = self.now_ns()
         connection = self.connection
         connection.process()
         lingering = self._lingering
@@ -358,7 +357,7 @@ class Sender:
         queue.ready.insert(position, batch)
         if pause:
             base_ms = min(RETRY_BACKOFF_MAX_MS, self._settings.retry_backoff_ms << min(batch.attempts - 1, 10))
-            queue.muted_until_ns = self._now_ns() + int(base_ms * NS_PER_MS * (0.8 + 0.4 * self._environment.random()))
+            queue.muted_until_ns = self.now_ns() + int(base_ms * NS_PER_MS * (0.8 + 0.4 * self._environment.random()))
         self.enlist(queue)
 
     def end(self, batch: ProducerBatch, base_offset: int | None, error: TailraceError | None) -> None:
@@ -402,7 +401,7 @@ class Sender:
 
     def wait_for(self, batch: ProducerBatch, timeout: float | None) -> bool:
         """Until `batch` has ended (or split). Whoever comes first drives the connection, others wait on the batch. False: time is up."""
-        deadline_ns = None if timeout is None else self._now_ns() + int(timeout * 1e9)
+        deadline_ns = None if timeout is None else self.now_ns() + int(timeout * 1e9)
         with self.lock:
             if batch.has_ended():
                 return True
@@ -413,7 +412,7 @@ class Sender:
             self.pump()
         self.make_callbacks()
         while not batch.has_ended():
-            now_ns = self._now_ns()
+            now_ns = self.now_ns()
             if deadline_ns is not None and now_ns >= deadline_ns:
                 return False
             if self._driving.acquire(blocking=False):
@@ -437,9 +436,9 @@ class Sender:
         if deadline_ns is not None:
             wake_ns = min(wake_ns, deadline_ns)
         if self.in_flight_count or self._asking_id or not self.connection.is_ready:
-            self.connection.wait(min(wake_ns - self._now_ns(), 50 * NS_PER_MS))
+            self.connection.wait(min(wake_ns - self.now_ns(), 50 * NS_PER_MS))
         elif self.unended_count:
-            self.connection.wait(min(wake_ns - self._now_ns(), 5 * NS_PER_MS))
+            self.connection.wait(min(wake_ns - self.now_ns(), 5 * NS_PER_MS))
         with self.lock:
             if not self.closed:
                 self.pump()
@@ -481,7 +480,7 @@ class Sender:
             with self.lock:
                 if self.closed or self.forked:
                     return
-                now_ns = self._now_ns()
+                now_ns = self.now_ns()
                 caller_is_active = now_ns - self._last_io_ns < 3 * NS_PER_MS
                 linger_due = bool(self._lingering) and self._lingering[0][0] <= now_ns
                 if not caller_is_active or linger_due:
@@ -494,11 +493,11 @@ class Sender:
                     wake_ns = min(wake_ns, now_ns + 5 * NS_PER_MS) if self.unended_count else wake_ns
                 self._helper_wakes_ns = wake_ns
             self.make_callbacks()
-            remaining_ns = max(NS_PER_MS, wake_ns - self._now_ns())
+            remaining_ns = max(NS_PER_MS, wake_ns - self.now_ns())
             if waits_for_answers and not caller_is_active and not self._driving.locked():
                 self.connection.wait(remaining_ns, self._wake_fd)
             else:
-                _sleep_on(self._wake_fd, remaining_ns)
+                sleep_on((self._wake_fd,), remaining_ns)
             try:
                 os.eventfd_read(self._wake_fd)
             except (BlockingIOError, OSError):
@@ -514,9 +513,3 @@ def _load_what_exit_cannot() -> None:
     closed may encode its first batch there. pandas needs only this to be loaded in time.
     """
     import concurrent.futures.thread  # noqa: F401
-
-
-def _sleep_on(fd: int, timeout_ns: int) -> None:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    poll.poll(max(0, -(-timeout_ns // NS_PER_MS)))

@@ -167,6 +167,12 @@ class SimFiles:
         self.disk.touch("read", path)
         return bytes(inode.data[position : position + length])
 
+    def read_into(self, fd: int, target: memoryview, position: int, *, blocking: bool) -> int:
+        del blocking
+        data = self.read_at(fd, len(target), position)
+        target[: len(data)] = data
+        return len(data)
+
     def size(self, fd: int) -> int:
         return len(self._open[fd][0].data)
 

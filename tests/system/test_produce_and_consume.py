@@ -156,7 +156,7 @@ class TestConsumer:
                 producer.flush()
         return TopicPartition(topic, 0)
 
-    def consumer(self, appliance: EmbeddedAppliance, key: TopicPartition, **settings: object) -> Consumer:
+    def consumer(self, appliance: EmbeddedAppliance, key: TopicPartition, **settings: Any) -> Consumer:
         consumer = Consumer(bootstrap=appliance.address, **settings)
         consumer.assign([key])
         return consumer

@@ -1,0 +1,1 @@
+"""The whole appliance and its clients, stepped in one process by a seeded scheduler."""

@@ -1,0 +1,383 @@
+"""One schedule: a world, clients, faults, all from one seed; then everything is healed, comes to rest, and is checked.
+
+A schedule that fails is replayed by `run(seed)`.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from appliance.coordinator import DEFAULT_SCHEMA_MESSAGE
+from tailrace.consumer import Consumer
+from tailrace.errors import LogTruncatedError, OffsetOutOfRangeError, TailraceError
+from tailrace.producer import Producer
+from tailrace.protocol.errors import ErrorCode
+from tailrace.records import RecordMetadata, TopicPartition
+from tests.kit.batches import TIME_US
+from tests.kit.checker import History, check, value_of
+from tests.sim.world import ADDRESS, MS, SECOND, PowerLost, World
+
+TOPIC = "t"
+HOUR_US = 3_600_000_000
+
+
+class AllKilled(BaseException):
+    """SIGKILL of every process at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a seed stands for."""
+
+    steps: int
+    workers: int
+    data_dirs: int
+    partitions: int
+    acks: int | str
+    durability: str
+    producers: int
+    consumers: int
+    faults: tuple[str, ...]
+    fault_rate: float
+
+    @property
+    def loses_power(self) -> bool:
+        return "power" in self.faults
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether nothing acknowledged may be missing."""
+        if self.loses_power and (self.acks != "all" or self.durability != "disk"):
+            return False
+        return "disk error" not in self.faults or (self.acks == "all" and self.durability == "disk")
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether a producer may be told that a record is lost."""
+        return "disk error" in self.faults
+
+
+FAULTS = ("kill", "kill", "crash point", "stop", "kill all", "power", "cut", "clock", "disk error", "full disk", "restart")
+
+
+def plan(rng: random.Random) -> Plan:
+    faults = tuple(sorted({rng.choice(FAULTS) for _ in range(rng.randint(0, 4))}))
+    return Plan(
+        steps=rng.randint(200, 500), workers=rng.randint(1, 2), data_dirs=rng.choice((1, 1, 2)), partitions=rng.randint(1, 7),
+        acks=rng.choice((1, "all", "all")), durability=rng.choice(("disk", "disk", "memory")), producers=rng.randint(1, 2), consumers=rng.randint(0, 2),
+        faults=faults, fault_rate=rng.choice((0.005, 0.01, 0.03)),
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class ProducerActor:
+    """A program that sends."""
+
+    name: str
+    producer: Producer
+    rng: random.Random
+    history: History
+    partitions: int
+    next_number: int = 0
+    refusals: list[str] = field(default_factory=list)
+
+    def turn(self) -> None:
+        sender = self.producer._sender
+        if self.rng.random() < 0.7 and sender.unended_count < 12:
+            partition = self.rng.randrange(self.partitions)
+            for _ in range(self.rng.randint(1, 3)):
+                value = value_of(self.name, self.next_number, b"x" * self.rng.randint(0, 60))
+                self.next_number += 1
+                self.history.send(partition, value)
+                on_delivery = partial(self._on_delivery, partition, value)
+                self.producer.send(TOPIC, value, partition=partition, timestamp=TIME_US, on_delivery=on_delivery)
+            if self.rng.random() < 0.5:
+                with sender.lock:
+                    sender.close_all()
+        self.pump()
+
+    def pump(self) -> None:
+        sender = self.producer._sender
+        with sender.lock:
+            sender.pump()
+        sender.make_callbacks()
+
+    def _on_delivery(self, partition: int, value: bytes, metadata: RecordMetadata | None, error: TailraceError | None) -> None:
+        if metadata is not None:
+            assert metadata.offset is not None
+            self.history.acknowledge(partition, value, metadata.offset)
+        else:
+            assert error is not None
+            self.refusals.append(f"{value!r}: {error}")
+
+    def next_wake_ns(self, now_ns: int) -> int:
+        return self.producer._sender._next_wake_ns(now_ns)
+
+    def has_input(self) -> bool:
+        socket: Any = self.producer._sender.connection._socket
+        return socket is not None and bool(socket.link.to_client)
+
+
+@dataclass(slots=True)
+class ConsumerActor:
+    """A program that follows every partition from the beginning."""
+
+    consumer: Consumer
+    history: History
+    allows_loss: bool
+    positions: dict[int, int] = field(default_factory=dict)
+    watermarks: dict[int, int] = field(default_factory=dict)
+
+    def turn(self) -> None:
+        try:
+            records = self.consumer.poll(0)
+        except LogTruncatedError as error:
+            assert self.allows_loss, f"a reader was told that what it had read is lost: {error}"
+            assert error.offset is not None
+            self._go_back(error)
+            return
+        except OffsetOutOfRangeError:
+            assert self.allows_loss, "a reader fell out of a log that had lost nothing"
+            self._restart()
+            return
+        except TailraceError as error:
+            assert error.code in (ErrorCode.STORAGE_ERROR, ErrorCode.NOT_READY, ErrorCode.TIMED_OUT, ErrorCode.NOT_REACHABLE), repr(error)
+            return
+        for record in records:
+            expected = self.positions.get(record.partition, 0)
+            assert record.offset == expected, f"partition {record.partition}: offset {record.offset} came where {expected} belongs"
+            self.positions[record.partition] = expected + 1
+            assert record.value is not None
+            if not self.allows_loss:
+                self.history.read(record.partition, record.offset, record.value)
+        if not self.allows_loss:
+            for key, cursor in self.consumer._cursors.items():
+                seen, known = cursor.high_watermark or 0, self.watermarks.get(key.partition, 0)
+                assert seen >= known, f"the high watermark of partition {key.partition} went back from {known} to {seen}"
+                self.watermarks[key.partition] = seen
+                self.history.watermarks[key.partition] = max(seen, self.history.watermarks.get(key.partition, 0))
+
+    def _go_back(self, error: LogTruncatedError) -> None:
+        for key in self.consumer.assignment():
+            if f"{key.topic}-{key.partition} " in str(error):
+                self._seek(key, error.offset or 0)
+
+    def _restart(self) -> None:
+        for key in self.consumer.assignment():
+            self._seek(key, 0)
+
+    def _seek(self, key: TopicPartition, offset: int) -> None:
+        self.consumer.seek(key, offset)
+        self.positions[key.partition] = offset
+
+    def next_wake_ns(self, now_ns: int) -> int:
+        tick_ns = self.consumer._connection.next_tick_ns()
+        return now_ns + 50 * MS if tick_ns is None else tick_ns
+
+    def has_input(self) -> bool:
+        socket: Any = self.consumer._connection._socket
+        return socket is not None and bool(socket.link.to_client)
+
+
+class Schedule:
+    """One seed's world."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.plan = plan(self.rng)
+        self.history = History()
+        self.world = World(self.rng, workers=self.plan.workers, data_dirs=self.plan.data_dirs)
+        self.actors: list[ProducerActor | ConsumerActor] = []
+        self.log: list[str] = []
+        """What the fates did, for whoever looks into a failure."""
+
+    def run(self) -> int:
+        """Answers how many records there were in the end. Raises AssertionError."""
+        world = self.world
+        try:
+            with world.interruptible():
+                self._set_up()
+                self._guarded(self._disturb)
+                self._heal()
+                return self._check()
+        finally:
+            for actor in self.actors:
+                if isinstance(actor, ProducerActor):
+                    actor.producer._sender.closed = True
+                    os.close(actor.producer._sender._wake_fd)
+            world.close()
+
+    # ---- phases ----------------------------------------------------------------------------------------------------------------------
+
+    def _set_up(self) -> None:
+        world, plan = self.world, self.plan
+        catalog = world.open_catalog()
+        catalog.register_dirs([(path, path) for path in world.data_dirs])
+        # Straight into the catalog: users may not set segments as small as this.
+        given = {"durability": plan.durability, "segment.bytes": 4000}
+        catalog.create_topic(TOPIC, plan.partitions, given, base64.b64decode(base64.b64encode(DEFAULT_SCHEMA_MESSAGE)), False, TIME_US)
+        catalog.close()
+        world.boot()
+        world.settle_servers()
+        for number in range(plan.producers):
+            producer = Producer(
+                ADDRESS, environment=world.environment, acks=plan.acks, linger_ms=self.rng.choice((0, 5)), compression_type="none",
+                request_timeout_ms=3000, delivery_timeout_ms=3_600_000, retry_backoff_ms=20,
+            )  # fmt: skip
+            self.actors.append(ProducerActor(f"p{number}", producer, self.rng, self.history, plan.partitions))
+            producer.partitions_for(TOPIC)
+        self.actors += [ConsumerActor(self._consumer(), self.history, not plan.is_lossless) for _ in range(plan.consumers)]
+
+    def _consumer(self) -> Consumer:
+        consumer = Consumer(TOPIC, bootstrap=ADDRESS, environment=self.world.environment, auto_offset_reset="none", fetch_max_wait_ms=100)
+        for key in consumer.assignment():
+            consumer.seek(key, 0)
+        return consumer
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """Until `act` ends by itself: whoever pulls the plug in the midst of it makes it begin again."""
+        while True:
+            try:
+                act()
+                return
+            except PowerLost:
+                self.log.append(f"{self.world.steps}: power lost")
+                self._again(self.world.lose_power)
+            except AllKilled:
+                self.log.append(f"{self.world.steps}: all killed")
+                self._again(self.world.kill_all)
+
+    def _again(self, act: Callable[[], None]) -> None:
+        act()
+
+    def _disturb(self) -> None:
+        while self.world.steps < self.plan.steps:
+            if self.plan.faults and self.rng.random() < self.plan.fault_rate:
+                self._fault(self.rng.choice(self.plan.faults))
+            self._step()
+
+    def _step(self) -> None:
+        """One turn of somebody who can do something."""
+        world = self.world
+        world.now_ns += self.rng.randrange(1_000, 100_000)
+        if self.rng.random() < 0.3:
+            self.rng.choice(self.actors).turn()
+            return
+        runnable = [child for child in world.children if world.is_runnable(child)]
+        if runnable:
+            world.step(self.rng.choice(runnable))
+        else:
+            self.rng.choice(self.actors).turn()
+            if self.rng.random() < 0.2:
+                world.pass_time(world.now_ns + self.rng.randrange(1, 200) * MS)
+
+    def _fault(self, fault: str) -> None:
+        world, rng = self.world, self.rng
+        self.log.append(f"{world.steps}: {fault}")
+        living = [child for child in world.children if child.agent is not None]
+        if fault == "kill":
+            world.doom(rng.randint(0, 40))
+        elif fault == "crash point":
+            world.crash_at_a_point()
+        elif fault == "stop" and living:
+            rng.choice(living).stopped_until_ns = world.now_ns + rng.randrange(1, 3000) * MS
+        elif fault == "kill all":
+            world.doom(rng.randint(0, 60), AllKilled)
+        elif fault == "power":
+            world.doom(rng.randint(0, 60), PowerLost)
+        elif fault == "cut" and world.network.links:
+            world.network.cut(rng.choice(list(world.network.links.values())))
+        elif fault == "clock":
+            world.wall_offset_us += rng.choice((-1, 1)) * HOUR_US
+        elif fault == "disk error":
+            self._break_disk()
+        elif fault == "full disk":
+            world.disk.free = 0 if world.disk.free else 1 << 40
+        elif fault == "restart":
+            world.stop_cleanly()
+
+    def _break_disk(self) -> None:
+        """The next change of one data directory fails."""
+        world = self.world
+        broken = self.rng.choice(world.data_dirs)
+        left = self.rng.randint(1, 3)
+
+        def hook(operation: str, path: str) -> None:
+            nonlocal left
+            world.count_down()
+            if left and path.startswith(broken + "/") and operation in ("write", "sync"):
+                left -= 1
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+        world.disk.hook = hook
+
+    def _heal(self) -> None:
+        """No more faults: everything that was sent must end well, and everybody come to rest."""
+        world = self.world
+        world.heal()
+        deadline_ns = world.now_ns + 600 * SECOND
+        producers = [actor for actor in self.actors if isinstance(actor, ProducerActor)]
+        for actor in producers:
+            with actor.producer._sender.lock:
+                actor.producer._sender.close_all()
+        while any(actor.producer._sender.unended_count for actor in producers):
+            assert world.now_ns < deadline_ns, "batches do not end: " + "; ".join(
+                f"{actor.name}: {batch.state.name} {batch.last_refusal}" for actor in producers for queue in actor.producer._sender.queues.values()
+                for batch in queue.batches()
+            )  # fmt: skip
+            self._quiet_step()
+        world.settle_servers()
+
+    def _quiet_step(self) -> None:
+        """Somebody who can do something, else on to the next deadline: a wake-up that nobody gives is a hang that shows."""
+        world = self.world
+        runnable = [child for child in world.children if world.is_runnable(child)]
+        ready = [actor for actor in self.actors if actor.has_input() or actor.next_wake_ns(world.now_ns) <= world.now_ns]
+        world.now_ns += 10_000
+        if runnable and (not ready or self.rng.random() < 0.6):
+            world.step(self.rng.choice(runnable))
+        elif ready:
+            actor = self.rng.choice(ready)
+            actor.pump() if isinstance(actor, ProducerActor) else actor.turn()
+        else:
+            for actor in self.actors:
+                actor.pump() if isinstance(actor, ProducerActor) else actor.turn()
+            world.pass_time(min(actor.next_wake_ns(world.now_ns) for actor in self.actors))
+
+    # ---- the end ---------------------------------------------------------------------------------------------------------------------
+
+    def _check(self) -> int:
+        plan = self.plan
+        refusals = [refusal for actor in self.actors if isinstance(actor, ProducerActor) for refusal in actor.refusals]
+        assert plan.may_refuse or not refusals, f"records were refused: {refusals[:3]}"
+        readable: dict[int, list[tuple[int, bytes]]] = {p: [] for p in range(plan.partitions)}
+        with self._consumer() as reader:
+            ends = reader.end_offsets(reader.assignment())
+            waited = 0
+            while any(reader.position(key) < ends[key] for key in ends):
+                for record in reader.poll(100):
+                    assert record.value is not None
+                    readable[record.partition].append((record.offset, record.value))
+                    waited = 0
+                waited += 1
+                assert waited < 200, f"the log cannot be read to its end: {[(key, reader.position(key), ends[key]) for key in ends]}"
+        return check(self.history, readable, lossless=plan.is_lossless)
+
+
+def run(seed: int) -> Schedule:
+    """One schedule. Raises what it finds, with the seed and what had happened."""
+    schedule = Schedule(seed)
+    try:
+        schedule.run()
+    except BaseException as error:
+        error.add_note(f"replay with tests.sim.schedule.run({seed}): {schedule.plan}\n" + "\n".join(schedule.log))
+        raise
+    return schedule

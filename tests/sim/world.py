@@ -1,0 +1,486 @@
+"""The machine: clock, disk, shared memory, doorbells, and the appliance's processes, stepped one at a time.
+
+Processes are the real agents, built by the same `build` functions as the real ones. What is simulated is what lies under them: a process sleeps until
+its bell is rung, a message comes or its deadline passes (so a wake-up that is missed shows); it dies between any two stores to shared memory, any two
+file operations, or at a crash point; memory outlives it, the page cache outlives it, power loss takes both.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from appliance import coordinator
+from appliance.catalog import Catalog
+from appliance.memory_plan import plan_regions
+from appliance.settings import Settings
+from appliance.topic_settings import TOPIC_SETTINGS
+from netfront import front
+from shm.cell import Cell
+from shm.control import Control
+from shm.crash_points import CRASH_POINTS, armed
+from shm.doorbell import Doorbell
+from shm.layout import Phase, ProcessWord, RegionKind, Role
+from shm.process import Agent, Clock, ProcessContext, ProcessSpec, process_name
+from shm.region import Region, RegionMissingError
+from shm.ring import Ring
+from tailrace.environment import Environment
+from tailrace.partition_file import PARTITION_FILE, PartitionFile
+from tests.kit import memory
+from tests.kit.simdisk import SimDisk, SimFiles
+from tests.sim.network import Network, SimSocket
+from workers import flusher, worker
+from workers.files import read_whole
+
+MS = 1_000_000
+SECOND = 1_000_000_000
+INSTANCE = bytes(range(16))
+ADDRESS = "tcp://simulated:1"
+SETTINGS = Settings(ring_bytes=1 << 16, ring_descriptors=128, lane_bytes=1 << 15, slots=16)
+"""Small on purpose: rings and lanes wrap and fill within a schedule."""
+CHILD_SETTINGS = {
+    "producer.id.expiration.ms": 86_400_000, "checkpoint_bytes": 12 << 10, "journal_bytes": 48 << 10, "reserve_bytes": 0, "slots": SETTINGS.slots,
+    "listen": [ADDRESS], "ring_bytes": 1 << 26, "lane_bytes": SETTINGS.lane_bytes, "credit_bytes": 1 << 20, "auto_create_topics": False,
+    "flush.linger_ms": 0, "flush.batch_size": 1 << 20, "fronts": 1,
+}  # fmt: skip
+
+
+class Killed(BaseException):
+    """SIGKILL, wherever the process is."""
+
+
+class PowerLost(BaseException):
+    """The plug is pulled: every process is gone, with all that was not synced."""
+
+
+class SimBell(Doorbell):
+    """A doorbell without a system call."""
+
+    __slots__ = ("is_rung",)
+
+    def __init__(self) -> None:
+        super().__init__(-1)
+        self.is_rung = False
+
+    def ring(self) -> None:
+        self.is_rung = True
+
+    def clear(self) -> None:
+        self.is_rung = False
+
+
+class SimContext(ProcessContext):
+    """A child's view of the world."""
+
+    def __init__(self, spec: ProcessSpec, clock: Clock, world: World) -> None:
+        self._world = world
+        super().__init__(spec, clock)
+
+    def attach_named(self, name: str, kind: RegionKind) -> Region:
+        region = self._world.regions.get(name)
+        if region is None or region.header.kind is not kind:
+            raise RegionMissingError(name)
+        return region
+
+    def bell(self, role: Role, index: int) -> Doorbell:
+        return self._world.bells[process_name(role, index)]
+
+
+class SimMachine(coordinator.Machine):
+    def __init__(self, files: SimFiles) -> None:
+        self._files = files
+
+    def free_and_total_bytes(self, path: str) -> tuple[int, int]:
+        return self._files.free_bytes(path), self._files.total_bytes(path)
+
+    def read_partition_file(self, directory: str) -> PartitionFile | None:
+        path = f"{directory}/{PARTITION_FILE}"
+        return PartitionFile.decode(read_whole(self._files, path)) if self._files.exists(path) else None
+
+
+class ColdFiles(SimFiles):
+    """Files of which some pages are not in the page cache."""
+
+    def __init__(self, disk: SimDisk, rng: random.Random) -> None:
+        super().__init__(disk)
+        self._rng = rng
+
+    def read_into(self, fd: int, target: memoryview, position: int, *, blocking: bool) -> int:
+        if not blocking and self._rng.random() < 0.05:
+            raise BlockingIOError
+        return super().read_into(fd, target, position, blocking=blocking)
+
+
+class SimPool:
+    """`netfront.reader_pool.ReadAhead`: what is asked for is there when the front looks next."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._tokens: list[object] = []
+
+    def submit(self, fd: int, position: int, length: int, token: object) -> None:
+        self._tokens.append(token)
+        self._wake()
+
+    def completed(self) -> list[object]:
+        tokens, self._tokens = self._tokens, []
+        return tokens
+
+
+@dataclass(slots=True)
+class Child:
+    """One process that should be running."""
+
+    role: Role
+    index: int
+    name: str
+    bell: SimBell
+    agent: Agent | None = None
+    generation: int = 0
+    starts_at_ns: int = 0
+    """While it is dead: when its successor is started."""
+    stopped_until_ns: int = 0
+    """SIGSTOP."""
+    is_asleep: bool = False
+    deadline_ns: int | None = None
+
+
+class World:
+    """See the module's docstring."""
+
+    def __init__(self, rng: random.Random, *, workers: int = 1, data_dirs: int = 1) -> None:
+        self.rng = rng
+        self.now_ns = SECOND
+        self.wall_offset_us = 1_700_000_000_000_000
+        self.clock = Clock(lambda: self.now_ns, lambda: self.now_ns // 1000 + self.wall_offset_us)
+        self.data_dirs = [f"/disk{d}" for d in range(data_dirs)]
+        self.disk = SimDisk(self.data_dirs)
+        self.network = Network(rng)
+        self.regions: dict[str, Region] = {}
+        self.bells: dict[str, SimBell] = {}
+        self.children: list[Child] = []
+        self.run = 0
+        self.kills = 0
+        self.steps = 0
+        self._worker_dirs = [w % data_dirs for w in range(max(workers, data_dirs))]
+        self._manifest: list[dict[str, Any]] = []
+        self._recover: list[dict[str, Any]] = []
+        self._spec_regions: dict[str, str] = {}
+        self._lost_memory = False
+        self._catalog: Catalog | None = None
+        self._database = f"file:sim-{threading.get_native_id()}?mode=memory&cache=shared"
+        self._keeper = sqlite3.connect(self._database, uri=True)
+        """The database's file: it is there while this is open, whatever happens to the coordinator."""
+        self._doom: int | None = None
+        """How many more stores and file operations the process that is being stepped gets done."""
+        self._doom_error: type[BaseException] = Killed
+        self._is_inside = False
+        """Whether a process is being stepped: nobody else can be interrupted."""
+        self._points = ExitStack()
+        self.environment = Environment(self.clock.monotonic_ns, lambda _: SimSocket(self.network), self.wait, rng.random, False)
+
+    def close(self) -> None:
+        self._points.close()
+        if self._catalog is not None:
+            self._catalog.close()
+        self._keeper.close()
+
+    def open_catalog(self) -> Catalog:
+        return Catalog(self._database, SETTINGS.slots, self.rng.randbytes)
+
+    # ---- interruption ----------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Have stores to shared memory count, as file operations do; and let segments be smaller than users may have them."""
+        original = Cell.store
+        known = TOPIC_SETTINGS["segment.bytes"]
+
+        def store(cell: Cell, value: int) -> None:
+            if self._doom is not None:
+                self.count_down()
+            original(cell, value)
+
+        Cell.store = store  # type: ignore[method-assign]
+        TOPIC_SETTINGS["segment.bytes"] = replace(known, minimum=1024)
+        self.disk.hook = lambda _operation, _path: self.count_down()
+        try:
+            yield
+        finally:
+            Cell.store = original  # type: ignore[method-assign]
+            TOPIC_SETTINGS["segment.bytes"] = known
+            self.disk.hook = None
+
+    def count_down(self) -> None:
+        if self._doom is not None and self._is_inside:
+            self._doom -= 1
+            if self._doom < 0:
+                self._doom = None
+                raise self._doom_error
+
+    def crash_at_a_point(self) -> None:
+        """Somebody dies at one of the named places, when it comes there."""
+        name = self.rng.choice([name for name in CRASH_POINTS if not name.startswith("supervisor.")])
+        self._points.enter_context(armed(name, self._die, self.rng.randint(1, 3)))
+
+    @staticmethod
+    def _die() -> None:
+        raise Killed
+
+    def heal(self) -> None:
+        """No more faults."""
+        self._doom = None
+        self._points.close()
+        self.disk.hook = None
+        self.disk.free = 1 << 40
+        for child in self.children:
+            child.stopped_until_ns = 0
+
+    def doom(self, after: int, error: type[BaseException] = Killed) -> None:
+        """End whoever is stepped then, `after` stores and file operations from now."""
+        self._doom, self._doom_error = after, error
+
+    # ---- starting --------------------------------------------------------------------------------------------------------------------
+
+    def boot(self) -> None:
+        """What the supervisor does at start: look what an earlier run left, make regions and bells, start everybody."""
+        self.run += 1
+        found = [old for old in self._manifest if old["ring"] in self.regions]
+        self._lost_memory = len(found) < len(self._manifest)
+        self._recover = [old for old in found if _is_undrained(Ring(self.regions[old["ring"]]))]
+        keep = {old[part] for old in self._recover for part in ("ring", "table")}
+        self.regions = {name: region for name, region in self.regions.items() if name in keep}
+        self._spec_regions = {}
+        for plan in plan_regions(SETTINGS, len(self._worker_dirs), 1, len(self.data_dirs)):
+            name = f"/sim-{self.run}-{plan.logical_name}"
+            self._spec_regions[plan.logical_name] = name
+            self.regions[name] = memory.simulated(plan.kind, plan.size, plan.first, plan.second)
+        self._write_manifest()
+        self.control.set_phase(Phase.RECOVERING)
+        names = [(Role.COORDINATOR, 0), *((Role.FLUSHER, d) for d in range(len(self.data_dirs)))]
+        names += [*((Role.WORKER, w) for w in range(len(self._worker_dirs))), (Role.FRONT, 0)]
+        self.bells = {process_name(Role.SUPERVISOR, 0): SimBell()}
+        self.children = []
+        for role, index in names:
+            name = process_name(role, index)
+            self.bells[name] = SimBell()
+            self.children.append(Child(role, index, name, self.bells[name]))
+        for child in self.children:
+            self.start(child)
+
+    @property
+    def control(self) -> Control:
+        return Control(self.regions[self._spec_regions["control"]])
+
+    def _write_manifest(self) -> None:
+        self._manifest = list(self._recover)
+        for w, d in enumerate(self._worker_dirs):
+            self._manifest.append({"ring": self._spec_regions[f"ring-{w}"], "table": self._spec_regions[f"table-{d}"], "dir": d})
+
+    def start(self, child: Child) -> None:
+        """The next generation of a process. It may die before it is built."""
+        child.generation += 1
+        slot = self.control.process(child.role, child.index)
+        slot.store(ProcessWord.GENERATION, child.generation)
+        slot.store(ProcessWord.LIVE, 1)
+        spec = ProcessSpec(
+            role=child.role, index=child.index, generation=child.generation, instance=INSTANCE.hex(), parent_pid=1, data_dirs=self.data_dirs,
+            regions=self._spec_regions, doorbells={},
+            settings={
+                **CHILD_SETTINGS, "workers": len(self._worker_dirs), "worker_dirs": self._worker_dirs, "run": f"run-{self.run}",
+                "lost_memory": self._lost_memory,
+            },
+            recover=[old for old in self._recover if child.role is Role.FLUSHER and old["dir"] == child.index],
+        )  # fmt: skip
+        child.is_asleep = False
+        child.deadline_ns = None
+        context = SimContext(spec, self.clock, self)
+        try:
+            self._is_inside = True
+            child.agent = self._build(child, context)
+        except Killed:
+            self.bury(child)
+        finally:
+            self._is_inside = False
+
+    def _build(self, child: Child, context: SimContext) -> Agent:
+        if child.role is Role.WORKER:
+            return worker.build(context, SimFiles(self.disk))
+        if child.role is Role.FLUSHER:
+            return flusher.build(context, SimFiles(self.disk))
+        if child.role is Role.FRONT:
+            generation = self.rng.getrandbits(31) | 1
+            return front.build(context, self.network, ColdFiles(self.disk, self.rng), SimPool(child.bell.ring), generation)
+        self._catalog = self.open_catalog()
+        numbers = self._catalog.register_dirs([(path, path) for path in self.data_dirs])
+        return coordinator.build(context, self._catalog, numbers, SimMachine(SimFiles(self.disk)))
+
+    def bury(self, child: Child) -> None:
+        """The process is dead; the supervisor sees it and starts another a little later."""
+        self.kills += 1
+        self._doom = None
+        child.agent = None
+        child.stopped_until_ns = 0
+        child.starts_at_ns = self.now_ns + self.rng.randrange(1, 60) * MS
+        self.control.process(child.role, child.index).store(ProcessWord.LIVE, 0)
+        if child.role is Role.FRONT:
+            self.network.cut_all()
+        if child.role is Role.COORDINATOR and self._catalog is not None:
+            self._catalog.close()
+            self._catalog = None
+
+    def kill_all(self) -> None:
+        """SIGKILL of everything, the supervisor included, and a new start. Memory and page cache outlive it."""
+        for child in self.children:
+            if child.agent is not None:
+                self.bury(child)
+        self.boot()
+
+    def lose_power(self) -> None:
+        for child in self.children:
+            if child.agent is not None:
+                self.bury(child)
+        hook = self.disk.hook
+        self.disk = self.disk.lose_power(self.rng)
+        self.disk.hook = hook
+        self.regions = {}
+        self.boot()
+
+    def stop_cleanly(self) -> None:
+        """As `systemctl restart` does it."""
+        self._doom = None
+        self._points.close()
+        self.settle_servers()
+        deadline_ns = self.now_ns + SECOND
+        for role in (Role.FRONT, Role.WORKER, Role.FLUSHER, Role.COORDINATOR):
+            for child in [child for child in self.children if child.role is role]:
+                agent = child.agent
+                assert agent is not None
+                agent.begin_stop()
+                while agent.step(self.now_ns) or not agent.is_finished():
+                    self.now_ns += MS
+                    if self.now_ns > deadline_ns:  # a full disk, say: what is left is killed
+                        self.kill_all()
+                        return
+                    for other in self.children:  # whoever it waits for goes on
+                        if other.agent is not None and other is not child:
+                            other.agent.step(self.now_ns)
+                if isinstance(agent, flusher.Flusher):
+                    agent.close()
+                child.agent = None
+                if role is Role.FRONT:
+                    self.network.cut_all()
+        if self._catalog is not None:
+            self._catalog.close()
+        self.regions = {}
+        self._manifest = []
+        self.boot()
+
+    # ---- stepping --------------------------------------------------------------------------------------------------------------------
+
+    def is_runnable(self, child: Child) -> bool:
+        if child.agent is None:
+            return self.now_ns >= child.starts_at_ns
+        if self.now_ns < child.stopped_until_ns:
+            return False
+        if not child.is_asleep or child.bell.is_rung:
+            return True
+        if child.deadline_ns is not None and self.now_ns >= child.deadline_ns:
+            return True
+        return isinstance(child.agent, front.Front) and child.agent.takes_input and self.network.has_input()
+
+    def next_wake_ns(self, child: Child) -> int | None:
+        """When a process that is not runnable is."""
+        if child.agent is None:
+            return child.starts_at_ns
+        return max(child.stopped_until_ns, child.deadline_ns or 0) or None
+
+    def step(self, child: Child) -> int:
+        """One turn of a process; it may be its last."""
+        self.steps += 1
+        agent = child.agent
+        if agent is None:
+            self.start(child)
+            return 1
+        if child.is_asleep:
+            child.bell.clear()
+            child.is_asleep = False
+        try:
+            self._is_inside = True
+            work = agent.step(self.now_ns)
+        except Killed:
+            self.bury(child)
+            return 1
+        finally:
+            self._is_inside = False
+        if not work:
+            child.is_asleep = True
+            child.deadline_ns = agent.next_deadline_ns()
+        self._advance_phase()
+        return work
+
+    def _advance_phase(self) -> None:
+        """The supervisor: everything is recovered, so everybody may begin."""
+        control = self.control
+        if control.phase is not Phase.RECOVERING:
+            return
+        for child in self.children:
+            if child.role is Role.FLUSHER:
+                ready = control.process(child.role, child.index).load(ProcessWord.READY_GENERATION)
+                if child.agent is None or ready != child.generation:
+                    return
+        control.set_phase(Phase.RUNNING)
+        for old in self._recover:
+            self.regions.pop(old["ring"], None)
+            self.regions.pop(old["table"], None)
+        self._recover = []
+        self._write_manifest()
+        for bell in self.bells.values():
+            bell.ring()
+
+    def pass_time(self, limit_ns: int | None = None) -> None:
+        """Nobody is runnable: on to when somebody is, or to `limit_ns`."""
+        times = [when for when in map(self.next_wake_ns, self.children) if when is not None and when > self.now_ns]
+        if limit_ns is not None:
+            times.append(limit_ns)
+        assert times, "everybody sleeps for ever"
+        self.now_ns = max(self.now_ns + 1000, min(times))
+
+    def step_servers(self, limit_ns: int | None = None) -> None:
+        """One turn of some process, or time passes."""
+        runnable = [child for child in self.children if self.is_runnable(child)]
+        self.now_ns += self.rng.randrange(1_000, 100_000)
+        if runnable:
+            self.step(self.rng.choice(runnable))
+        else:
+            self.pass_time(limit_ns)
+
+    def wait(self, _fds: Sequence[int], timeout_ns: int) -> None:
+        """`Environment.sleep_on` for a client whose call blocks: meanwhile the appliance's processes go on."""
+        limit_ns = self.now_ns + max(timeout_ns, 1000)
+        for _ in range(8):
+            self.step_servers(limit_ns)
+            if self.now_ns >= limit_ns:
+                return
+
+    def settle_servers(self) -> None:
+        """Until every process is alive, running, and asleep."""
+        for _ in range(20_000):
+            runnable = [child for child in self.children if self.is_runnable(child)]
+            if runnable:
+                self.now_ns += 10_000
+                self.step(self.rng.choice(runnable))
+            elif any(child.agent is None or child.stopped_until_ns > self.now_ns for child in self.children):
+                self.pass_time()
+            else:
+                return
+        raise AssertionError("the appliance does not come to rest")
+
+
+def _is_undrained(ring: Ring) -> bool:
+    return ring.settled.load() != ring.head.load()
