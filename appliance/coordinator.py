@@ -490,7 +490,7 @@ class Coordinator:
                     "reason": self._reason(topic, row),
                 }
                 for topic, row, state in partitions
-                if state.state is SlotState.OFFLINE_FOR_WRITES
+                if state.state in (SlotState.OFFLINE_FOR_WRITES, SlotState.UNREADABLE)
             ],
         }
 

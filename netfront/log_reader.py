@@ -80,6 +80,8 @@ class LogReader:
         state = self._tables[route.data_dir].read(route.slot)
         if state.topic_id != route.topic_id or state.state in (SlotState.FREE, SlotState.DELETED):
             raise LogReadError(ErrorCode.NOT_READY, "the partition is being opened or deleted")
+        if state.state is SlotState.UNREADABLE:
+            raise LogReadError(ErrorCode.STORAGE_ERROR, "the partition's log could not be opened")
         return state
 
     # ---- files -----------------------------------------------------------------------------------------------------------------------

@@ -155,6 +155,8 @@ class SlotState(IntEnum):
     ONLINE = 1
     OFFLINE_FOR_WRITES = 2
     DELETED = 3
+    UNREADABLE = 4
+    """The log could not be opened, and nothing is known of it: neither reads nor writes."""
 
 
 class SlotWord(IntEnum):

@@ -205,9 +205,12 @@ class Sender:
         while queue.ready and len(queue.in_flight) < limit:
             if queue.muted_until_ns > now_ns:
                 return False
-            batch = queue.ready[0]
-            if self._needs_epoch and not batch.was_sent:
-                return False  # first learn what became of everything that was sent
+            position = 0
+            if self._needs_epoch:  # first learn what became of everything that was sent, also behind what was refused
+                position = next((n for n, known in enumerate(queue.ready) if known.was_sent), -1)
+                if position < 0:
+                    return False
+            batch = queue.ready[position]
             data = self._encoded(queue, batch)
             if data is None:
                 continue
@@ -222,7 +225,7 @@ class Sender:
             on_answer = partial(self._on_answer, queue, batch) if self._acks else None
             if not self.connection.request(Api.PRODUCE, [requests.encode_produce(request), data], on_answer):
                 return False
-            queue.ready.popleft()
+            del queue.ready[position]
             self.connection.session.sent_bytes += len(data)
             self._sent(queue, batch, len(data))
         return True

@@ -261,12 +261,13 @@ class Flusher:
         self._old = []
         crash_point("recovery.after_journal")
         self._commit.sync_all(self._logs.all())
-        try:
-            self._journal.reset()
-        except OSError as error:
-            logger.error("journal_not_reset error=%r", str(error))
-        self._logs.journaled = {}
-        self._logs.in_rings = {}
+        if self._logs.forget_what_was_found():
+            try:
+                self._journal.reset()
+            except OSError as error:
+                logger.error("journal_not_reset error=%r", str(error))
+        else:
+            self._commit.leave_journal()
         crash_point("recovery.before_ready")
         self._ready = True
         for log in self._logs.all():

@@ -44,6 +44,11 @@ class GroupCommit:
         """Whether the journal's zeroes are still to be written."""
         return self._journal_works and not self._journal.is_prepared
 
+    def leave_journal(self) -> None:
+        """An earlier run's journal has what some log has not got yet: this run goes on without one."""
+        self._journal_works = False
+        logger.warning("journal_kept until the logs that could not be opened are online and the appliance was restarted")
+
     def prepare_journal(self) -> None:
         """Some of them, when there is nothing else to do."""
         try:

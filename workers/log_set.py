@@ -56,6 +56,13 @@ class LogSet:
     def all(self) -> list[PartitionLog]:
         return list(self._logs.values())
 
+    def forget_what_was_found(self) -> bool:
+        """Recovery is over. False: a log that could not be opened has batches in the journal, which must stay as it is."""
+        closed = {log.key for log in self._logs.values() if not log.is_open}
+        self.journaled = {key: held for key, held in self.journaled.items() if key in closed}
+        self.in_rings = {}
+        return not self.journaled
+
     def get(self, slot: int) -> PartitionLog | None:
         return self._logs.get(slot)
 
@@ -85,7 +92,10 @@ class LogSet:
         except OSError as error:
             assert log is not None
             log.refusal = f"cannot open {log.directory}: {error}"
-            logger.error("log_open_failed directory=%s error=%r", log.directory, str(error))
+            logger.error(
+                "log_open_failed directory=%s error=%r advice=%r", log.directory, str(error),
+                f"repair the disk, then run: tailrace topic online {log.assignment.topic}",
+            )  # fmt: skip
             reason = ErrorCode.STORAGE_ERROR
         self.publish(log, reason)
         return log
@@ -96,9 +106,12 @@ class LogSet:
             elsewhere=frozenset(batch.base_offset for batch in held) | self.in_rings.get(log.key, frozenset()),
             durable_below=self.watermarks.get(log.key, 0),
             quarantine=f"{self._data_dir}/{QUARANTINE_DIRECTORY}",
+            may_have_holes=self._facts.lost_memory and not log.is_durable,
         )
-        recovered = log.open(self._facts.run, lost_memory=self._facts.lost_memory, hints=hints, revive=log.assignment.revive)
+        recovered = log.open(self._facts.run, hints=hints, revive=log.assignment.revive)
         replayed = self._take_from_journal(log, held)
+        if self._facts.lost_memory:
+            log.begin_epoch(self._facts.run)
         if not replay or recovered.cut_bytes or recovered.damage or replayed:
             logger.info(
                 "log_opened topic=%s partition=%d next_offset=%d cut_bytes=%d damaged_ranges=%d from_journal=%d read_bytes=%d epoch=%d",
@@ -148,6 +161,9 @@ class LogSet:
 
     def publish(self, log: PartitionLog, reason: ErrorCode = ErrorCode.OK) -> None:
         """Show a log's state to everybody."""
+        if not log.is_open:
+            self._publish_unopened(log)
+            return
         live = log.live
         if log.refusal and reason is ErrorCode.OK:
             reason = ErrorCode.PARTITION_OFFLINE
@@ -172,6 +188,16 @@ class LogSet:
                 segment_count=len(log.sealed) + (live is not None),
             ),
         )
+
+    def _publish_unopened(self, log: PartitionLog) -> None:
+        """A log that could not be opened. What a predecessor has shown still holds for readers; without that, nobody can say what there is."""
+        slot = log.assignment.slot
+        shown = self._table.read(slot)
+        if shown.topic_id != log.assignment.topic_id or shown.state not in (SlotState.ONLINE, SlotState.OFFLINE_FOR_WRITES):
+            shown = PartitionState.empty(log.assignment.topic_id, log.assignment.partition, SlotState.UNREADABLE, log.assignment.version)
+        else:
+            shown = shown._replace(state=SlotState.OFFLINE_FOR_WRITES)
+        self._table.write(slot, shown._replace(reason=ErrorCode.STORAGE_ERROR, applied_version=log.assignment.version))
 
     def take_offline(self, log: PartitionLog, error: Exception) -> None:
         """The disk refused for good: no more writes, reads go on."""

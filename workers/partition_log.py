@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from shm.assignments import Assignment
@@ -106,6 +107,8 @@ class PartitionLog:
         self.producers = ProducerTable()
         self.refusal = ""
         """Why writes are refused, where they are."""
+        self.is_open = False
+        """Whether what is known of the log is what its files say."""
         self.since_checkpoint_bytes = 0
         self.unscrubbed: list[int] = []
         """Segments whose indexes nobody has looked at since the start."""
@@ -147,16 +150,15 @@ class PartitionLog:
 
     # ---- opening ---------------------------------------------------------------------------------------------------------------------
 
-    def open(self, run: str, *, lost_memory: bool = False, hints: Hints | None = None, revive: bool = False) -> RecoveredLog:
+    def open(self, run: str, *, hints: Hints | None = None, revive: bool = False) -> RecoveredLog:
         """Make the directory, or recover what is in it. Raises OSError.
 
-        `run` names this run of the appliance. `lost_memory`: it began after a stop that may have lost what was not synced, so readers of it must be told.
-        `revive`: whoever asks says that the disk is good again.
+        `run` names this run of the appliance. `revive`: whoever asks says that the disk is good again.
         """
         files, hints = self._files, hints or Hints()
         self._find_file(run)
         if self.file.offline:
-            hints = Hints(hints.elsewhere, 0, self._offline_end(), hints.quarantine)
+            hints = replace(hints, durable_below=0, end_limit=self._offline_end())
         recovered = recover_log(files, self.directory, self.file, hints)
         self.sealed = recovered.sealed
         self.unscrubbed = sorted(self.sealed)
@@ -170,20 +172,26 @@ class PartitionLog:
             self.unscrubbed.append(recovered.live_base)
         changed = bool(recovered.damage)
         self.file.damage = sorted([*self.file.damage, *recovered.damage])
-        if lost_memory and self.file.run != run:
-            self.file.begin_epoch(self.next_offset)
-            changed = True
         if self.file.offline and revive:
             self.file.offline = ""
             changed = True
         if self.assignment.schema_id not in self.file.schemas:
             self.file.schemas[self.assignment.schema_id] = self.assignment.schema
             changed = True
-        self.file.run = run
         if changed:
             self._save_file()
         self.refusal = self.file.offline
+        self.is_open = True
         return recovered
+
+    def begin_epoch(self, run: str) -> None:
+        """This run began after a stop that may have lost what was not synced: from here on the log may have other records than some reader has seen.
+        When everything that was left is found, once a run. Raises OSError.
+        """
+        if self.file.run != run:
+            self.file.begin_epoch(self.next_offset)
+            self.file.run = run
+            self._save_file()
 
     def _find_file(self, run: str) -> None:
         """Read partition.json, or begin it. What belongs to another topic is moved aside."""

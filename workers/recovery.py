@@ -81,6 +81,8 @@ class Hints:
     """Batches from this offset on do not count: their disk had failed, the page cache may show what the disk has not."""
     quarantine: str = ""
     """The directory for copies of what is damaged."""
+    may_have_holes: bool = False
+    """After power loss under durability=memory: unsynced batches behind a hole are no sign of corruption, they were written in another order."""
 
 
 @dataclass(slots=True)
@@ -409,7 +411,7 @@ class _Recovery:
             durable = walk.next_offset < self._known_durable
             if walk.ending is Ending.TORN:
                 behind = find_behind(reader.read_at, reader.size, walk.position, self._file.seed, walk.next_offset)
-                durable = durable or (behind is not None and behind.proves_durable)
+                durable = durable or (behind is not None and behind.proves_durable and not self._hints.may_have_holes)
             action = decide(walk.ending, elsewhere=walk.next_offset in self._hints.elsewhere, durable=durable)
             if action is not Action.QUARANTINE:
                 return action

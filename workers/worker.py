@@ -328,7 +328,7 @@ class Worker:
         if len(batch) > partition.max_message_bytes:
             return None, ErrorCode.RECORD_TOO_LARGE
         table = self._tables[assignment.data_dir]
-        if table.load(assignment.slot, SlotWord.STATE) == SlotState.OFFLINE_FOR_WRITES:
+        if table.load(assignment.slot, SlotWord.STATE) in (SlotState.OFFLINE_FOR_WRITES, SlotState.UNREADABLE):
             return None, ErrorCode.PARTITION_OFFLINE
         if self._is_disk_full(assignment.data_dir):
             return None, ErrorCode.DISK_FULL

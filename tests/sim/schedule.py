@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from appliance.coordinator import DEFAULT_SCHEMA_MESSAGE
+from tailrace.admin import Admin
 from tailrace.consumer import Consumer
 from tailrace.errors import LogTruncatedError, OffsetOutOfRangeError, TailraceError
 from tailrace.producer import Producer
@@ -335,6 +336,9 @@ class Schedule:
             )  # fmt: skip
             self._quiet_step()
         world.settle_servers()
+        if "disk error" in self.plan.faults:  # the operator has seen to the disk
+            with Admin(ADDRESS, environment=world.environment) as admin:
+                admin.bring_online(TOPIC)
 
     def _quiet_step(self) -> None:
         """Somebody who can do something, else on to the next deadline: a wake-up that nobody gives is a hang that shows."""
