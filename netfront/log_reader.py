@@ -117,10 +117,13 @@ class LogReader:
 
     def forget(self, route: Assignment) -> None:
         """The partition was dropped: close its files."""
+        self._close_files(route)
+        self._segments.pop(route.topic_id, None)
+
+    def _close_files(self, route: Assignment) -> None:
         prefix = self._directory(route) + "/"
         for path in [path for path in self._open_files if path.startswith(prefix)]:
             self._files.close(self._open_files.pop(path))
-        self._segments.pop(route.topic_id, None)
 
     def _path(self, route: Assignment, base: int, suffix: str = SEGMENT_SUFFIX) -> str:
         return f"{self._directory(route)}/{file_name(base, suffix)}"
@@ -221,6 +224,20 @@ class LogReader:
     # ---- reading ---------------------------------------------------------------------------------------------------------------------
 
     def read(
+        self, route: Assignment, state: PartitionState, offset: int, hint: Place | None, target: memoryview, blocking: bool
+    ) -> Span | int:
+        """Fill `target` as `_read` does. What looks corrupt is looked at once more in files opened anew: after a disk error the flusher may have put
+        another file in a segment's place.
+        """
+        try:
+            return self._read(route, state, offset, hint, target, blocking)
+        except LogReadError as error:
+            if error.code is not ErrorCode.CORRUPT_BATCH:
+                raise
+        self._close_files(route)
+        return self._read(route, state, offset, None, target, True)
+
+    def _read(
         self, route: Assignment, state: PartitionState, offset: int, hint: Place | None, target: memoryview, blocking: bool
     ) -> Span | int:
         """Fill `target` with whole batches from the one that holds `offset` on.

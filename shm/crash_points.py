@@ -29,7 +29,7 @@ CRASH_POINTS = {
     "flusher.in_write_durably": "a small file is written and synced under its temporary name",
     "flusher.in_retention": "the new log start offset is durable, the files below it are still there",
     "flusher.in_delete": "the directory of a deleted topic has its new name, its files are still there",
-    "flusher.in_rewrite": "after a failed sync: the new segment exists, the batches are not in it yet",
+    "flusher.in_rewrite": "after a failed sync: the new segment is durable and has no name yet",
     "recovery.before_cut": "a torn tail was found and is still there",
     "recovery.after_cut": "the torn tail is cut, the index is not repaired",
     "recovery.after_journal": "groups of the journal are written to their segments, not synced",

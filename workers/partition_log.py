@@ -38,6 +38,8 @@ from workers.recovery import (
 
 logger = logging.getLogger(__name__)
 
+UNFINISHED_SUFFIX = ".new"
+"""Of a segment that is being written anew and has no name yet; what a kill leaves of it is removed at the next start."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -209,6 +211,8 @@ class PartitionLog:
                 found = None
         if not files.exists(self.directory):
             files.make_directory(self.directory)
+        for name in [name for name in files.list(self.directory) if name.endswith(UNFINISHED_SUFFIX)]:
+            files.unlink(f"{self.directory}/{name}")
         if found is None:
             self.file = self._new_file()
             self.file.run = run
@@ -292,6 +296,9 @@ class PartitionLog:
         position = live.end - sum(len(batch.data) for batch in pending)
         self._files.write_at(live.fd, [batch.data for batch in pending], position)
         self._written_count = len(self.group)
+        self._write_index_entries(live)
+
+    def _write_index_entries(self, live: LiveSegment) -> None:
         entries = index_format.encode_entries(live.new_entries)
         self._files.write_at(live.index_fd, [entries], INDEX_HEADER.size + live.batch_count * INDEX_ENTRY.size)
         live.batch_count += len(live.new_entries)
@@ -386,34 +393,54 @@ class PartitionLog:
 
     def rewrite(self, earlier: Sequence[PendingBatch]) -> list[tuple[int, int]]:
         """After a write or a sync that failed: put `earlier` (from the journal) and the group into a new segment in a new file, durably. Answers the
-        new places of the group. Raises OSError.
+        new places of the group. Raises OSError; then the old file is where it was, and can be read.
 
         What the old file holds behind its last sync is not trusted any more; it ends where the new one begins.
         """
-        live = self.live
         batches = [*earlier, *self.group]
         start = batches[0].base_offset if batches else self.next_offset
-        if live is not None:
-            if start == live.base:
-                self._files.close(live.fd)
-                self._files.close(live.index_fd)
-                self.live = None
-                path = f"{self.directory}/{file_name(start)}"
-                if self._files.exists(path):
-                    self._files.rename(path, f"{path}.failed")
-            else:
-                live.end = self._group_position if not earlier else live.synced_end
-                self.give_up_segment()
-        self._begin_segment(start)
-        crash_point("flusher.in_rewrite")
+        fd, index_fd = self._write_anew(start, batches)
+        live = self.live
+        if live is not None and live.base == start:
+            self._files.close(live.fd)
+            self._files.close(live.index_fd)
+        elif live is not None:
+            live.end = self._group_position if not earlier else live.synced_end
+            self.give_up_segment()
+        self.live = LiveSegment(start, fd, index_fd, len(self.assignment.schema), start, 0)
         self.next_offset = start
-        self.group, self._written_count = [], 0
+        self.group = []
         places = [self.place(batch) for batch in batches]
-        self.write_pending()
-        self.sync()
+        self.live.synced_end, self.live.synced_next = self.live.end, self.next_offset
         self.group = batches[len(earlier) :]
         self._written_count = len(self.group)
+        self._files.truncate(index_fd, 0)
+        self._files.write_at(index_fd, [index_format.encode_header(start)], 0)
+        self._write_index_entries(self.live)
         return places[len(earlier) :]
+
+    def _write_anew(self, start: int, batches: Sequence[PendingBatch]) -> tuple[int, int]:
+        """A segment with these batches, durable before it has its name. Answers its descriptor and its index's. Raises OSError."""
+        files, path = self._files, f"{self.directory}/{file_name(start)}"
+        temporary = f"{path}{UNFINISHED_SUFFIX}"
+        opened = [files.open_for_write(temporary)]
+        try:
+            files.truncate(opened[0], 0)
+            files.write_at(opened[0], [self.assignment.schema, *(batch.data for batch in batches)], 0)
+            files.sync_data(opened[0])
+            crash_point("flusher.in_rewrite")
+            opened.append(files.open_for_write(f"{self.directory}/{file_name(start, INDEX_SUFFIX)}"))
+            files.rename(temporary, path)
+            files.sync_directory(self.directory)
+        except OSError:
+            for fd in opened:
+                files.close(fd)
+            try:
+                files.unlink(temporary)
+            except OSError:
+                pass  # it has no segment's name: nobody takes it for one
+            raise
+        return opened[0], opened[1]
 
     # ---- going offline ---------------------------------------------------------------------------------------------------------------
 

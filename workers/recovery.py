@@ -233,7 +233,7 @@ class _Recovery:
             from_checkpoint = checkpoint is not None and bases[number] == checkpoint.segment_base
             if not self._walk_segment(bases[number], None if newest else bases[number + 1], checkpoint if from_checkpoint else None):
                 break
-        if result.next_offset < self._known_durable and result.live_base < 0:
+        if result.next_offset < self._known_durable and result.live_base < 0 and result.next_offset not in self._hints.elsewhere:
             self._lose(
                 result.segments[-1] if result.segments else -1, 0, 0, result.next_offset, self._known_durable, "whole segments are missing"
             )
