@@ -5,7 +5,6 @@ A schedule that fails is replayed by `run(seed)`.
 
 from __future__ import annotations
 
-import base64
 import errno
 import os
 import random
@@ -139,17 +138,8 @@ class ConsumerActor:
     def turn(self) -> None:
         try:
             records = self.consumer.poll(0)
-        except LogTruncatedError as error:
-            assert self.allows_loss, f"a reader was told that what it had read is lost: {error}"
-            assert error.offset is not None
-            self._go_back(error)
-            return
-        except OffsetOutOfRangeError:
-            assert self.allows_loss, "a reader fell out of a log that had lost nothing"
-            self._restart()
-            return
         except TailraceError as error:
-            assert error.code in (ErrorCode.STORAGE_ERROR, ErrorCode.NOT_READY, ErrorCode.TIMED_OUT, ErrorCode.NOT_REACHABLE), repr(error)
+            self._on_error(error)
             return
         for record in records:
             expected = self.positions.get(record.partition, 0)
@@ -164,6 +154,16 @@ class ConsumerActor:
                 assert seen >= known, f"the high watermark of partition {key.partition} went back from {known} to {seen}"
                 self.watermarks[key.partition] = seen
                 self.history.watermarks[key.partition] = max(seen, self.history.watermarks.get(key.partition, 0))
+
+    def _on_error(self, error: TailraceError) -> None:
+        if isinstance(error, LogTruncatedError):
+            assert self.allows_loss, f"a reader was told that what it had read is lost: {error}"
+            self._go_back(error)
+        elif isinstance(error, OffsetOutOfRangeError):
+            assert self.allows_loss, f"a reader fell out of a log that had lost nothing: {error}"
+            self._restart()
+        else:
+            assert error.code in (ErrorCode.STORAGE_ERROR, ErrorCode.NOT_READY, ErrorCode.TIMED_OUT, ErrorCode.NOT_REACHABLE), repr(error)
 
     def _go_back(self, error: LogTruncatedError) -> None:
         for key in self.consumer.assignment():
@@ -224,7 +224,7 @@ class Schedule:
         catalog.register_dirs([(path, path) for path in world.data_dirs])
         # Straight into the catalog: users may not set segments as small as this.
         given = {"durability": plan.durability, "segment.bytes": 4000}
-        catalog.create_topic(TOPIC, plan.partitions, given, base64.b64decode(base64.b64encode(DEFAULT_SCHEMA_MESSAGE)), False, TIME_US)
+        catalog.create_topic(TOPIC, plan.partitions, given, DEFAULT_SCHEMA_MESSAGE, False, TIME_US)
         catalog.close()
         world.boot()
         world.settle_servers()
@@ -251,13 +251,10 @@ class Schedule:
                 return
             except PowerLost:
                 self.log.append(f"{self.world.steps}: power lost")
-                self._again(self.world.lose_power)
+                self.world.lose_power()
             except AllKilled:
                 self.log.append(f"{self.world.steps}: all killed")
-                self._again(self.world.kill_all)
-
-    def _again(self, act: Callable[[], None]) -> None:
-        act()
+                self.world.kill_all()
 
     def _disturb(self) -> None:
         while self.world.steps < self.plan.steps:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -167,6 +168,8 @@ class World:
         self.run = 0
         self.kills = 0
         self.steps = 0
+        self.digest = 0
+        """Of who was stepped when, and what came of it: two runs of one seed are alike."""
         self._worker_dirs = [w % data_dirs for w in range(max(workers, data_dirs))]
         self._manifest: list[dict[str, Any]] = []
         self._recover: list[dict[str, Any]] = []
@@ -206,7 +209,7 @@ class World:
                 self.count_down()
             original(cell, value)
 
-        Cell.store = store  # type: ignore[method-assign]
+        Cell.store = store  # type: ignore[method-assign, assignment]
         TOPIC_SETTINGS["segment.bytes"] = replace(known, minimum=1024)
         self.disk.hook = lambda _operation, _path: self.count_down()
         try:
@@ -418,6 +421,7 @@ class World:
             return 1
         finally:
             self._is_inside = False
+        self.digest = zlib.crc32(b"%b %d %d" % (child.name.encode(), work, self.now_ns), self.digest)
         if not work:
             child.is_asleep = True
             child.deadline_ns = agent.next_deadline_ns()

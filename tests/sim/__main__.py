@@ -1,0 +1,48 @@
+"""Schedules for as long as wanted, on every core: `make simulate SECONDS=600 SEED=1`. Prints the seed of each that fails."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import sys
+import time
+import warnings
+
+from rich.progress import Progress
+
+from tests.sim.schedule import run
+
+
+def _one(seed: int) -> tuple[int, int, str]:
+    """(seed, steps, what went wrong)."""
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore", RuntimeWarning)
+    try:
+        return seed, run(seed).world.steps, ""
+    except AssertionError as error:
+        return seed, 0, f"{error}\n" + "\n".join(getattr(error, "__notes__", []))
+
+
+def main() -> int:
+    seconds = int(sys.argv[1]) if len(sys.argv) > 1 else 60
+    first = int(sys.argv[2]) if len(sys.argv) > 2 else int.from_bytes(os.urandom(4), "little")
+    print(f"seeds from {first} on, for {seconds} s", flush=True)
+    begun, count, steps, failures = time.monotonic(), 0, 0, 0
+    at_once = 16 * (os.cpu_count() or 1)
+    with multiprocessing.Pool() as pool, Progress(disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("schedules", total=seconds)
+        while (elapsed := time.monotonic() - begun) < seconds:
+            progress.update(task, completed=elapsed)
+            for seed, its_steps, failure in pool.map(_one, range(first + count, first + count + at_once), chunksize=4):
+                steps += its_steps
+                if failure:
+                    failures += 1
+                    print(f"seed {seed}: {failure}", flush=True)
+            count += at_once
+    print(f"{count} schedules, {steps} steps, {count / elapsed * 60:.0f} schedules a minute, {failures} failures")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
