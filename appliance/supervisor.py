@@ -19,6 +19,7 @@ import argparse
 import errno
 import logging
 import os
+import resource
 import select
 import signal
 import sys
@@ -459,6 +460,12 @@ class Supervisor:
         return ExitCode.OK if clean and drained else ExitCode.FAILED
 
 
+def _allow_open_files() -> None:
+    """As many as the host lets this user have: a flusher keeps two open for each partition, and many shells begin with 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _drain(fd: int) -> None:
     try:
         while os.read(fd, 512):
@@ -505,6 +512,7 @@ def main() -> int:
     flags = parse_flags(sys.argv[1:])
     set_comm_name(comm_name(Role.SUPERVISOR, 0))
     arm_from_environment()
+    _allow_open_files()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s process=tr-supervisor-0 %(message)s")
     try:
         settings = settings_from_flags(flags, environment_settings())

@@ -7,7 +7,16 @@ import struct
 import pyarrow as pa
 
 from tailrace import arrow_batch
-from tailrace.batch_header import PREFIX_BYTES, checksum_seed, compute_body_crc, header_position, seal_header, stamp_producer
+from tailrace.batch_header import (
+    PREFIX_BYTES,
+    checksum_seed,
+    compute_body_crc,
+    header_position,
+    seal_header,
+    stamp_appended,
+    stamp_producer,
+    verify_batch,
+)
 from tailrace.schema import DEFAULT_SCHEMA
 
 TOPIC_ID = bytes(range(16))
@@ -45,6 +54,17 @@ def make_batch(
     if producer_id >= 0:
         with memoryview(data) as view:
             stamp_producer(view, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, seed=seed)
+    return data
+
+
+def stamped(data: bytearray, base_offset: int, *, durable_offset: int = 0, append_time_us: int = TIME_US) -> bytearray:
+    """A batch as a worker puts it into its ring."""
+    with memoryview(data) as view:
+        position = header_position(view)
+        stamp_appended(
+            view, position, verify_batch(view, SEED), base_offset=base_offset, append_time_us=append_time_us, leader_epoch=0,
+            durable_offset=durable_offset, seed=SEED,
+        )  # fmt: skip
     return data
 
 

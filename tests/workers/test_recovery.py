@@ -8,13 +8,15 @@ import random
 import orjson
 import pytest
 
+from tailrace.batch_header import END_OF_STREAM
 from tailrace.partition_file import Damage, PartitionFile
 from tailrace.schema import DEFAULT_SCHEMA, to_message
-from tailrace.segment import Ending
-from tests.kit.batches import make_batch
-from tests.kit.logs import bench
-from workers.checkpoint import CHECKPOINT_FILES
+from tailrace.segment import Ending, file_name
+from tests.kit.batches import TIME_US, make_batch, stamped
+from tests.kit.logs import assignment, bench
+from workers.checkpoint import CHECKPOINT_FILES, SealedSegment
 from workers.files import DiskFiles
+from workers.partition_log import PartitionLog, PendingBatch
 from workers.producer_state import ProducerTable
 from workers.recovery import Action, Hints, RecoveredLog, decide, decode_producers, encode_producers, recover_log
 
@@ -174,3 +176,45 @@ def test_a_damaged_producer_snapshot_is_recognised() -> None:
         bent = bytearray(data)
         bent[index] ^= 1
         assert decode_producers(bytes(bent)) is None
+
+
+class CountingFiles(DiskFiles):
+    """How much is read."""
+
+    def __init__(self) -> None:
+        self.read_bytes = 0
+
+    def read_at(self, fd: int, length: int, position: int) -> bytes:
+        data = super().read_at(fd, length, position)
+        self.read_bytes += len(data)
+        return data
+
+
+def test_recovery_of_50_gb_reads_little_more_than_what_follows_the_checkpoint(tmp_path: pathlib.Path) -> None:
+    segment_bytes, segment_count, segment_records = 256 << 20, 200, 1000
+    item = assignment()
+    log = PartitionLog(DiskFiles(), str(tmp_path), item)
+    log.open("first")
+    log.next_offset = log.high_watermark = segment_count * segment_records
+    log.roll()
+    for number in range(segment_count):  # sparse, but for the mark at the end: what is sealed is not read
+        base = number * segment_records
+        with open(tmp_path / "t-0" / file_name(base), "wb") as file:
+            file.write(item.schema)
+            file.seek(segment_bytes - len(END_OF_STREAM))
+            file.write(END_OF_STREAM)
+        log.sealed[base] = SealedSegment(base, segment_bytes, segment_records, TIME_US, TIME_US)
+    for number in range(3):
+        if number == 2:
+            log.checkpoint(sync=True)
+        offset = log.next_offset
+        log.place(PendingBatch(offset, offset + 100, TIME_US, TIME_US, stamped(make_batch(100), offset)))
+        log.write_pending()
+        log.sync()
+        log.settled()
+    files = CountingFiles()
+    again = PartitionLog(files, str(tmp_path), item)
+    recovered = again.open("second")
+    assert (again.next_offset, len(again.sealed), recovered.damage) == (segment_count * segment_records + 300, segment_count, [])
+    assert again.size_bytes > 50_000_000_000
+    assert files.read_bytes < 100_000, "recovery must not read what was sealed or lies before the checkpoint"
