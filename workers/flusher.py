@@ -479,6 +479,8 @@ class Flusher:
         if known is not None:
             self._wheel.cancel(known[1])
         self._ages[slot] = (base, timer)
+        if slot not in self._retentions:  # it was empty when that was looked at last
+            self._retain(log)
 
     def _seal_old(self, log: PartitionLog, base: int) -> int:
         """Seal a live segment whose segment.ms has passed, so that readers of sealed segments get at it even when nothing follows."""

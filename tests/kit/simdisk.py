@@ -53,6 +53,10 @@ class SimDisk:
         self.total = 1 << 41
         self.operations = 0
 
+    def add_directory(self, path: str) -> None:
+        """Mount another one."""
+        self.names[path] = self.durable_names[path] = None
+
     def touch(self, operation: str, path: str) -> None:
         self.operations += 1
         if self.hook is not None:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from appliance.coordinator import DEFAULT_SCHEMA_MESSAGE
 from tailrace.admin import Admin
@@ -46,6 +46,8 @@ class Plan:
     consumers: int
     faults: tuple[str, ...]
     fault_rate: float
+    log_append_time: bool
+    changes_layout: bool
 
     @property
     def loses_power(self) -> bool:
@@ -72,8 +74,16 @@ def plan(rng: random.Random) -> Plan:
     return Plan(
         steps=rng.randint(200, 500), workers=rng.randint(1, 2), data_dirs=rng.choice((1, 1, 2)), partitions=rng.randint(1, 7),
         acks=rng.choice((1, "all", "all")), durability=rng.choice(("disk", "disk", "memory")), producers=rng.randint(1, 2), consumers=rng.randint(0, 2),
-        faults=faults, fault_rate=rng.choice((0.005, 0.01, 0.03)),
+        faults=faults, fault_rate=rng.choice((0.005, 0.01, 0.03)), log_append_time=rng.random() < 0.3, changes_layout=rng.random() < 0.3,
     )  # fmt: skip
+
+
+class Refusal(NamedTuple):
+    """A record that was given up."""
+
+    partition: int
+    value: bytes
+    error: TailraceError
 
 
 @dataclass(slots=True)
@@ -86,7 +96,7 @@ class ProducerActor:
     history: History
     partitions: int
     next_number: int = 0
-    refusals: list[str] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
 
     def turn(self) -> None:
         sender = self.producer._sender
@@ -115,7 +125,7 @@ class ProducerActor:
             self.history.acknowledge(partition, value, metadata.offset)
         else:
             assert error is not None
-            self.refusals.append(f"{value!r}: {error}")
+            self.refusals.append(Refusal(partition, value, error))
 
     def next_wake_ns(self, now_ns: int) -> int:
         return self.producer._sender._next_wake_ns(now_ns)
@@ -190,10 +200,10 @@ class ConsumerActor:
 class Schedule:
     """One seed's world."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, wanted: Plan | None = None) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
-        self.plan = plan(self.rng)
+        self.plan = wanted or plan(self.rng)
         self.history = History()
         self.world = World(self.rng, workers=self.plan.workers, data_dirs=self.plan.data_dirs)
         self.actors: list[ProducerActor | ConsumerActor] = []
@@ -216,6 +226,10 @@ class Schedule:
                     os.close(actor.producer._sender._wake_fd)
             world.close()
 
+    @property
+    def producers(self) -> list[ProducerActor]:
+        return [actor for actor in self.actors if isinstance(actor, ProducerActor)]
+
     # ---- phases ----------------------------------------------------------------------------------------------------------------------
 
     def _set_up(self) -> None:
@@ -223,7 +237,10 @@ class Schedule:
         catalog = world.open_catalog()
         catalog.register_dirs([(path, path) for path in world.data_dirs])
         # Straight into the catalog: users may not set segments as small as this.
-        given = {"durability": plan.durability, "segment.bytes": 4000}
+        given: dict[str, Any] = {"durability": plan.durability, "segment.bytes": 4000}
+        if plan.log_append_time:
+            given["message.timestamp.type"] = "LogAppendTime"
+        world.changes_layout = plan.changes_layout
         catalog.create_topic(TOPIC, plan.partitions, given, DEFAULT_SCHEMA_MESSAGE, False, TIME_US)
         catalog.close()
         world.boot()
@@ -296,13 +313,13 @@ class Schedule:
         elif fault == "clock":
             world.wall_offset_us += rng.choice((-1, 1)) * HOUR_US
         elif fault == "disk error":
-            self._break_disk()
+            self.break_disk()
         elif fault == "full disk":
             world.disk.free = 0 if world.disk.free else 1 << 40
         elif fault == "restart":
             world.stop_cleanly()
 
-    def _break_disk(self) -> None:
+    def break_disk(self) -> None:
         """The next change of one data directory fails."""
         world = self.world
         broken = self.rng.choice(world.data_dirs)
@@ -322,7 +339,7 @@ class Schedule:
         world = self.world
         world.heal()
         deadline_ns = world.now_ns + 600 * SECOND
-        producers = [actor for actor in self.actors if isinstance(actor, ProducerActor)]
+        producers = self.producers
         for actor in producers:
             with actor.producer._sender.lock:
                 actor.producer._sender.close_all()
@@ -357,7 +374,7 @@ class Schedule:
 
     def _check(self) -> int:
         plan = self.plan
-        refusals = [refusal for actor in self.actors if isinstance(actor, ProducerActor) for refusal in actor.refusals]
+        refusals = [refusal for actor in self.producers for refusal in actor.refusals]
         assert plan.may_refuse or not refusals, f"records were refused: {refusals[:3]}"
         readable: dict[int, list[tuple[int, bytes]]] = {p: [] for p in range(plan.partitions)}
         with self._consumer() as reader:
@@ -367,10 +384,14 @@ class Schedule:
             for key, start in starts.items():
                 reader.seek(key, start)
             waited = 0
+            appended_us: dict[int, int] = {}
             while any(reader.position(key) < ends[key] for key in ends):
                 for record in reader.poll(100):
                     assert record.value is not None
                     readable[record.partition].append((record.offset, record.value))
+                    if plan.log_append_time:
+                        assert record.timestamp >= appended_us.get(record.partition, 0), "the time of appending went back"
+                        appended_us[record.partition] = record.timestamp
                     waited = 0
                 waited += 1
                 assert waited < 200, f"the log cannot be read to its end: {[(key, reader.position(key), ends[key]) for key in ends]}"

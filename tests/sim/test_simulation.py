@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import random
+from dataclasses import replace
 
 import pytest
 
 from tailrace.errors import CorruptBatchError
-from tests.sim.schedule import run
+from tests.sim.schedule import Schedule, plan, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:topic 't' has durability=memory")
 SCHEDULES = 1600
@@ -47,3 +50,23 @@ def test_the_checks_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PartitionLog, "sync", forgetful)
     with pytest.raises((AssertionError, CorruptBatchError), match=r"lost|back|fell|told|ends below|damaged"):
         list(map(run, range(400)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_dying_disk_takes_only_its_own_partitions_offline(seed: int) -> None:
+    schedule = Schedule(
+        seed, replace(plan(random.Random(seed)), data_dirs=2, partitions=4, durability="disk", acks="all", faults=("disk error",))
+    )
+    world = schedule.world
+
+    def dead(operation: str, path: str) -> None:
+        if path.startswith("/disk1/") and operation in ("write", "sync", "create", "truncate"):
+            raise OSError(errno.EIO, "dead", path)
+
+    schedule.break_disk = lambda: setattr(world.disk, "hook", dead)  # type: ignore[method-assign]
+    schedule.run()
+    refused = {refusal.partition for actor in schedule.producers for refusal in actor.refusals}
+    on_the_good_disk = {p for p in range(4) if f"/disk0/t-{p}" in world.disk.names}
+    assert len(on_the_good_disk) == 2
+    assert not refused & on_the_good_disk, "partitions of the good disk were refused"
+    assert {p for p, _ in schedule.history.acknowledged} >= on_the_good_disk

@@ -166,11 +166,14 @@ class World:
         self.bells: dict[str, SimBell] = {}
         self.children: list[Child] = []
         self.run = 0
+        self.changes_layout = False
+        """Whether the configuration is another at each start."""
         self.kills = 0
         self.steps = 0
         self.digest = 0
         """Of who was stepped when, and what came of it: two runs of one seed are alike."""
-        self._worker_dirs = [w % data_dirs for w in range(max(workers, data_dirs))]
+        self._worker_dirs: list[int] = []
+        self._set_layout(workers)
         self._manifest: list[dict[str, Any]] = []
         self._recover: list[dict[str, Any]] = []
         self._spec_regions: dict[str, str] = {}
@@ -250,9 +253,22 @@ class World:
 
     # ---- starting --------------------------------------------------------------------------------------------------------------------
 
+    def _set_layout(self, workers: int) -> None:
+        self._worker_dirs = [w % len(self.data_dirs) for w in range(max(workers, len(self.data_dirs)))]
+
+    def change_layout(self) -> None:
+        """From the next start on: another number of workers, data directories in another order, perhaps one more."""
+        if len(self.data_dirs) < 3 and self.rng.random() < 0.3:
+            self.data_dirs.append(f"/disk{len(self.data_dirs)}")
+            self.disk.add_directory(self.data_dirs[-1])
+        self.rng.shuffle(self.data_dirs)
+
     def boot(self) -> None:
         """What the supervisor does at start: look what an earlier run left, make regions and bells, start everybody."""
         self.run += 1
+        if self.changes_layout and self.run > 1:
+            self.change_layout()
+            self._set_layout(self.rng.randint(1, 3))
         found = [old for old in self._manifest if old["ring"] in self.regions]
         self._lost_memory = len(found) < len(self._manifest)
         self._recover = [old for old in found if _is_undrained(Ring(self.regions[old["ring"]]))]
@@ -283,7 +299,9 @@ class World:
     def _write_manifest(self) -> None:
         self._manifest = list(self._recover)
         for w, d in enumerate(self._worker_dirs):
-            self._manifest.append({"ring": self._spec_regions[f"ring-{w}"], "table": self._spec_regions[f"table-{d}"], "dir": d})
+            self._manifest.append(
+                {"ring": self._spec_regions[f"ring-{w}"], "table": self._spec_regions[f"table-{d}"], "dir": self.data_dirs[d]}
+            )
 
     def start(self, child: Child) -> None:
         """The next generation of a process. It may die before it is built."""
@@ -298,7 +316,7 @@ class World:
                 **CHILD_SETTINGS, "workers": len(self._worker_dirs), "worker_dirs": self._worker_dirs, "run": f"run-{self.run}",
                 "lost_memory": self._lost_memory,
             },
-            recover=[old for old in self._recover if child.role is Role.FLUSHER and old["dir"] == child.index],
+            recover=[old for old in self._recover if child.role is Role.FLUSHER and old["dir"] == self.data_dirs[child.index]],
         )  # fmt: skip
         child.is_asleep = False
         child.deadline_ns = None

@@ -17,7 +17,7 @@ from shm.crash_points import CRASH_POINT_VARIABLE, CRASH_POINTS
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.errors import CorruptBatchError, LogTruncatedError, OffsetOutOfRangeError, TailraceError
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-from tests.kit.processes import wait_until
+from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 
 ORDERS = TopicPartition("orders", 0)
 
@@ -322,3 +322,81 @@ def test_a_full_disk_refuses_producers_serves_readers_survives_a_restart_and_res
             assert handle.result(20).offset is not None
     finally:
         assert again.stop() == 0
+
+
+def test_a_producer_that_was_forgotten_takes_a_new_epoch_and_goes_on_without_a_loss_or_a_duplicate(tmp_path: pathlib.Path) -> None:
+    running = start(tmp_path, **{"producer.id.expiration.ms": 1})
+    try:
+        create(running)
+        with Producer(running.address, acks="all") as producer:
+            sent = 0
+
+            def is_forgotten() -> bool:
+                nonlocal sent
+                assert producer.send("orders", b"%d:" % sent, partition=0).result(20).offset == sent
+                sent += 1
+                return producer.metrics()["epoch_bumps"] > 0
+
+            wait_until(is_forgotten, "a pause of a millisecond between two batches")
+        assert read(running, sent) == list(range(sent))
+    finally:
+        assert running.stop() == 0
+
+
+def test_retention_by_time_removes_what_is_old_and_a_reader_below_follows_its_reset(tmp_path: pathlib.Path) -> None:
+    running = start(tmp_path)
+    try:
+        create(running, retention_ms=300)
+        produce(running, 0, 20, each=True)
+        with consumer(running) as reader:
+            wait_until(lambda: reader.beginning_offsets([ORDERS])[ORDERS] == 20, "every record is older than 300 ms")
+            with pytest.raises(OffsetOutOfRangeError):
+                reader.poll(5000)
+        with Consumer("orders", bootstrap=running.address, auto_offset_reset="earliest") as reader:
+            reader.seek(ORDERS, 0)
+            with Admin(running.address) as admin:
+                admin.alter_topics({"orders": {"retention.ms": -1}})
+            produce(running, 20, 21)
+            assert [record.offset for record in reader.poll(5000)] == [20]
+    finally:
+        assert running.stop() == 0
+
+
+def test_another_number_of_workers_drains_what_the_old_ones_left(tmp_path: pathlib.Path) -> None:
+    running = start(tmp_path, cores="[0]")
+    create(running, partitions=3)
+    os.kill(children(running)["tr-flusher-0"], signal.SIGSTOP)
+    with Producer(running.address, acks=1) as producer:
+        for number in range(300):
+            producer.send("orders", b"%d:" % number, partition=number % 3)
+        producer.flush(20)
+    kill_everything(running)
+    again = start(tmp_path, cores="[0, 1]" if len(os.sched_getaffinity(0)) > 1 else "auto")
+    try:
+        assert read(again, 100) == list(range(0, 300, 3))
+    finally:
+        assert again.stop() == 0
+
+
+def test_doctor_names_what_is_wrong_and_says_so_by_its_exit_status(tmp_path: pathlib.Path) -> None:
+    running = start(tmp_path)
+
+    def doctor() -> tuple[int, dict[str, dict[str, str]]]:
+        command = [sys.executable, "-P", "-m", "appliance.cli.main", "doctor", "--json", "--bootstrap", running.address]
+        ended = subprocess.run(command, capture_output=True, check=False)
+        return ended.returncode, {check["check"]: check for check in orjson.loads(ended.stdout)}
+
+    try:
+        create(running)
+        code, checks = doctor()
+        assert checks["processes"]["level"] == "ok"
+        quarantine = tmp_path / "quarantine"
+        quarantine.mkdir()
+        (quarantine / "orders-0-0-0.json").write_text("{}")
+        kill_and_wait_for_successor(running, "tr-worker-0")
+        code, checks = doctor()
+        assert code == 1
+        assert checks[f"quarantine {tmp_path}"]["level"] == "problem"
+        assert "worker-0 1 times" in checks["processes"]["detail"]
+    finally:
+        assert running.stop() == 0
