@@ -26,6 +26,7 @@ import orjson
 
 from appliance import topic_settings
 from appliance.catalog import Catalog, CatalogFullError, MissingDirectoryError, PartitionRow, Topic
+from appliance.dedicated_workers import DedicatedWorkers
 from appliance.ownership import directory_id
 from appliance.restart_policy import ExitCode
 from shm.assignments import REPLAY, Assignment, LaneKind
@@ -119,9 +120,12 @@ class Coordinator:
         tables: list[PartitionTable],
         dir_numbers: list[int],
         worker_dirs: list[int],
+        dedicated: DedicatedWorkers,
+        connect_worker: Callable[[int], Outgoing],
         describe_processes: Callable[[], list[dict[str, Any]]],
         describe_dirs: Callable[[], list[dict[str, Any]]],
         read_partition_file: Callable[[int, str], PartitionFile | None],
+        supervisor_bell: Doorbell,
         front_count: int,
         ring_bytes: int,
         lane_bytes: int,
@@ -130,7 +134,9 @@ class Coordinator:
         now_us: Callable[[], int],
         start_ns: int,
     ) -> None:
-        """`dir_numbers`: the catalog's number of each data directory, in this run's order; `worker_dirs`: worker -> index in that order."""
+        """`dir_numbers`: the catalog's number of each data directory, in this run's order; `worker_dirs`: worker -> index in that order;
+        `connect_worker`: the way to a dedicated worker whose regions exist.
+        """
         self._catalog = catalog
         self._outgoing = outgoing
         self._incoming = incoming
@@ -138,9 +144,16 @@ class Coordinator:
         self._dir_index = {number: index for index, number in enumerate(dir_numbers)}
         """The catalog's number of a data directory -> its index in this run."""
         self._workers_of = [[w for w, d in enumerate(worker_dirs) if d == index] for index in range(len(dir_numbers))]
+        self._dedicated = dedicated
+        self._connect_worker = connect_worker
+        self._connected: set[int] = set()
+        """Dedicated workers that there is a way to."""
+        self._unconnected: dict[int, list[bytes]] = {}
+        """Dedicated worker that the supervisor has not started yet -> news for it."""
         self._describe_processes = describe_processes
         self._describe_dirs = describe_dirs
         self._read_partition_file = read_partition_file
+        self._supervisor_bell = supervisor_bell
         self._front_count = front_count
         self._ring_bytes = ring_bytes
         self._lane_bytes = lane_bytes
@@ -150,13 +163,16 @@ class Coordinator:
         self._changes: list[Change] = []
         self._now_ns = start_ns
         self._topics: dict[str, Topic] = {topic.name: topic for topic in catalog.topics()}
+        for topic in self._topics.values():
+            self._give_workers(topic)
+        self._connect_workers()
         self._restart_changes()
 
     # ---- agent -----------------------------------------------------------------------------------------------------------------------
 
     def step(self, now_ns: int) -> int:
         self._now_ns = now_ns
-        work = self._feed_whoever_asks()
+        work = self._connect_workers() + self._feed_whoever_asks()
         for front, lane in self._incoming.items():
             while (message := lane.peek()) is not None:
                 if message.kind == LaneKind.REQUEST:
@@ -182,16 +198,54 @@ class Coordinator:
     def _table(self, row: PartitionRow) -> PartitionTable:
         return self._tables[self._dir_index[row.data_dir]]
 
-    def _worker_of(self, row: PartitionRow) -> int:
+    def _worker_of(self, topic: Topic, row: PartitionRow) -> int:
+        if topic.given.get("worker.dedicated"):
+            worker = self._dedicated.worker_of(row.slot)
+            assert worker is not None, "given when the topic was made, or at the start"
+            return worker
         workers = self._workers_of[self._dir_index[row.data_dir]]
         return workers[row.slot % len(workers)]
+
+    # ---- dedicated workers -------------------------------------------------------------------------------------------------------------
+
+    def _give_workers(self, topic: Topic) -> None:
+        """Have a worker for each partition of a topic that wants them. Raises InvalidSettingError when there are too few."""
+        if topic.given.get("worker.dedicated") and topic.state != "deleting":
+            for row in topic.partitions:
+                self._dedicated.give(row.slot, self._dir_index[row.data_dir])
+            self._supervisor_bell.ring()
+
+    def _awaits_workers(self) -> bool:
+        """Whether a topic that is in use has a dedicated worker that the supervisor has not started yet (at the start of the appliance)."""
+        return any(
+            self._worker_of(topic, row) not in self._connected
+            for topic in self._topics.values()
+            if topic.state == "active" and topic.given.get("worker.dedicated")
+            for row in topic.partitions
+        )
+
+    def _connect_workers(self) -> int:
+        """Find the way to dedicated workers that were started since; give them what waits for them."""
+        count = 0
+        for worker in self._dedicated.existing():
+            if worker not in self._connected:
+                out = self._connect_worker(worker)
+                out.queue.extend((LaneKind.ASSIGN, 0, 0, 0, 0, payload) for payload in self._unconnected.pop(worker, ()))
+                self._outgoing.append(out)
+                self._connected.add(worker)
+                flusher = self._dedicated.data_dir_of(worker)
+                for known in self._outgoing:
+                    if known.role is Role.FLUSHER and known.index == flusher:
+                        known.queue.append((LaneKind.FOLLOW, worker, 0, 0, 0, b""))
+                count += 1
+        return count
 
     def _assignments(self, topic: Topic, *, revive: bool = False) -> list[Assignment]:
         settings = topic_settings.complete(topic.given, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
         return [
             Assignment(
                 topic=topic.name, topic_id=topic.topic_id, partition=row.partition, partition_count=len(topic.partitions), slot=row.slot,
-                version=topic.version, worker=self._worker_of(row), front=row.slot % self._front_count,
+                version=topic.version, worker=self._worker_of(topic, row), front=row.slot % self._front_count,
                 data_dir=self._dir_index[row.data_dir], schema_id=topic.schema_id, schema=topic.schema, typed=topic.typed,
                 dropped=topic.state == "deleting", delete_before=row.delete_before, revive=revive, settings=settings,
             )
@@ -212,6 +266,8 @@ class Coordinator:
             wanted = out.slot.load(ProcessWord.WANTS_FEED)
             if wanted in (out.feeding, out.slot.load(ProcessWord.FED_GENERATION)):
                 continue
+            if out.role is Role.FRONT and self._awaits_workers():
+                continue
             for topic in self._topics.values():
                 # A front may only know what is finished; a topic that is being deleted is nobody's to open.
                 if topic.state == "deleting" or (out.role is Role.FRONT and topic.state != "active"):
@@ -227,9 +283,11 @@ class Coordinator:
     def _tell_workers(self, topic: Topic, *, revive: bool = False) -> None:
         for assignment in self._assignments(topic, revive=revive):
             payload = assignment.encode()
-            for out in self._outgoing:
-                if out.role is Role.WORKER and self._concerns(out, assignment):
-                    out.queue.append((LaneKind.ASSIGN, 0, 0, 0, 0, payload))
+            out = next((o for o in self._outgoing if o.role is Role.WORKER and o.index == assignment.worker), None)
+            if out is not None:
+                out.queue.append((LaneKind.ASSIGN, 0, 0, 0, 0, payload))
+            else:
+                self._unconnected.setdefault(assignment.worker, []).append(payload)
 
     def _tell_fronts(self, topic: Topic) -> None:
         for assignment in self._assignments(topic):
@@ -309,6 +367,7 @@ class Coordinator:
                     crash_point("coordinator.after_decision")
                     topics.append(topic)
                     self._topics[topic.name] = topic
+                    self._give_workers(topic)
                     self._tell_workers(topic, revive=bool(item.get("online")))
             except TailraceError as error:
                 result.update(code=int(error.code), message=error.detail)
@@ -327,6 +386,8 @@ class Coordinator:
         given = self._checked_settings(item.get("configs") or {})
         typed = item.get("schema") is not None
         schema = self._checked_schema(item["schema"]) if typed else self._default_schema()
+        if given.get("worker.dedicated"):
+            self._dedicated.check_room(partitions)
         return None if validate_only else self._catalog.create_topic(name, partitions, given, schema, typed, self._now_us())
 
     def _checked_settings(self, given: Any) -> dict[str, Any]:
@@ -366,11 +427,19 @@ class Coordinator:
 
     def _alter(self, item: dict[str, Any], validate_only: bool) -> Topic | None:
         topic = self._existing(item)
-        given = {**topic.given, **self._checked_settings(item.get("configs") or {})}
+        changed = self._checked_settings(item.get("configs") or {})
+        dedicated = bool(topic.given.get("worker.dedicated"))
+        if bool(changed.get("worker.dedicated", dedicated)) is not dedicated:
+            raise InvalidSettingError(
+                "worker.dedicated is decided when a topic is created: its batches would lose their order between two workers"
+            )
+        given = {**topic.given, **changed}
         partitions = topic_settings.check_partitions(item.get("partitions") or len(topic.partitions))
         if partitions < len(topic.partitions):
             raise InvalidSettingError(f"topic {topic.name!r} has {len(topic.partitions)} partitions; their number can only grow")
         topic_settings.complete(given, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
+        if dedicated:
+            self._dedicated.check_room(partitions - len(topic.partitions))
         return None if validate_only else self._catalog.alter_topic(topic, given, partitions)
 
     def _delete_records(self, item: dict[str, Any], validate_only: bool) -> Topic | None:
@@ -454,6 +523,9 @@ class Coordinator:
         if topic.state == "deleting":
             self._catalog.forget(topic.topic_id)
             self._topics.pop(topic.name, None)
+            for row in topic.partitions:
+                self._dedicated.take_back(row.slot)
+            self._supervisor_bell.ring()
             logger.info("topic_deleted topic=%s", topic.name)
             return
         self._catalog.mark_active(topic.topic_id)
@@ -519,9 +591,16 @@ def build(context: ProcessContext, catalog: Catalog, dir_numbers: list[int], mac
     roles += [(Role.WORKER, w) for w in range(len(worker_dirs))]
     roles += [(Role.FLUSHER, d) for d in range(len(spec.data_dirs))]
 
+    dedicated = DedicatedWorkers({w: control.process(Role.WORKER, w) for w in settings["spare_workers"]}, len(spec.data_dirs))
+
+    def connect(role: Role, index: int) -> Outgoing:
+        name = process_name(role, index)
+        return Outgoing(role, index, context.lane_writer(name), context.bell(role, index), control.process(role, index))
+
     def describe_processes() -> list[dict[str, Any]]:
         rows = []
-        for role, index in [(Role.SUPERVISOR, 0), (Role.COORDINATOR, 0), *roles]:
+        spares = [(Role.WORKER, w) for w in dedicated.existing() if control.process(Role.WORKER, w).load(ProcessWord.DEDICATED_TO)]
+        for role, index in [(Role.SUPERVISOR, 0), (Role.COORDINATOR, 0), *roles, *spares]:
             slot = control.process(role, index)
             rows.append(
                 {
@@ -551,17 +630,17 @@ def build(context: ProcessContext, catalog: Catalog, dir_numbers: list[int], mac
 
     coordinator = Coordinator(
         catalog=catalog,
-        outgoing=[
-            Outgoing(role, i, context.lane_writer(process_name(role, i)), context.bell(role, i), control.process(role, i))
-            for role, i in roles
-        ],
+        outgoing=[connect(role, index) for role, index in roles],
         incoming={f: context.lane_reader(process_name(Role.FRONT, f)) for f in range(front_count)},
         tables=[context.table(d) for d in range(len(spec.data_dirs))],
         dir_numbers=dir_numbers,
         worker_dirs=worker_dirs,
+        dedicated=dedicated,
+        connect_worker=lambda worker: connect(Role.WORKER, worker),
         describe_processes=describe_processes,
         describe_dirs=describe_dirs,
         read_partition_file=lambda index, directory: machine.read_partition_file(f"{spec.data_dirs[index]}/{directory}"),
+        supervisor_bell=context.bell(Role.SUPERVISOR, 0),
         front_count=front_count,
         ring_bytes=int(settings["ring_bytes"]),
         lane_bytes=int(settings["lane_bytes"]),
@@ -587,7 +666,12 @@ def main() -> None:
     except MissingDirectoryError as error:
         print(f"tailrace: {error}", file=sys.stderr, flush=True)
         sys.exit(ExitCode.CONFIG)
-    run(build(context, catalog, dir_numbers, Machine()), context)
+    try:
+        coordinator = build(context, catalog, dir_numbers, Machine())
+    except InvalidSettingError as error:
+        print(f"tailrace: {error.detail}", file=sys.stderr, flush=True)
+        sys.exit(ExitCode.CONFIG)
+    run(coordinator, context)
     catalog.close()
 
 

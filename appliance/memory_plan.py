@@ -23,23 +23,29 @@ class RegionPlan:
     second: int = 0
 
 
+def _lane(source: str, target: str, size: int) -> RegionPlan:
+    return RegionPlan(f"{source}>{target}", RegionKind.LANE, LaneLayout(size).size, size)
+
+
+def plan_worker(settings: Settings, worker: int, fronts: int) -> list[RegionPlan]:
+    """One worker's ring, and the lanes that lead to it."""
+    ring = RingLayout(settings.ring_bytes, settings.ring_descriptors)
+    return [
+        RegionPlan(f"ring-{worker}", RegionKind.RING, ring.size, settings.ring_bytes, settings.ring_descriptors),
+        _lane("coordinator", f"worker-{worker}", CONTROL_LANE_BYTES),
+        *(_lane(f"front-{f}", f"worker-{worker}", settings.lane_bytes) for f in range(fronts)),
+    ]
+
+
 def plan_regions(settings: Settings, workers: int, fronts: int, flushers: int) -> list[RegionPlan]:
-    """Every region, in order of creation."""
+    """Every region that there is from the start, in order of creation."""
     plans = [RegionPlan("control", RegionKind.CONTROL, ControlLayout().size)]
-
-    def lane(source: str, target: str, size: int) -> None:
-        plans.append(RegionPlan(f"{source}>{target}", RegionKind.LANE, LaneLayout(size).size, size))
-
     for d in range(flushers):
         plans.append(RegionPlan(f"table-{d}", RegionKind.TABLE, TableLayout(settings.slots).size, settings.slots))
-        lane("coordinator", f"flusher-{d}", CONTROL_LANE_BYTES)
+        plans.append(_lane("coordinator", f"flusher-{d}", CONTROL_LANE_BYTES))
     for w in range(workers):
-        ring = RingLayout(settings.ring_bytes, settings.ring_descriptors)
-        plans.append(RegionPlan(f"ring-{w}", RegionKind.RING, ring.size, settings.ring_bytes, settings.ring_descriptors))
-        lane("coordinator", f"worker-{w}", CONTROL_LANE_BYTES)
-        for f in range(fronts):
-            lane(f"front-{f}", f"worker-{w}", settings.lane_bytes)
+        plans += plan_worker(settings, w, fronts)
     for f in range(fronts):
-        lane("coordinator", f"front-{f}", CONTROL_LANE_BYTES)
-        lane(f"front-{f}", "coordinator", CONTROL_LANE_BYTES)
+        plans.append(_lane("coordinator", f"front-{f}", CONTROL_LANE_BYTES))
+        plans.append(_lane(f"front-{f}", "coordinator", CONTROL_LANE_BYTES))
     return plans

@@ -64,8 +64,12 @@ class Ownership:
         """Whether an earlier run did not end cleanly."""
         return os.path.exists(f"{self.path}/{MANIFEST_FILE}")
 
-    def write_manifest(self, regions: dict[str, str], old_rings: list[dict[str, Any]], dir_ids: list[str], worker_dirs: list[int]) -> None:
-        """Record the regions of this run, which data directory each worker's ring is for, and the rings of an earlier run that are not drained yet."""
+    def write_manifest(
+        self, regions: dict[str, str], old_rings: list[dict[str, Any]], directories: list[str], worker_directories: dict[int, str]
+    ) -> None:
+        """Record the regions of this run, its data directories by identity, which of them each worker's ring is for, and the rings of an earlier run that
+        are not drained yet.
+        """
         _write_durably(
             f"{self.path}/{MANIFEST_FILE}",
             orjson.dumps(
@@ -74,8 +78,8 @@ class Ownership:
                     "pid": os.getpid(),
                     "regions": regions,
                     "old": old_rings,
-                    "dirs": dir_ids,
-                    "worker_dirs": worker_dirs,
+                    "directories": directories,
+                    "worker_directories": {str(worker): directory for worker, directory in worker_directories.items()},
                 }
             ),
         )

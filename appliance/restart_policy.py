@@ -34,6 +34,14 @@ class ExitCode(IntEnum):
     SHARED_MEMORY = 75
 
 
+@dataclass(slots=True)
+class Halt(Exception):
+    """The appliance must end with this code; the reason is printed."""
+
+    code: int
+    reason: str = ""
+
+
 HALTING = frozenset({ExitCode.DATA_UNUSABLE, ExitCode.CONFIG, ExitCode.SHARED_MEMORY})
 BACKOFF_FIRST_MS = 50
 BACKOFF_MAX_MS = 5_000

@@ -41,6 +41,9 @@ class Settings:
         "Where the log lives; each directory has a flusher and workers of its own, so give each disk one. The catalog is in the first.",
     )
     cores: str | list[int] = _setting("auto", 'Cores that workers are pinned to, one worker each: "auto" or a list such as [2, 3].')
+    dedicated_workers: int = _setting(
+        16, "How many partitions of topics with worker.dedicated there can be; memory is taken when there are.", maximum=64
+    )
     ring_bytes: int = _setting(64 * MIB, "Size of a worker's ring in shared memory, bytes.", minimum=1 * MIB, maximum=1 << 36)
     ring_descriptors: int = _setting(65_536, "How many requests a ring can hold, whatever their size.", minimum=1024, maximum=1 << 22)
     lane_bytes: int = _setting(

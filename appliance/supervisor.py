@@ -24,23 +24,22 @@ import select
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from appliance.memory_plan import plan_regions
-from appliance.ownership import DataDirectoryError, Ownership, remove_regions, take
-from appliance.restart_policy import SETTLED_AFTER_MS, Action, ExitCode, decide
+from appliance.ownership import DataDirectoryError, Ownership, take
+from appliance.regions import Regions
+from appliance.restart_policy import SETTLED_AFTER_MS, Action, ExitCode, Halt, decide
 from appliance.sd_notify import Notifier
 from appliance.settings import Settings, environment_settings, load_settings
 from shm.control import Control
 from shm.crash_points import arm_from_environment, crash_point
 from shm.doorbell import Doorbell
-from shm.layout import Phase, ProcessWord, RegionKind, Role
+from shm.layout import Phase, ProcessWord, Role
 from shm.process import SPEC_VARIABLE, ProcessSpec, comm_name, process_name, set_comm_name
-from shm.region import Region, RegionError, RegionMissingError, RegionVersionError
-from shm.ring import Ring
+from shm.region import RegionError
 from tailrace.errors import InvalidSettingError
 
 logger = logging.getLogger("appliance.supervisor")
@@ -71,86 +70,85 @@ class Child:
     has_served: bool = False
     last_beat: int = -1
     beat_changed_ns: int = 0
+    is_dismissed: bool = False
+    """A dedicated worker whose topic is gone: it is told to stop, and has no successor."""
 
     @property
     def name(self) -> str:
         return process_name(self.role, self.index)
 
 
-@dataclass(slots=True)
-class Halt(Exception):
-    """The appliance must end with this code; the reason is printed."""
-
-    code: int
-    reason: str = ""
-
-
-@dataclass(slots=True)
 class Supervisor:
     """One appliance. `run` returns its exit code."""
 
-    settings: Settings
-    ready_fd: int = -1
-    notifier: Notifier = field(default_factory=lambda: Notifier(None))
-    _children: list[Child] = field(default_factory=list)
-    _regions: dict[str, str] = field(default_factory=dict)
-    _bells: dict[str, Doorbell] = field(default_factory=dict)
-    _owners: list[Ownership] = field(default_factory=list)
-    """One for each data directory; the first has the catalog."""
-    _worker_dirs: list[int] = field(default_factory=list)
-    _run_id: str = ""
-    _lost_memory: bool = False
-    _recover: list[dict[str, Any]] = field(default_factory=list)
-    _old_regions: list[str] = field(default_factory=list)
-    _stop_requested: bool = False
-    _announced: bool = False
-    _checked_ns: int = 0
-    _mapped: list[Region] = field(default_factory=list)
+    def __init__(self, settings: Settings, ready_fd: int = -1, notifier: Notifier | None = None) -> None:
+        """`ready_fd`: a pipe to whoever started this: told when everything serves; its end is the sign to stop."""
+        self.settings = settings
+        self.ready_fd = ready_fd
+        self.notifier = notifier or Notifier(None)
+        self._plan = settings.check(os.sched_getaffinity(0))
+        self._owners: list[Ownership] = []
+        """One for each data directory; the first has the catalog."""
+        self._worker_dirs: list[int] = []
+        """Worker -> index of its data directory; dedicated workers come behind these."""
+        self._regions: Regions
+        self._control: Control
+        self._children: list[Child] = []
+        self._bells: dict[str, Doorbell] = {}
+        self._stop_requested = False
+        self._announced = False
+        self._checked_ns = 0
 
     # ---- start -----------------------------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Start, supervise until told to stop, stop. Blocking; in the main thread, for PDEATHSIG and signals."""
-        plan = self.settings.check(os.sched_getaffinity(0))
-        owner = self._take_directories(max(1, len(plan.workers)))
+        """Start, supervise until told to stop, stop. Blocking; in the main thread, for PDEATHSIG and signals. Raises DataDirectoryError, Halt."""
+        self._take_directories()
         crash_point("supervisor.after_lock")
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
+        self._regions = Regions(self._owners, self.settings, self._worker_dirs)
+        self._regions.find_old()
         try:
-            self._find_old_regions(owner)
-            control = self._create_regions(owner)
-            crash_point("supervisor.after_regions")
-            others = list(plan.others) if plan.others else None
-            self._children = [Child(Role.COORDINATOR, 0, others)]
-            self._children += [Child(Role.FLUSHER, d, others) for d in range(len(self._owners))]
-            for w in range(len(self._worker_dirs)):
-                core = plan.workers[w] if w < len(plan.workers) else None
-                self._children.append(Child(Role.WORKER, w, others if core is None else [core]))
-            self._children += [Child(Role.FRONT, 0, others)]
-            self._make_bells()
-            control.process(Role.SUPERVISOR, 0).store(ProcessWord.PID, os.getpid())
-            control.process(Role.SUPERVISOR, 0).store(ProcessWord.LIVE, 1)
-            for child in self._children:
-                self._spawn(owner, control, child)
-            crash_point("supervisor.after_spawn")
-            self._record_holders()
-            code = ExitCode.OK
-            try:
-                self._supervise(owner, control, wake_read)
-            except Halt as halt:
-                code = ExitCode(halt.code)
-                _complain(halt.reason)
-            clean = self._stop(control)
-            return self._clean_up(owner, clean, code)
+            self._control = self._regions.create()
         except RegionError as error:
-            remove_regions(list(self._regions.values()))
             _complain(str(error))
             return ExitCode.SHARED_MEMORY
+        self._control.set_phase(Phase.RECOVERING)
+        crash_point("supervisor.after_regions")
+        self._children = self._first_children()
+        self._make_bells()
+        self._control.process(Role.SUPERVISOR, 0).store(ProcessWord.PID, os.getpid())
+        self._control.process(Role.SUPERVISOR, 0).store(ProcessWord.LIVE, 1)
+        for child in self._children:
+            self._spawn(child)
+        crash_point("supervisor.after_spawn")
+        self._record_holders()
+        code = ExitCode.OK
+        try:
+            self._supervise(wake_read)
+        except Halt as halt:
+            code = ExitCode(halt.code)
+            _complain(halt.reason)
+        clean = self._stop()
+        return self._clean_up(clean, code)
 
-    def _take_directories(self, worker_count: int) -> Ownership:
-        """Take every data directory. Answers the one with the catalog: the one that has it, else the first. Raises DataDirectoryError."""
+    def _first_children(self) -> list[Child]:
+        others = self._other_cores()
+        children = [Child(Role.COORDINATOR, 0, others)]
+        children += [Child(Role.FLUSHER, d, others) for d in range(len(self._owners))]
+        for w in range(len(self._worker_dirs)):
+            core = self._plan.workers[w] if w < len(self._plan.workers) else None
+            children.append(Child(Role.WORKER, w, others if core is None else [core]))
+        return [*children, Child(Role.FRONT, 0, others)]
+
+    def _other_cores(self) -> list[int] | None:
+        return list(self._plan.others) if self._plan.others else None
+
+    def _take_directories(self) -> None:
+        """Take every data directory, the one with the catalog first. Raises DataDirectoryError."""
         paths = [os.path.abspath(path) for path in self.settings.data_dirs]
         paths.sort(key=lambda path: not os.path.exists(f"{path}/coordinator.db"))
         with_catalog = [path for path in paths if os.path.exists(f"{path}/coordinator.db")]
@@ -160,8 +158,7 @@ class Supervisor:
             )
         self._owners = [take(path) for path in paths]
         # Each directory needs a worker of its own at least.
-        self._worker_dirs = [w % len(paths) for w in range(max(worker_count, len(paths)))]
-        return self._owners[0]
+        self._worker_dirs = [w % len(paths) for w in range(max(len(self._plan.workers), len(paths)))]
 
     def _record_holders(self) -> None:
         pids = {child.name: child.pid for child in self._children}
@@ -171,98 +168,29 @@ class Supervisor:
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._stop_requested = True
 
-    def _find_old_regions(self, owner: Ownership) -> None:
-        """What an earlier run left in shared memory: rings that hold undrained batches are for the flusher, the rest goes."""
-        manifest = owner.read_manifest()
-        listed: dict[str, str] = dict(manifest["regions"]) if manifest else {}
-        candidates: list[dict[str, Any]] = []
-        for logical, name in listed.items():
-            if manifest and logical.startswith("ring-"):
-                data_dir = manifest["worker_dirs"][int(logical.removeprefix("ring-"))]
-                candidates.append({"ring": name, "table": listed[f"table-{data_dir}"], "dir": manifest["dirs"][data_dir]})
-        rings_expected = len(candidates)
-        rings_found = 0
-        candidates += (manifest or {}).get("old", [])
-        dir_ids = [o.instance.hex() for o in self._owners]
-        keep: set[str] = set()
-        for candidate in candidates:
-            ring_name, table_name = candidate["ring"], candidate["table"]
-            try:
-                region = Region.attach(ring_name, RegionKind.RING, owner.instance)
-            except RegionMissingError:
-                continue
-            except RegionVersionError as error:
-                raise Halt(
-                    ExitCode.DATA_UNUSABLE, f"{error}: start the version that made it once, so that it can drain what it holds"
-                ) from None
-            except RegionError as error:
-                logger.warning("stale_region_ignored name=%s reason=%r", ring_name, str(error))
-                continue
-            rings_found += 1
-            ring = Ring(region)
-            if ring.settled.load() != ring.head.load():
-                logger.info("undrained_ring name=%s descriptors=%d", ring_name, ring.head.load() - ring.settled.load())
-                if candidate["dir"] not in dir_ids:
-                    raise Halt(
-                        ExitCode.DATA_UNUSABLE,
-                        "an earlier run left acknowledged batches in memory for a data directory that is not configured now; "
-                        "start once with the data_dirs of that run",
-                    )
-                self._recover.append(candidate)
-                keep |= {ring_name, table_name}
-        # What was not synced is in the page cache unless the machine went down with it: then the rings are gone, too.
-        self._lost_memory = owner.has_manifest() and (manifest is None or rings_found < rings_expected)
-        shm_names = ["/" + entry for entry in os.listdir("/dev/shm") if ("/" + entry).startswith(owner.prefix + "-")]
-        removed = remove_regions([name for name in shm_names if name not in keep])
-        if removed:
-            logger.info("stale_regions_removed count=%d", removed)
-        self._old_regions = sorted(keep)
-
-    def _create_regions(self, owner: Ownership) -> Control:
-        run_id = self._run_id = os.urandom(4).hex()
-        plans = plan_regions(self.settings, len(self._worker_dirs), 1, len(self._owners))
-        self._regions = {plan.logical_name: f"{owner.prefix}-{run_id}-{plan.logical_name.replace('>', '.')}" for plan in plans}
-        self._write_manifest(owner, self._regions)
-        crash_point("supervisor.after_manifest")
-        control: Control | None = None
-        try:
-            for plan in plans:
-                region = Region.create(self._regions[plan.logical_name], plan.kind, plan.size, owner.instance, 1, plan.first, plan.second)
-                if plan.kind is RegionKind.CONTROL:
-                    control = Control(region)
-                    self._mapped.append(region)
-                elif plan.kind is RegionKind.RING:
-                    self._mapped.append(region)
-                else:
-                    region.close()
-        except RegionError:
-            # The old rings stay named in the manifest; the new ones go.
-            remove_regions(list(self._regions.values()))
-            self._write_manifest(owner, {})
-            raise
-        assert control is not None
-        control.set_phase(Phase.RECOVERING)
-        return control
-
-    def _write_manifest(self, owner: Ownership, regions: dict[str, str]) -> None:
-        owner.write_manifest(regions, self._recover, [o.instance.hex() for o in self._owners], self._worker_dirs)
-
     def _make_bells(self) -> None:
+        """One for each process, and for each that there may be: a child inherits bells when it is started, never later."""
         names = [process_name(Role.SUPERVISOR, 0)] + [child.name for child in self._children]
+        names += [process_name(Role.WORKER, index) for index in self._spare_workers()]
         self._bells = {name: Doorbell.create() for name in names}
         for bell in self._bells.values():
             os.set_inheritable(bell.fd, True)
 
-    def _spawn(self, owner: Ownership, control: Control, child: Child) -> None:
+    def _spare_workers(self) -> range:
+        first = len(self._worker_dirs)
+        return range(first, first + self.settings.dedicated_workers)
+
+    def _spawn(self, child: Child) -> None:
         """Start `child`'s next generation. Main thread only: PDEATHSIG watches the thread that spawned."""
-        child.generation += 1
-        slot = control.process(child.role, child.index)
+        slot = self._control.process(child.role, child.index)
+        child.generation = slot.load(ProcessWord.GENERATION) + 1
         slot.store(ProcessWord.GENERATION, child.generation)
         slot.store(ProcessWord.LIVE, 1)
         spec = ProcessSpec(
-            role=child.role, index=child.index, generation=child.generation, instance=owner.instance.hex(), parent_pid=os.getpid(),
-            data_dirs=[o.path for o in self._owners], regions=self._regions, doorbells={name: bell.fd for name, bell in self._bells.items()},
-            cores=child.cores, settings=self._child_settings(), recover=self._rings_for(child),
+            role=child.role, index=child.index, generation=child.generation, instance=self._owners[0].instance.hex(), parent_pid=os.getpid(),
+            data_dirs=[o.path for o in self._owners], regions=self._regions.names_with_spares(),
+            doorbells={name: bell.fd for name, bell in self._bells.items()}, cores=child.cores, settings=self._child_settings(),
+            recover=self._rings_for(child),
         )  # fmt: skip
         for held in self._owners:
             os.set_inheritable(held.lock_fd, True)
@@ -277,12 +205,13 @@ class Supervisor:
         """Rings of an earlier run that this flusher has to drain."""
         if child.role is not Role.FLUSHER:
             return []
-        return [old for old in self._recover if old["dir"] == self._owners[child.index].instance.hex()]
+        return [old for old in self._regions.undrained if old["dir"] == self._owners[child.index].instance.hex()]
 
     def _child_settings(self) -> dict[str, Any]:
         s = self.settings
         return {
-            "workers": len(self._worker_dirs), "worker_dirs": self._worker_dirs, "fronts": 1, "run": self._run_id, "lost_memory": self._lost_memory,
+            "workers": len(self._worker_dirs), "worker_dirs": self._worker_dirs, "fronts": 1, "run": self._regions.run_id,
+            "lost_memory": self._regions.lost_memory, "spare_workers": list(self._spare_workers()),
             "checkpoint_bytes": s.checkpoint_bytes, "journal_bytes": s.journal_bytes, "producer.id.expiration.ms": s.producer_id_expiration_ms,
             "reserve_bytes": s.disk_reserve_bytes + s.ring_bytes * len(self._worker_dirs) if s.disk_reserve_bytes else 0, "listen": s.listen, "slots": s.slots,
             "ring_bytes": s.ring_bytes, "lane_bytes": s.lane_bytes, "credit_bytes": s.credit_bytes, "auto_create_topics": s.auto_create_topics,
@@ -291,7 +220,7 @@ class Supervisor:
 
     # ---- supervision -----------------------------------------------------------------------------------------------------------------
 
-    def _supervise(self, owner: Ownership, control: Control, wake_fd: int) -> None:
+    def _supervise(self, wake_fd: int) -> None:
         """Until told to stop. Raises Halt."""
         bell = self._bells[process_name(Role.SUPERVISOR, 0)]
         while not self._stop_requested:
@@ -311,17 +240,43 @@ class Supervisor:
             if self.ready_fd in ready and not os.read(self.ready_fd, 64):
                 logger.info("parent_gone stopping")
                 return
-            for child in self._children:
-                if child.pidfd in ready:
-                    self._reap(control, child, now_ns)
+            for child in [child for child in self._children if child.pidfd in ready]:
+                self._reap(child, now_ns)
+            self._hire_and_dismiss()
             for child in self._children:
                 if child.restart_at_ns and now_ns >= child.restart_at_ns:
-                    control.process(child.role, child.index).store(ProcessWord.RESTARTS, child.generation)
-                    self._spawn(owner, control, child)
+                    self._control.process(child.role, child.index).store(ProcessWord.RESTARTS, child.generation)
+                    self._spawn(child)
                     self._record_holders()
                     logger.info("restarted process=%s pid=%d generation=%d", child.name, child.pid, child.generation)
-            self._advance_phase(owner, control)
-            self._check_progress(control, now_ns)
+            self._advance_phase()
+            self._check_progress(now_ns)
+
+    def _hire_and_dismiss(self) -> None:
+        """Start the dedicated workers that the coordinator wants and has none of; stop those that it does not want any more."""
+        for index in self._spare_workers():
+            slot = self._control.process(Role.WORKER, index)
+            wanted = slot.load(ProcessWord.DEDICATED_TO)
+            child = next((c for c in self._children if c.role is Role.WORKER and c.index == index), None)
+            if wanted and child is None:
+                self._hire(index, slot.load(ProcessWord.DEDICATED_DIR) - 1)
+            elif not wanted and child is not None and not child.is_dismissed:
+                child.is_dismissed = True
+                slot.store(ProcessWord.STOP, child.generation)
+                self._bells[child.name].ring()
+
+    def _hire(self, index: int, data_dir: int) -> None:
+        try:
+            self._regions.create_worker(index, data_dir)
+        except RegionError as error:
+            if not self._announced:
+                raise Halt(ExitCode.SHARED_MEMORY, str(error)) from None
+            logger.error("no_dedicated_worker index=%d error=%r", index, str(error))
+            return
+        child = Child(Role.WORKER, index, self._other_cores())
+        self._children.append(child)
+        self._spawn(child)
+        self._record_holders()
 
     def _next_wake_ns(self) -> int:
         times = [child.restart_at_ns for child in self._children if child.restart_at_ns]
@@ -331,19 +286,22 @@ class Supervisor:
         interval = self.settings.hang_timeout_ms * NS_PER_MS // 4
         return min(interval, self.notifier.watchdog_ns // 3) if self.notifier.watchdog_ns else interval
 
-    def _reap(self, control: Control, child: Child, now_ns: int, stopping: bool = False) -> None:
+    def _reap(self, child: Child, now_ns: int, stopping: bool = False) -> None:
         """A child has ended: collect it, and do what the policy says. Raises Halt."""
         _, status = os.waitpid(child.pid, 0)
         exit_status = os.waitstatus_to_exitcode(status)
         os.close(child.pidfd)
         child.pidfd = -1
-        control.process(child.role, child.index).store(ProcessWord.LIVE, 0)
+        self._control.process(child.role, child.index).store(ProcessWord.LIVE, 0)
+        stopping = stopping or child.is_dismissed
         quick = now_ns - child.started_ns < SETTLED_AFTER_MS * NS_PER_MS
         decision = decide(exit_status, stopping=stopping, had_served=child.has_served, quick_failures=child.quick_failures)
         child.quick_failures = child.quick_failures + 1 if quick else 0
         if stopping:
             if exit_status != 0:
                 logger.warning("ended_badly process=%s status=%d", child.name, exit_status)
+            if child.is_dismissed:
+                self._children.remove(child)
             return
         logger.warning(
             "ended process=%s pid=%d status=%d action=%s delay_ms=%d",
@@ -357,35 +315,32 @@ class Supervisor:
             raise Halt(exit_status)
         child.restart_at_ns = now_ns + decision.delay_ms * NS_PER_MS
 
-    def _is_ready(self, control: Control, child: Child) -> bool:
-        return control.process(child.role, child.index).load(ProcessWord.READY_GENERATION) == child.generation
+    def _is_ready(self, child: Child) -> bool:
+        return self._control.process(child.role, child.index).load(ProcessWord.READY_GENERATION) == child.generation
 
-    def _advance_phase(self, owner: Ownership, control: Control) -> None:
-        """RECOVERING -> RUNNING when the flusher has recovered; READY when everything serves."""
+    def _advance_phase(self) -> None:
+        """RECOVERING -> RUNNING when the flushers have recovered; READY when everything serves."""
         for child in self._children:
-            child.has_served = child.has_served or self._is_ready(control, child)
-        if control.phase is Phase.RECOVERING and all(c.has_served for c in self._children if c.role is Role.FLUSHER):
-            control.set_phase(Phase.RUNNING)
+            child.has_served = child.has_served or self._is_ready(child)
+        if self._control.phase is Phase.RECOVERING and all(c.has_served for c in self._children if c.role is Role.FLUSHER):
+            self._control.set_phase(Phase.RUNNING)
             crash_point("supervisor.after_recovery")
-            self._recover = []
-            self._write_manifest(owner, self._regions)
-            remove_regions(self._old_regions)
-            self._old_regions = []
+            self._regions.forget_old()
             for bell in self._bells.values():
                 bell.ring()
-        if not self._announced and control.phase is Phase.RUNNING and all(c.has_served for c in self._children):
+        if not self._announced and self._control.phase is Phase.RUNNING and all(c.has_served for c in self._children):
             self._announced = True
-            self._announce(owner, control)
+            self._announce()
 
-    def _announce(self, owner: Ownership, control: Control) -> None:
-        port = control.port(0).load()
+    def _announce(self) -> None:
+        port = self._control.port(0).load()
         addresses = [f"{a.rpartition(':')[0]}:{port}" if a.startswith("tcp://") and a.endswith(":0") else a for a in self.settings.listen]
-        logger.info("ready address=%s data_dir=%s pid=%d", ",".join(addresses), owner.path, os.getpid())
+        logger.info("ready address=%s data_dir=%s pid=%d", ",".join(addresses), self._owners[0].path, os.getpid())
         self.notifier.ready(f"serving on {', '.join(addresses)}")
         if self.ready_fd >= 0:
             os.write(self.ready_fd, orjson.dumps({"address": addresses[0], "pid": os.getpid()}) + b"\n")
 
-    def _check_progress(self, control: Control, now_ns: int) -> None:
+    def _check_progress(self, now_ns: int) -> None:
         """Kill who hangs; feed systemd's watchdog while nobody does. Ringing makes idle processes show a beat."""
         if now_ns < self._checked_ns + self._check_interval_ns():
             return
@@ -395,7 +350,7 @@ class Supervisor:
             if child.pidfd < 0:
                 healthy = healthy and child.quick_failures < 5
                 continue
-            beat = control.process(child.role, child.index).load(ProcessWord.BEAT)
+            beat = self._control.process(child.role, child.index).load(ProcessWord.BEAT)
             if beat != child.last_beat:
                 child.last_beat, child.beat_changed_ns = beat, now_ns
             silent_ms = (now_ns - child.beat_changed_ns) // NS_PER_MS
@@ -411,26 +366,27 @@ class Supervisor:
 
     # ---- stop ------------------------------------------------------------------------------------------------------------------------
 
-    def _stop(self, control: Control) -> bool:
+    def _stop(self) -> bool:
         """End the children in order, within stop_timeout_ms. False: some had to be killed."""
         logger.info("stopping")
         self.notifier.stopping()
-        control.set_phase(Phase.STOPPING if control.phase is Phase.RUNNING else control.phase)
+        if self._control.phase is Phase.RUNNING:
+            self._control.set_phase(Phase.STOPPING)
         deadline_ns = time.monotonic_ns() + self.settings.stop_timeout_ms * NS_PER_MS
         for role in _STOP_ORDER:
             group = [child for child in self._children if child.role is role and child.pidfd >= 0]
             for child in group:
-                control.process(child.role, child.index).store(ProcessWord.STOP, child.generation)
+                self._control.process(child.role, child.index).store(ProcessWord.STOP, child.generation)
                 self._bells[child.name].ring()
-            self._await(control, group, deadline_ns)
+            self._await(group, deadline_ns)
         left = [child for child in self._children if child.pidfd >= 0]
         for child in left:
             logger.error("did_not_stop process=%s pid=%d killing", child.name, child.pid)
             signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
-        self._await(control, left, time.monotonic_ns() + 2_000 * NS_PER_MS)
+        self._await(left, time.monotonic_ns() + 2_000 * NS_PER_MS)
         return not left
 
-    def _await(self, control: Control, group: list[Child], deadline_ns: int) -> None:
+    def _await(self, group: list[Child], deadline_ns: int) -> None:
         while waiting := [child for child in group if child.pidfd >= 0]:
             remaining_ms = (deadline_ns - time.monotonic_ns()) // NS_PER_MS
             if remaining_ms <= 0:
@@ -439,21 +395,19 @@ class Supervisor:
             for child in waiting:
                 poll.register(child.pidfd, select.POLLIN)
             for fd, _ in poll.poll(min(remaining_ms, 1000)):
-                self._reap(control, next(c for c in waiting if c.pidfd == fd), time.monotonic_ns(), stopping=True)
+                self._reap(next(c for c in waiting if c.pidfd == fd), time.monotonic_ns(), stopping=True)
             self.notifier.feed_watchdog()
 
-    def _clean_up(self, owner: Ownership, clean: bool, code: ExitCode) -> int:
+    def _clean_up(self, clean: bool, code: ExitCode) -> int:
         """Remove shared memory, unless a ring still holds what is not on the disk: then the next start drains it."""
-        rings = [Ring(region) for region in self._mapped if region.header.kind is RegionKind.RING]
         crash_point("supervisor.in_clean_up")
-        drained = all(ring.settled.load() == ring.head.load() for ring in rings) and not self._recover
+        drained = self._regions.are_drained()
         if drained:
-            remove_regions(list(self._regions.values()))
-            owner.remove_manifest()
+            self._regions.remove()
             for held in self._owners:
                 os.ftruncate(held.lock_fd, 0)
         else:
-            logger.error("rings_not_drained data_dir=%s the next start will drain them", owner.path)
+            logger.error("rings_not_drained data_dir=%s the next start will drain them", self._owners[0].path)
         logger.info("stopped clean=%s", clean and drained)
         if code is not ExitCode.OK:
             return code

@@ -39,12 +39,12 @@ _TABLE = (
     TopicSetting("retention.ms", int, 7 * 86_400_000, "A closed segment is removed when its newest record is older than this, ms; -1: never.", minimum=-1),
     TopicSetting("retention.bytes", int, -1, "Closed segments are removed, oldest first, while the partition without them still holds this many bytes; -1: never.", minimum=-1),
     TopicSetting("durability", str, "disk", "disk: consumers see, and acks=all waits for, what was fdatasync'd. memory: what was written to the page cache.", allowed=("disk", "memory")),
+    TopicSetting("worker.dedicated", bool, False, "A worker process with a ring of its own for each partition of the topic; only when it is created.", allowed=("true", "false")),
 )  # fmt: skip
 TOPIC_SETTINGS: dict[str, TopicSetting] = {setting.name: setting for setting in _TABLE}
 
 LATER = {
     "min.insync.replicas": "there are no replicas yet",
-    "worker.dedicated": "workers are shared by all topics yet",
     "delay.enabled": "there is no delayed delivery yet",
     "delay.levels": "there is no delayed delivery yet",
 }
@@ -83,6 +83,8 @@ def parse(name: str, value: Any) -> Any:
                 f"topic setting {name} is {value!r}; it takes a whole number from {setting.minimum} to {setting.maximum}"
             )
         return number
+    if setting.kind is bool and (isinstance(value, bool) or value in setting.allowed):
+        return value in (True, "true")
     if value not in setting.allowed:
         raise InvalidSettingError(f"topic setting {name} is {value!r}; allowed are {', '.join(setting.allowed)}")
     return value

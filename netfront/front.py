@@ -112,7 +112,8 @@ class Front:
         transport: Transport,
         generation: int,
         process_generation: int,
-        workers: list[WorkerLink],
+        workers: dict[int, WorkerLink],
+        connect_worker: Callable[[int], WorkerLink],
         to_coordinator: LaneWriter,
         from_coordinator: LaneReader,
         coordinator_bell: Doorbell,
@@ -131,6 +132,7 @@ class Front:
         self._generation = generation
         self._process_generation = process_generation
         self._workers = workers
+        self._connect_worker = connect_worker
         self._to_coordinator = to_coordinator
         self._from_coordinator = from_coordinator
         self._coordinator_bell = coordinator_bell
@@ -204,7 +206,7 @@ class Front:
         self._fetches.answer_all()
 
     def is_finished(self) -> bool:
-        return all(not link.waiting and link.lane.is_empty() and link.acks.is_caught_up() for link in self._workers)
+        return all(not link.waiting and link.lane.is_empty() and link.acks.is_caught_up() for link in self._workers.values())
 
     # ---- coordinator -----------------------------------------------------------------------------------------------------------------
 
@@ -228,6 +230,8 @@ class Front:
                 assignment = Assignment.decode(message.payload)
                 if assignment.dropped:
                     self._reader.forget(assignment)
+                elif assignment.worker not in self._workers:  # a dedicated one, started since
+                    self._workers[assignment.worker] = self._connect_worker(assignment.worker)
                 self._routing.apply(assignment)
             elif message.kind == LaneKind.FED and message.correlation_id == self._process_generation and not self._fed:
                 self._fed = True
@@ -462,7 +466,7 @@ class Front:
     def _pass_on(self) -> int:
         """Move what waited into the lanes, publish, ring: once per group."""
         count = 0
-        for link in self._workers:
+        for link in self._workers.values():
             while link.waiting and self._write(link, link.waiting[0]):
                 link.waiting.popleft()
                 count += 1
@@ -481,7 +485,7 @@ class Front:
     def _walk_rings(self) -> int:
         count = 0
         settled: set[int] = set()
-        for link in self._workers:
+        for link in self._workers.values():
             passed = link.acks.walk(self._answer, settled)
             if passed and link.ring.is_crowded():
                 link.bell.ring()
@@ -587,18 +591,20 @@ class Front:
 def build(context: ProcessContext, transport: Transport, files: LogFiles, pool: ReadAhead, generation: int) -> Front:
     """The front of this specification; it has asked to be fed. `generation`: a number that no front of this address had before."""
     spec, settings = context.spec, context.spec.settings
-    workers = []
-    for w in range(int(settings["workers"])):
-        ring = Ring(context.attach(f"ring-{w}", RegionKind.RING))
-        lane = context.lane_writer(process_name(Role.WORKER, w))
-        workers.append(WorkerLink(lane, context.bell(Role.WORKER, w), ring, AckWalker(ring, spec.index, generation), deque()))
+
+    def connect(worker: int) -> WorkerLink:
+        ring = Ring(context.attach(f"ring-{worker}", RegionKind.RING))
+        lane = context.lane_writer(process_name(Role.WORKER, worker))
+        return WorkerLink(lane, context.bell(Role.WORKER, worker), ring, AckWalker(ring, spec.index, generation), deque())
+
     coordinator = context.control.process(Role.COORDINATOR, 0)
     lane_half = int(settings["lane_bytes"]) // 2
     front = Front(
         transport=transport,
         generation=generation,
         process_generation=spec.generation,
-        workers=workers,
+        workers={w: connect(w) for w in range(int(settings["workers"]))},
+        connect_worker=connect,
         to_coordinator=context.lane_writer("coordinator"),
         from_coordinator=context.lane_reader("coordinator"),
         coordinator_bell=context.bell(Role.COORDINATOR, 0),

@@ -26,6 +26,8 @@ class LaneKind(IntEnum):
     """The whole catalog was sent to the process generation in `correlation_id`."""
     LEASE = 5
     """Coordinator to flusher; payload JSON: what a reader wants kept, and for how long."""
+    FOLLOW = 6
+    """Coordinator to flusher: the dedicated worker of number `slot` has a ring now."""
     REQUEST = 3
     """Front to coordinator; `slot` is the API number, payload JSON."""
     RESPONSE = 4

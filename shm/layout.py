@@ -244,6 +244,10 @@ class ProcessWord(IntEnum):
     """A flusher's: not 0 while its data directory has less free than its reserve."""
     FED_GENERATION = 16
     """The generation to which the coordinator has sent the whole catalog."""
+    DEDICATED_TO = 17
+    """A spare worker's: the slot + 1 of the partition that it is wanted for, 0 while it is not wanted."""
+    DEDICATED_DIR = 18
+    """A spare worker's: the index + 1 of the data directory whose flusher follows its ring, once that is decided."""
 
 
 class Phase(IntEnum):

@@ -97,6 +97,7 @@ class Flusher:
         old_rings: list[tuple[Ring, PartitionTable]],
         fronts: list[Doorbell],
         workers: dict[int, Doorbell],
+        connect_worker: Callable[[int], tuple[Ring, Doorbell]],
         coordinator: Doorbell,
         slot: ProcessSlot,
         settings: FlusherSettings,
@@ -111,6 +112,7 @@ class Flusher:
         self._old = [Stage(ring, -1, _translator(old_table)) for ring, old_table in old_rings]
         self._fronts = fronts
         self._workers = workers
+        self._connect_worker = connect_worker
         self._coordinator = coordinator
         self._slot = slot
         self._settings = settings
@@ -221,12 +223,21 @@ class Flusher:
                 self._apply(Assignment.decode(message.payload), replay=bool(message.flags & REPLAY))
             elif message.kind == LaneKind.LEASE:
                 self._lease(message.slot, orjson.loads(message.payload))
+            elif message.kind == LaneKind.FOLLOW:
+                self._follow_worker(message.slot)
             elif message.kind == LaneKind.FED and message.correlation_id == self._generation:
                 self._fed = True
             self._feed.advance(message)
             self._feed.consume()
             count += 1
         return count
+
+    def _follow_worker(self, worker: int) -> None:
+        """A dedicated worker has a ring now."""
+        if worker not in self._workers:
+            ring, bell = self._connect_worker(worker)
+            self._workers[worker] = bell
+            self._stages.append(Stage(ring, worker))
 
     def _apply(self, assignment: Assignment, *, replay: bool) -> None:
         log = self._logs.get(assignment.slot)
@@ -603,6 +614,14 @@ def build(context: ProcessContext, files: Files) -> Flusher:
     spec, settings, clock = context.spec, context.spec.settings, context.clock
     front_count = int(settings["fronts"])
     followed = [w for w, data_dir in enumerate(settings["worker_dirs"]) if data_dir == spec.index]
+    for w in settings["spare_workers"]:
+        spare = context.control.process(Role.WORKER, w)
+        if spare.load(ProcessWord.GENERATION) and spare.load(ProcessWord.DEDICATED_DIR) == spec.index + 1:
+            followed.append(w)  # a predecessor followed it
+
+    def connect(worker: int) -> tuple[Ring, Doorbell]:
+        return Ring(context.attach(f"ring-{worker}", RegionKind.RING)), context.bell(Role.WORKER, worker)
+
     flusher = Flusher(
         data_dir=spec.data_dirs[spec.index],
         files=files,
@@ -610,7 +629,7 @@ def build(context: ProcessContext, files: Files) -> Flusher:
         feed=context.lane_reader("coordinator"),
         generation=spec.generation,
         facts=RunFacts(settings["run"], bool(settings["lost_memory"]), int(settings["producer.id.expiration.ms"]) * 1000),
-        rings={w: Ring(context.attach(f"ring-{w}", RegionKind.RING)) for w in followed},
+        rings={w: connect(w)[0] for w in followed},
         old_rings=[
             (
                 Ring(context.attach_named(old["ring"], RegionKind.RING)),
@@ -620,6 +639,7 @@ def build(context: ProcessContext, files: Files) -> Flusher:
         ],
         fronts=[context.bell(Role.FRONT, f) for f in range(front_count)],
         workers={w: context.bell(Role.WORKER, w) for w in followed},
+        connect_worker=connect,
         coordinator=context.bell(Role.COORDINATOR, 0),
         slot=context.slot,
         settings=FlusherSettings(

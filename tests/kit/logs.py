@@ -107,7 +107,7 @@ class Bench:
             facts=RunFacts(self.run, self.lost_memory), slot=self.flusher_slot,
             rings={0: Ring(self.regions["ring"])},
             old_rings=[(Ring(r["ring"]), PartitionTable(r["table"])) for r in ([] if self.is_running else self.old)],
-            fronts=[], workers={0: self.bell}, coordinator=self.bell, settings=self.settings,
+            fronts=[], workers={0: self.bell}, connect_worker=lambda _: (self.ring, self.bell), coordinator=self.bell, settings=self.settings,
             on_ready=self._on_ready, now_us=lambda: self.now_us, start_ns=self.now_ns,
         )  # fmt: skip
         self._feed(feed)

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from appliance.coordinator import DEFAULT_SCHEMA_MESSAGE
 from tailrace.admin import Admin
 from tailrace.consumer import Consumer
-from tailrace.errors import LogTruncatedError, OffsetOutOfRangeError, TailraceError
+from tailrace.errors import CorruptBatchError, LogTruncatedError, OffsetOutOfRangeError, TailraceError
 from tailrace.producer import Producer
 from tailrace.protocol.errors import ErrorCode
-from tailrace.records import RecordMetadata, TopicPartition
+from tailrace.records import Record, RecordMetadata, TopicPartition
 from tests.kit.batches import TIME_US
 from tests.kit.checker import History, check, value_of
 from tests.sim.world import ADDRESS, MS, SECOND, PowerLost, World
@@ -59,6 +59,11 @@ class Plan:
         if self.loses_power and (self.acks != "all" or self.durability != "disk"):
             return False
         return "disk error" not in self.faults or (self.acks == "all" and self.durability == "disk")
+
+    @property
+    def may_have_holes(self) -> bool:
+        """Under durability=memory a segment that was given up after a disk error is not synced: power loss makes a hole of it, which is reported."""
+        return self.loses_power and "disk error" in self.faults and self.durability == "memory"
 
     @property
     def may_refuse(self) -> bool:
@@ -142,6 +147,7 @@ class ConsumerActor:
     consumer: Consumer
     history: History
     allows_loss: bool
+    allows_holes: bool
     positions: dict[int, int] = field(default_factory=dict)
     watermarks: dict[int, int] = field(default_factory=dict)
 
@@ -172,6 +178,10 @@ class ConsumerActor:
         elif isinstance(error, OffsetOutOfRangeError):
             assert self.allows_loss, f"a reader fell out of a log that had lost nothing: {error}"
             self._restart()
+        elif isinstance(error, CorruptBatchError):
+            assert self.allows_holes, f"what nobody damaged is damaged: {error}"
+            partition, offset = skip(self.consumer, error)
+            self.positions[partition] = offset
         else:
             assert error.code in (ErrorCode.STORAGE_ERROR, ErrorCode.NOT_READY, ErrorCode.TIMED_OUT, ErrorCode.NOT_REACHABLE), repr(error)
 
@@ -252,7 +262,9 @@ class Schedule:
             )  # fmt: skip
             self.actors.append(ProducerActor(f"p{number}", producer, self.rng, self.history, plan.partitions))
             producer.partitions_for(TOPIC)
-        self.actors += [ConsumerActor(self._consumer(), self.history, not plan.is_lossless) for _ in range(plan.consumers)]
+        self.actors += [
+            ConsumerActor(self._consumer(), self.history, not plan.is_lossless, plan.may_have_holes) for _ in range(plan.consumers)
+        ]
 
     def _consumer(self) -> Consumer:
         consumer = Consumer(TOPIC, bootstrap=ADDRESS, environment=self.world.environment, auto_offset_reset="none", fetch_max_wait_ms=100)
@@ -385,8 +397,8 @@ class Schedule:
                 reader.seek(key, start)
             waited = 0
             appended_us: dict[int, int] = {}
-            while any(reader.position(key) < ends[key] for key in ends):
-                for record in reader.poll(100):
+            while any(self._position(reader, key) < ends[key] for key in ends):
+                for record in self._poll(reader):
                     assert record.value is not None
                     readable[record.partition].append((record.offset, record.value))
                     if plan.log_append_time:
@@ -395,7 +407,32 @@ class Schedule:
                     waited = 0
                 waited += 1
                 assert waited < 200, f"the log cannot be read to its end: {[(key, reader.position(key), ends[key]) for key in ends]}"
-        return check(self.history, readable, lossless=plan.is_lossless)
+        return check(self.history, readable, lossless=plan.is_lossless, dense=not plan.may_have_holes)
+
+    def _poll(self, reader: Consumer) -> list[Record]:
+        try:
+            return reader.poll(100)
+        except CorruptBatchError as error:
+            if not self.plan.may_have_holes:
+                raise
+            skip(reader, error)
+            return []
+
+    def _position(self, reader: Consumer, key: TopicPartition) -> int:
+        try:
+            return reader.position(key)
+        except CorruptBatchError as error:
+            if not self.plan.may_have_holes:
+                raise
+            return skip(reader, error)[1]
+
+
+def skip(consumer: Consumer, error: CorruptBatchError) -> tuple[int, int]:
+    """As the message says. Answers partition and offset."""
+    assert error.key is not None
+    assert error.next_offset is not None
+    consumer.seek(error.key, error.next_offset)
+    return error.key.partition, error.next_offset
 
 
 def run(seed: int) -> Schedule:

@@ -15,7 +15,7 @@ import pytest
 
 from shm.crash_points import CRASH_POINT_VARIABLE, CRASH_POINTS
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
-from tailrace.errors import CorruptBatchError, LogTruncatedError, OffsetOutOfRangeError, TailraceError
+from tailrace.errors import CorruptBatchError, InvalidSettingError, LogTruncatedError, OffsetOutOfRangeError, TailraceError
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 
@@ -400,3 +400,40 @@ def test_doctor_names_what_is_wrong_and_says_so_by_its_exit_status(tmp_path: pat
         assert "worker-0 1 times" in checks["processes"]["detail"]
     finally:
         assert running.stop() == 0
+
+
+def test_each_partition_of_a_dedicated_topic_has_a_worker_of_its_own_over_kills_and_restarts(tmp_path: pathlib.Path) -> None:
+    running = start(tmp_path, dedicated_workers=3, cores="[0]", ring_bytes=1 << 20)
+    try:
+        create(running, partitions=2, worker_dedicated="true")
+        produce(running, 0, 100, acks=1)
+        assert {"tr-worker-0", "tr-worker-1", "tr-worker-2"} <= set(children(running))
+        with Admin(running.address) as admin:
+            assert admin.describe_topics(["orders"])["orders"]["configs"]["worker.dedicated"] is True
+            with pytest.raises(InvalidSettingError, match="needs 2 workers more and 1 of dedicated_workers = 3 are free"):
+                admin.create_topics([NewTopic("more", 2, {"worker.dedicated": True})])
+            with pytest.raises(InvalidSettingError, match="when a topic is created"):
+                admin.alter_topics({"orders": {"worker.dedicated": False}})
+            admin.create_partitions({"orders": 3})
+        wait_until(lambda: "tr-worker-3" in children(running), "the new partition has a worker")
+        for name in ("tr-worker-1", "tr-flusher-0", "tr-coord-0", "tr-front-0"):
+            kill_and_wait_for_successor(running, name)
+        produce(running, 100, 200)
+        assert read(running, 200) == list(range(200))
+        os.kill(children(running)["tr-flusher-0"], signal.SIGSTOP)
+        produce(running, 200, 300, acks=1)
+    finally:
+        kill_everything(running)
+    again = start(tmp_path, dedicated_workers=3)
+    try:
+        assert read(again, 300) == list(range(300))
+        with Admin(again.address) as admin:
+            admin.delete_topics(["orders"])
+            wait_until(lambda: not {"tr-worker-2", "tr-worker-3", "tr-worker-4"} & set(children(again)), "their workers are gone")
+            admin.create_topics([NewTopic("orders", 3, {"worker.dedicated": True})])
+        produce(again, 0, 10)
+        assert read(again, 10) == list(range(10))
+    finally:
+        assert again.stop() == 0
+    with pytest.raises(TailraceError, match="more partitions than dedicated_workers = 2"):
+        start(tmp_path, dedicated_workers=2)
