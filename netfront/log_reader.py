@@ -226,16 +226,19 @@ class LogReader:
     def read(
         self, route: Assignment, state: PartitionState, offset: int, hint: Place | None, target: memoryview, blocking: bool
     ) -> Span | int:
-        """Fill `target` as `_read` does. What looks corrupt is looked at once more in files opened anew: after a disk error the flusher may have put
-        another file in a segment's place.
+        """Fill `target` as `_read` does. What looks corrupt is looked at once more, in files opened anew and without the index: after a disk error the
+        flusher may have put another file in a segment's place.
         """
         try:
-            return self._read(route, state, offset, hint, target, blocking)
+            return self._read(route, state, offset, hint if hint is not None and hint.offset == offset else None, target, blocking)
         except LogReadError as error:
             if error.code is not ErrorCode.CORRUPT_BATCH:
                 raise
         self._close_files(route)
-        return self._read(route, state, offset, None, target, True)
+        bases = self._bases(route, state)
+        number = bisect_right(bases, offset)
+        start = Place(bases[number - 1], bases[number - 1], self._schema_end(route, bases[number - 1])) if number else None
+        return self._read(route, state, offset, start, target, True)
 
     def _read(
         self, route: Assignment, state: PartitionState, offset: int, hint: Place | None, target: memoryview, blocking: bool
@@ -245,7 +248,7 @@ class LogReader:
         Answers a Span (perhaps empty), or the number of bytes that the first batch needs when `target` is too small for it.
         Raises ColdRead (unless `blocking`), LogReadError, OSError.
         """
-        place = hint if hint is not None and hint.offset == offset else self.locate(route, state, offset)
+        place = hint if hint is not None else self.locate(route, state, offset)
         bases = self._bases(route, state)
         while True:
             number = bisect_right(bases, place.segment_base)

@@ -2,7 +2,8 @@
 
 Layout: header `magic u32 | version u32 | segment base u64`, then 32-byte entries `base_offset i64 | file_position i64 | max_timestamp_us i64 |
 batch_length u32 | crc32c u32`, the timestamp being the largest of the segment so far, so that it can be searched. Little endian.
-Owner: the flusher writes it beside the segment and never syncs it; it is disposable. Whoever reads an entry proves it: a damaged one raises, and the
+Owner: the flusher writes it beside the segment; it is disposable, and synced only when entries were taken out of it: they must not come back beside
+others. Whoever reads an entry proves it: a damaged one raises, and the
 reader walks the segment instead, until the flusher has made the index again.
 """
 

@@ -360,6 +360,7 @@ class PartitionLog:
             files.write_at(fd, [schema], 0)
             files.write_at(index_fd, [index_format.encode_header(base)], 0)
             files.sync_data(fd)
+            files.sync_data(index_fd)  # an older one of this name may have had entries
             files.sync_directory(self.directory)
         except BaseException:
             files.close(fd)
@@ -417,6 +418,7 @@ class PartitionLog:
         self._files.truncate(index_fd, 0)
         self._files.write_at(index_fd, [index_format.encode_header(start)], 0)
         self._write_index_entries(self.live)
+        self._files.sync_data(index_fd)
         return places[len(earlier) :]
 
     def _write_anew(self, start: int, batches: Sequence[PendingBatch]) -> tuple[int, int]:

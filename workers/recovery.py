@@ -273,7 +273,7 @@ class _Recovery:
                 result.producers = load_producers(self._files, self._directory, bases[-1])
         for number, base in enumerate(bases[:first]):
             following = bases[number + 1] if number + 1 < len(bases) else result.next_offset
-            self._take_sealed(base, following, known.get(base))
+            self._take_sealed(base, following, known.get(base), must_know=number == first - 1)
         for base in sorted(set(known) - set(bases)):
             ends = [b for b in [*known, *bases] if b > base]
             end = min(ends, default=result.next_offset)
@@ -281,8 +281,10 @@ class _Recovery:
                 self._lose(base, 0, 0, max(base, self._file.log_start_offset), end, "the segment's file is missing")
         return first
 
-    def _take_sealed(self, base: int, following: int, known: SealedSegment | None) -> None:
-        """A segment that is not walked: its length and its end mark say whether it is whole."""
+    def _take_sealed(self, base: int, following: int, known: SealedSegment | None, *, must_know: bool) -> None:
+        """A segment that is not walked: its length and its end mark say whether it is whole. `must_know`: when it was appended to last, for that time must
+        not go backwards in the next one.
+        """
         result = self._result
         fd = self._files.open_for_read(f"{self._directory}/{file_name(base)}")
         try:
@@ -292,7 +294,9 @@ class _Recovery:
             if not whole:
                 facts = self._walk_closed(reader, base, following)
             elif facts is None:
-                facts = self._facts_from_index(base, reader.size)
+                facts = self._facts_from_index(reader, base)
+                if must_know and not facts.last_append_us:
+                    facts = self._walk_closed(reader, base, following)
             result.read_bytes += reader.read_bytes
         finally:
             self._files.close(fd)
@@ -302,20 +306,25 @@ class _Recovery:
             result.max_timestamp_us = max(result.max_timestamp_us, facts.max_timestamp_us)
         result.last_append_us = max(result.last_append_us, facts.last_append_us)
 
-    def _facts_from_index(self, base: int, size: int) -> SealedSegment:
-        """Without a checkpoint: the newest entry of the index tells the largest timestamp."""
+    def _facts_from_index(self, segment: _Reader, base: int) -> SealedSegment:
+        """Without a checkpoint: the newest entry of the index tells the largest timestamp, and where the last batch lies."""
         path = f"{self._directory}/{file_name(base, INDEX_SUFFIX)}"
         if self._files.exists(path):
             fd = self._files.open_for_read(path)
             try:
                 reader = index_format.IndexReader(lambda n, at: self._files.read_at(fd, n, at), self._files.size(fd), base)
                 if reader.count:
-                    return SealedSegment(base, size, reader.count, reader.entry(reader.count - 1).max_timestamp_us, 0)
+                    entry = reader.entry(reader.count - 1)
+                    walk = Walk(entry.file_position, entry.base_offset)
+                    last_us = max(
+                        (h.append_time_us for _, h in walk_batches(segment.read_at, segment.size, walk, self._file.seed)), default=0
+                    )
+                    return SealedSegment(base, segment.size, reader.count, entry.max_timestamp_us, last_us)
             except index_format.IndexDamagedError:
                 pass
             finally:
                 self._files.close(fd)
-        return SealedSegment(base, size, -1, UNKNOWN_TIME_US, 0)  # the scrub counts, and makes the index
+        return SealedSegment(base, segment.size, -1, UNKNOWN_TIME_US, 0)  # the scrub counts, and makes the index
 
     def _walk_closed(self, reader: _Reader, base: int, following: int) -> SealedSegment:
         """A segment without its end mark, but not the newest: given up after a failed sync (then it reaches its successor), or damaged."""
@@ -480,6 +489,7 @@ class _Recovery:
             if size < start or self._files.read_at(fd, INDEX_HEADER.size, 0) != index_format.encode_header(base):
                 if skipped:
                     self._files.truncate(fd, 0)  # the scrub makes it again, from the segment
+                    self._files.sync_data(fd)
                     return
                 wanted = index_format.encode_header(base) + wanted
                 start = 0
@@ -488,6 +498,7 @@ class _Recovery:
             logger.info("index_repaired path=%s entries=%d", path, len(self._index))
             self._files.truncate(fd, start)
             self._files.write_at(fd, [wanted], start)
+            self._files.sync_data(fd)  # entries of batches that were cut must not come back beside those of later ones
         finally:
             self._files.close(fd)
 
@@ -546,6 +557,7 @@ def rebuild_index(files: Files, directory: str, partition_file: PartitionFile, b
     try:
         files.truncate(index_fd, 0)
         files.write_at(index_fd, [index_format.encode_header(base) + index_format.encode_entries(entries)], 0)
+        files.sync_data(index_fd)
     finally:
         files.close(index_fd)
     logger.info("index_rebuilt path=%s entries=%d", path, len(entries))

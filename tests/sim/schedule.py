@@ -48,6 +48,7 @@ class Plan:
     fault_rate: float
     log_append_time: bool
     changes_layout: bool
+    dedicated: bool
 
     @property
     def loses_power(self) -> bool:
@@ -80,6 +81,7 @@ def plan(rng: random.Random) -> Plan:
         steps=rng.randint(200, 500), workers=rng.randint(1, 2), data_dirs=rng.choice((1, 1, 2)), partitions=rng.randint(1, 7),
         acks=rng.choice((1, "all", "all")), durability=rng.choice(("disk", "disk", "memory")), producers=rng.randint(1, 2), consumers=rng.randint(0, 2),
         faults=faults, fault_rate=rng.choice((0.005, 0.01, 0.03)), log_append_time=rng.random() < 0.3, changes_layout=rng.random() < 0.3,
+        dedicated=rng.random() < 0.2,
     )  # fmt: skip
 
 
@@ -250,6 +252,8 @@ class Schedule:
         given: dict[str, Any] = {"durability": plan.durability, "segment.bytes": 4000}
         if plan.log_append_time:
             given["message.timestamp.type"] = "LogAppendTime"
+        if plan.dedicated:
+            given["worker.dedicated"] = True
         world.changes_layout = plan.changes_layout
         catalog.create_topic(TOPIC, plan.partitions, given, DEFAULT_SCHEMA_MESSAGE, False, TIME_US)
         catalog.close()
@@ -267,7 +271,9 @@ class Schedule:
         ]
 
     def _consumer(self) -> Consumer:
-        consumer = Consumer(TOPIC, bootstrap=ADDRESS, environment=self.world.environment, auto_offset_reset="none", fetch_max_wait_ms=100)
+        consumer = Consumer(
+            TOPIC, bootstrap=ADDRESS, environment=self.world.environment, auto_offset_reset="none", fetch_max_wait_ms=100, fetch_max_bytes=1 << 15,
+        )  # fmt: skip
         for key in consumer.assignment():
             consumer.seek(key, 0)
         return consumer
@@ -402,7 +408,7 @@ class Schedule:
                     assert record.value is not None
                     readable[record.partition].append((record.offset, record.value))
                     if plan.log_append_time:
-                        assert record.timestamp >= appended_us.get(record.partition, 0), "the time of appending went back"
+                        assert record.timestamp >= appended_us.get(record.partition, 0), f"the time of appending went back at {record}"
                         appended_us[record.partition] = record.timestamp
                     waited = 0
                 waited += 1

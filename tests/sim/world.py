@@ -18,12 +18,12 @@ from typing import Any
 
 from appliance import coordinator
 from appliance.catalog import Catalog
-from appliance.memory_plan import plan_regions
+from appliance.memory_plan import RegionPlan, plan_regions, plan_worker
 from appliance.settings import Settings
 from appliance.topic_settings import TOPIC_SETTINGS
 from netfront import front
 from shm.cell import Cell
-from shm.control import Control
+from shm.control import Control, ProcessSlot
 from shm.crash_points import CRASH_POINTS, armed
 from shm.doorbell import Doorbell
 from shm.layout import Phase, ProcessWord, RegionKind, Role
@@ -42,12 +42,12 @@ MS = 1_000_000
 SECOND = 1_000_000_000
 INSTANCE = bytes(range(16))
 ADDRESS = "tcp://simulated:1"
-SETTINGS = Settings(ring_bytes=1 << 16, ring_descriptors=128, lane_bytes=1 << 15, slots=16)
+SETTINGS = Settings(ring_bytes=1 << 16, ring_descriptors=128, lane_bytes=1 << 15, slots=16, dedicated_workers=7)
 """Small on purpose: rings and lanes wrap and fill within a schedule."""
 CHILD_SETTINGS = {
     "producer.id.expiration.ms": 86_400_000, "checkpoint_bytes": 12 << 10, "journal_bytes": 48 << 10, "reserve_bytes": 0, "slots": SETTINGS.slots,
     "listen": [ADDRESS], "ring_bytes": 1 << 26, "lane_bytes": SETTINGS.lane_bytes, "credit_bytes": 1 << 20, "auto_create_topics": False,
-    "spare_workers": [], "flush.linger_ms": 0, "flush.batch_size": 1 << 20, "fronts": 1,
+    "flush.linger_ms": 0, "flush.batch_size": 1 << 20, "fronts": 1,
 }  # fmt: skip
 
 
@@ -173,6 +173,10 @@ class World:
         self.digest = 0
         """Of who was stepped when, and what came of it: two runs of one seed are alike."""
         self._worker_dirs: list[int] = []
+        self.control: Control
+        self._spare_slots: dict[int, ProcessSlot] = {}
+        self._directory_of: dict[int, int] = {}
+        """Worker, dedicated ones included -> index of its data directory."""
         self._set_layout(workers)
         self._manifest: list[dict[str, Any]] = []
         self._recover: list[dict[str, Any]] = []
@@ -275,30 +279,50 @@ class World:
         keep = {old[part] for old in self._recover for part in ("ring", "table")}
         self.regions = {name: region for name, region in self.regions.items() if name in keep}
         self._spec_regions = {}
-        for plan in plan_regions(SETTINGS, len(self._worker_dirs), 1, len(self.data_dirs)):
-            name = f"/sim-{self.run}-{plan.logical_name}"
-            self._spec_regions[plan.logical_name] = name
-            self.regions[name] = memory.simulated(plan.kind, plan.size, plan.first, plan.second)
-        self._write_manifest()
+        self._directory_of = dict(enumerate(self._worker_dirs))
+        self._make(plan_regions(SETTINGS, len(self._worker_dirs), 1, len(self.data_dirs)))
+        self.control = Control(self.regions[self._spec_regions["control"]])
+        self._spare_slots = {index: self.control.process(Role.WORKER, index) for index in self._spares()}
         self.control.set_phase(Phase.RECOVERING)
         names = [(Role.COORDINATOR, 0), *((Role.FLUSHER, d) for d in range(len(self.data_dirs)))]
         names += [*((Role.WORKER, w) for w in range(len(self._worker_dirs))), (Role.FRONT, 0)]
         self.bells = {process_name(Role.SUPERVISOR, 0): SimBell()}
         self.children = []
+        for role, index in [*names, *((Role.WORKER, w) for w in self._spares())]:
+            self.bells[process_name(role, index)] = SimBell()
         for role, index in names:
-            name = process_name(role, index)
-            self.bells[name] = SimBell()
-            self.children.append(Child(role, index, name, self.bells[name]))
-        for child in self.children:
-            self.start(child)
+            self._employ(role, index)
 
-    @property
-    def control(self) -> Control:
-        return Control(self.regions[self._spec_regions["control"]])
+    def _employ(self, role: Role, index: int) -> None:
+        name = process_name(role, index)
+        child = Child(role, index, name, self.bells[name])
+        self.children.append(child)
+        self.start(child)
+
+    def _spares(self) -> range:
+        return range(len(self._worker_dirs), len(self._worker_dirs) + SETTINGS.dedicated_workers)
+
+    def _make(self, plans: list[RegionPlan]) -> None:
+        for plan in plans:
+            name = self._spec_regions[plan.logical_name] = f"/sim-{self.run}-{plan.logical_name}"
+            self.regions[name] = memory.simulated(plan.kind, plan.size, plan.first, plan.second)
+        self._write_manifest()
+
+    def _names_with_spares(self) -> dict[str, str]:
+        plans = [plan for w in self._spares() for plan in plan_worker(SETTINGS, w, 1)]
+        return {plan.logical_name: f"/sim-{self.run}-{plan.logical_name}" for plan in plans} | self._spec_regions
+
+    def _hire(self) -> None:
+        """The supervisor: start the dedicated workers that the coordinator wants."""
+        for index, slot in self._spare_slots.items():
+            if slot.load(ProcessWord.DEDICATED_TO) and index not in self._directory_of:
+                self._directory_of[index] = slot.load(ProcessWord.DEDICATED_DIR) - 1
+                self._make(plan_worker(SETTINGS, index, 1))
+                self._employ(Role.WORKER, index)
 
     def _write_manifest(self) -> None:
         self._manifest = list(self._recover)
-        for w, d in enumerate(self._worker_dirs):
+        for w, d in self._directory_of.items():
             self._manifest.append(
                 {"ring": self._spec_regions[f"ring-{w}"], "table": self._spec_regions[f"table-{d}"], "dir": self.data_dirs[d]}
             )
@@ -311,9 +335,10 @@ class World:
         slot.store(ProcessWord.LIVE, 1)
         spec = ProcessSpec(
             role=child.role, index=child.index, generation=child.generation, instance=INSTANCE.hex(), parent_pid=1, data_dirs=self.data_dirs,
-            regions=self._spec_regions, doorbells={},
+            regions=self._names_with_spares(), doorbells={},
             settings={
                 **CHILD_SETTINGS, "workers": len(self._worker_dirs), "worker_dirs": self._worker_dirs, "run": f"run-{self.run}",
+                "spare_workers": list(self._spares()),
                 "lost_memory": self._lost_memory,
             },
             recover=[old for old in self._recover if child.role is Role.FLUSHER and old["dir"] == self.data_dirs[child.index]],
@@ -444,6 +469,7 @@ class World:
             child.is_asleep = True
             child.deadline_ns = agent.next_deadline_ns()
         self._advance_phase()
+        self._hire()
         return work
 
     def _advance_phase(self) -> None:
