@@ -33,7 +33,7 @@ from workers.group_commit import GroupCommit
 from workers.journal import Journal
 from workers.log_set import LogSet, RunFacts
 from workers.partition_log import FULL_DISK, LogGapError, PartitionLog, PendingBatch
-from workers.retention import KEEP_FOR_EVER, CautiousClock, new_start, newest_us
+from workers.retention import KEEP_FOR_EVER, CautiousClock, expires_us, new_start
 from workers.timing_wheel import Timer, TimingWheel
 
 logger = logging.getLogger(__name__)
@@ -541,7 +541,7 @@ class Flusher:
             and live.first_append_us
             and retention_ms != KEEP_FOR_EVER
             and not log.group
-            and newest_us(live.max_timestamp_us, log.last_append_us) < now_us - retention_ms * 1000
+            and expires_us(live.max_timestamp_us, log.last_append_us, retention_ms) < now_us
         ):
             self._seal(log)  # comes back here
             return 1
@@ -574,12 +574,12 @@ class Flusher:
             return
         oldest = next(iter(log.closed_segments()), None)
         if oldest is not None:
-            since_us = newest_us(oldest.max_timestamp_us, oldest.last_append_us)
+            end_us = expires_us(oldest.max_timestamp_us, oldest.last_append_us, retention_ms)
         elif log.live is not None and log.live.first_append_us:
-            since_us = newest_us(log.live.max_timestamp_us, log.last_append_us)
+            end_us = expires_us(log.live.max_timestamp_us, log.last_append_us, retention_ms)
         else:
             return
-        wait_ms = min(max(retention_ms - (now_us - since_us) // 1000, RETENTION_LOOK_MIN_MS), RETENTION_LOOK_MAX_MS)
+        wait_ms = min(max((end_us - now_us) // 1000, RETENTION_LOOK_MIN_MS), RETENTION_LOOK_MAX_MS)
         self._retentions[log.assignment.slot] = self._wheel.add(self._now_ns + wait_ms * 1_000_000, lambda: self._retain(log))
 
     def _lease(self, slot: int, wanted: dict[str, Any]) -> None:

@@ -3,8 +3,8 @@
 Kafka's rules: a closed segment goes when its newest record is older than retention.ms, or while the log without it still has
 retention.bytes; oldest first, and never one behind another that stays. The live segment goes too once its time is over: it is closed first. -1 keeps for ever.
 
-A record's timestamp is the producer's. One from the future would keep a segment for ever, so a segment's age counts from its newest
-timestamp or from when it was last appended to, whichever is earlier.
+A record's timestamp is the producer's. One from the future would keep a segment for ever, so a segment's age counts from its newest timestamp or from
+when it was last appended to, whichever is earlier; but see OLD_RECORDS_STAY_US.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ from collections.abc import Sequence
 from workers.checkpoint import SealedSegment
 
 KEEP_FOR_EVER = -1
+OLD_RECORDS_STAY_US = 300_000_000
+"""Records that are old when they come (a backfill) stay this long at least: in Kafka, too, they live until its retention check, every five minutes."""
 
 
-def newest_us(max_timestamp_us: int, last_append_us: int) -> int:
-    """When the age of a segment begins to count."""
-    return min(max_timestamp_us, last_append_us) if last_append_us else max_timestamp_us
+def expires_us(max_timestamp_us: int, last_append_us: int, retention_ms: int) -> int:
+    """When a segment has had its time. `last_append_us` 0: not known."""
+    by_timestamp = max_timestamp_us + retention_ms * 1000
+    if not last_append_us:
+        return by_timestamp
+    return min(last_append_us + retention_ms * 1000, max(by_timestamp, last_append_us + OLD_RECORDS_STAY_US))
 
 
 def new_start(
@@ -38,9 +43,7 @@ def new_start(
     total = live_bytes + sum(segment.size for segment in segments)
     gone = 0
     for segment in segments:
-        too_old = (
-            retention_ms != KEEP_FOR_EVER and newest_us(segment.max_timestamp_us, segment.last_append_us) < now_us - retention_ms * 1000
-        )
+        too_old = retention_ms != KEEP_FOR_EVER and expires_us(segment.max_timestamp_us, segment.last_append_us, retention_ms) < now_us
         too_much = retention_bytes != KEEP_FOR_EVER and total - segment.size >= retention_bytes
         if not (too_old or too_much) or (leased_from is not None and bases[gone + 1] > leased_from):
             break

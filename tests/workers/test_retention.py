@@ -38,6 +38,18 @@ def test_nothing_goes_without_limits() -> None:
     assert start_of(segments(100 * DAY_US)) == 0
 
 
+def test_old_records_that_came_a_moment_ago_stay_a_while() -> None:
+    found = [SealedSegment(0, 100, 1, NOW_US - 10 * DAY_US, NOW_US - 299_000_000)]
+    assert start_of(found, retention_ms=86_400_000) == 0
+    found = [SealedSegment(0, 100, 1, NOW_US - 10 * DAY_US, NOW_US - 301_000_000)]
+    assert start_of(found, retention_ms=86_400_000) == 10
+
+
+def test_records_of_the_future_go_when_they_have_lain_long_enough() -> None:
+    found = [SealedSegment(0, 100, 1, NOW_US + 1000 * DAY_US, NOW_US - 2 * DAY_US)]
+    assert start_of(found, retention_ms=86_400_000) == 10
+
+
 def test_what_a_reader_has_leased_stays() -> None:
     assert start_of(segments(5 * DAY_US, 4 * DAY_US, 3 * DAY_US), retention_ms=1, leased=15) == 10
 
