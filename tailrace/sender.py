@@ -76,6 +76,9 @@ class Sender:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._helper_wakes_ns = 0
         self._driving = threading.Lock()
+        self._driver = 0
+        """The thread that sleeps for an answer, 0: none. Whoever else looks at the socket wakes it: the answer may have come to them."""
+        self._driver_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         _load_what_exit_cannot()
         self._helper = threading.Thread(target=self._help, name="tailrace-producer", daemon=True)
         if environment.has_threads:
@@ -107,6 +110,7 @@ class Sender:
             if self._helper.is_alive() and threading.current_thread() is not self._helper:
                 self._helper.join()
         os.close(self._wake_fd)
+        os.close(self._driver_fd)
 
     @staticmethod
     def reset(queue: PartitionQueue) -> None:
@@ -175,6 +179,11 @@ class Sender:
 
     def pump(self) -> None:
         """Everything that can be done now: take in answers, send what is ready. With the lock held."""
+        self._pump()
+        if self._driver and self._driver != threading.get_ident():
+            _ring(self._driver_fd)
+
+    def _pump(self) -> None:
         now_ns = self._last_io_ns = self.now_ns()
         connection = self.connection
         connection.process()
@@ -436,13 +445,16 @@ class Sender:
         with self.lock:
             self.pump()
             wake_ns = self._next_wake_ns(now_ns)
+            self._driver = threading.get_ident()
         if deadline_ns is not None:
             wake_ns = min(wake_ns, deadline_ns)
         if self.in_flight_count or self._asking_id or not self.connection.is_ready:
-            self.connection.wait(min(wake_ns - self.now_ns(), 50 * NS_PER_MS))
+            self.connection.wait(min(wake_ns - self.now_ns(), 50 * NS_PER_MS), self._driver_fd)
         elif self.unended_count:
-            self.connection.wait(min(wake_ns - self.now_ns(), 5 * NS_PER_MS))
+            self.connection.wait(min(wake_ns - self.now_ns(), 5 * NS_PER_MS), self._driver_fd)
         with self.lock:
+            self._driver = 0
+            _hush(self._driver_fd)
             if not self.closed:
                 self.pump()
 
@@ -472,10 +484,7 @@ class Sender:
     # ---- helper ----------------------------------------------------------------------------------------------------------------------
 
     def _wake_helper(self) -> None:
-        try:
-            os.eventfd_write(self._wake_fd, 1)
-        except (BlockingIOError, OSError):
-            pass
+        _ring(self._wake_fd)
 
     def _help(self) -> None:
         """The helper thread: linger, retries, silence; answers only while no caller looks after them."""
@@ -501,10 +510,21 @@ class Sender:
                 self.connection.wait(remaining_ns, self._wake_fd)
             else:
                 sleep_on((self._wake_fd,), remaining_ns)
-            try:
-                os.eventfd_read(self._wake_fd)
-            except (BlockingIOError, OSError):
-                pass
+            _hush(self._wake_fd)
+
+
+def _ring(fd: int) -> None:
+    try:
+        os.eventfd_write(fd, 1)
+    except OSError:
+        pass  # it is ringing, or closed
+
+
+def _hush(fd: int) -> None:
+    try:
+        os.eventfd_read(fd)
+    except OSError:
+        pass  # it does not ring, or is closed
 
 
 def _because(batch: ProducerBatch) -> str:

@@ -236,6 +236,7 @@ class Schedule:
                 if isinstance(actor, ProducerActor):
                     actor.producer._sender.closed = True
                     os.close(actor.producer._sender._wake_fd)
+                    os.close(actor.producer._sender._driver_fd)
             world.close()
 
     @property
