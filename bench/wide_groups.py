@@ -57,7 +57,9 @@ def measure(topics: int, rate: float, seconds: float) -> str:
         records = sum(end["offset"] for end in ends.values())
         appliance.stop()
     p50, p99 = percentile(times, 0.5), percentile(times, 0.99)
-    return f"{topics} topics, {f'{rate:g} records/s' if rate else 'as fast as acknowledged'}: p50 {p50:.2f} ms, p99 {p99:.2f} ms, max {max(times):.1f} ms of {len(times)}; load {records / (seconds + 3):.0f} records/s"
+    load_is = f"{rate:g} records/s" if rate else "as fast as acknowledged"
+    latency = f"p50 {p50:.2f} ms, p99 {p99:.2f} ms, max {max(times):.1f} ms of {len(times)}"
+    return f"{topics} topics, {load_is}: {latency}; load {records / (seconds + 3):.0f} records/s"
 
 
 def main() -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import orjson
 
@@ -30,19 +29,16 @@ from shm.ring import Descriptor, Ring
 from workers.disk_space import DiskSpace
 from workers.files import DiskFiles, Files
 from workers.group_commit import GroupCommit
+from workers.housekeeping import Housekeeping
 from workers.journal import Journal
 from workers.log_set import LogSet, RunFacts
 from workers.partition_log import FULL_DISK, LogGapError, PartitionLog, PendingBatch
-from workers.retention import KEEP_FOR_EVER, CautiousClock, expires_us, new_start
-from workers.timing_wheel import Timer, TimingWheel
 
 logger = logging.getLogger(__name__)
 
 GROUP_DESCRIPTORS_MAX = 1024
 GROUP_BYTES_MAX = 16 << 20
 FULL_DISK_RETRY_NS = 250_000_000
-RETENTION_LOOK_MAX_MS = 3_600_000
-RETENTION_LOOK_MIN_MS = 100
 
 
 @dataclass(slots=True)
@@ -117,7 +113,6 @@ class Flusher:
         self._slot = slot
         self._settings = settings
         self._on_ready = on_ready
-        self._now_us = now_us
         self._space = DiskSpace(files, data_dir, settings.reserve_bytes)
         self._journal = Journal(files, data_dir, settings.journal_bytes)
         self._logs = LogSet(files, data_dir, table, facts)
@@ -130,13 +125,7 @@ class Flusher:
         self._stopping = False
         self._stalled_until_ns = 0
         self._now_ns = start_ns
-        self._clock = CautiousClock(now_us(), start_ns)
-        self._wheel: TimingWheel[Callable[[], int]] = TimingWheel(start_ns, tick_ns=10_000_000)
-        self._ages: dict[int, tuple[int, Timer[Callable[[], int]]]] = {}
-        """slot -> (base, timer) of the segment whose age is being watched."""
-        self._retentions: dict[int, Timer[Callable[[], int]]] = {}
-        self._leases: dict[int, dict[str, tuple[int, Timer[Callable[[], int]]]]] = {}
-        """slot -> lease -> (lowest offset to keep, its end)."""
+        self._housekeeping = Housekeeping(self._logs, self._commit, now_us, start_ns)
 
     def _note_rings(self, table: PartitionTable, old_rings: list[tuple[Ring, PartitionTable]]) -> None:
         """What rings hold, and what tables of an earlier run showed: recovery tells a torn tail from corruption by it."""
@@ -168,12 +157,11 @@ class Flusher:
             return work
         for stage in self._stages:
             work += self._follow(stage, now_ns)
-        for act in self._wheel.advance(now_ns):
-            work += act()
+        work += self._housekeeping.advance(now_ns)
         return work or self._tidy()
 
     def next_deadline_ns(self) -> int | None:
-        deadlines = [self._wheel.next_deadline_ns(), self._space.next_check_ns]
+        deadlines = [self._housekeeping.next_deadline_ns(), self._space.next_check_ns]
         if any(stage.group is not None for stage in self._stages + self._old) or self._stalled_until_ns:
             deadlines.append(self._stalled_until_ns)
         deadlines += [s.waiting_since_ns + self._settings.linger_ns for s in self._stages if s.waiting_since_ns]
@@ -208,7 +196,7 @@ class Flusher:
             if log.unscrubbed and not log.group:
                 try:
                     log.scrub_one_index()
-                    self._retain(log)  # it may know a segment's age only now
+                    self._housekeeping.retain(log)  # it may know a segment's age only now
                 except OSError as error:
                     logger.warning("index_not_looked_at directory=%s error=%r", log.directory, str(error))
                 return 1
@@ -222,7 +210,7 @@ class Flusher:
             if message.kind == LaneKind.ASSIGN:
                 self._apply(Assignment.decode(message.payload), replay=bool(message.flags & REPLAY))
             elif message.kind == LaneKind.LEASE:
-                self._lease(message.slot, orjson.loads(message.payload))
+                self._housekeeping.lease(message.slot, orjson.loads(message.payload), self._now_ns)
             elif message.kind == LaneKind.FOLLOW:
                 self._follow_worker(message.slot)
             elif message.kind == LaneKind.FED and message.correlation_id == self._generation:
@@ -243,21 +231,11 @@ class Flusher:
         log = self._logs.get(assignment.slot)
         if log is not None and (assignment.dropped or assignment.revive):
             self._commit.forget(log)
-        log = self._logs.apply(assignment, replay=replay, on_open=lambda _: self._forget_timers(assignment.slot))
+        log = self._logs.apply(assignment, replay=replay, on_open=lambda _: self._housekeeping.forget(assignment.slot))
         if log is None:
-            self._forget_timers(assignment.slot)
-            return
-        # segment.ms or retention may be others now
-        self._ages.pop(assignment.slot, None)
-        self._watch_age(log, self._now_ns)
-        if self._ready:
-            self._retain(log)
-
-    def _forget_timers(self, slot: int) -> None:
-        self._ages.pop(slot, None)
-        timer = self._retentions.pop(slot, None)
-        if timer is not None:
-            self._wheel.cancel(timer)
+            self._housekeeping.forget(assignment.slot)
+        else:
+            self._housekeeping.begin(log, self._now_ns)
 
     # ---- recovery --------------------------------------------------------------------------------------------------------------------
 
@@ -281,9 +259,10 @@ class Flusher:
             self._commit.leave_journal()
         crash_point("recovery.before_ready")
         self._ready = True
+        self._housekeeping.may_remove = True
         for log in self._logs.all():
             self._logs.publish(log)
-            self._retain(log)
+            self._housekeeping.retain(log)
         self._space.check(now_ns)
         self._show_space()
         self._on_ready()
@@ -307,7 +286,7 @@ class Flusher:
         self._stalled_until_ns = 0
         stage.group = None
         for log in group.touched.values():
-            self._watch_age(log, now_ns)
+            self._housekeeping.watch_age(log, now_ns)
         return len(group.entries)
 
     def _lingers(self, stage: Stage, head: int, now_ns: int) -> bool:
@@ -376,7 +355,7 @@ class Flusher:
                     return None
                 if not self._commit.roll(log):
                     return None, Verdict.FAILED
-                self._retain(log)
+                self._housekeeping.retain(log)
             stage.ring.plan(number, *log.place(batch))
         except OSError as error:
             if error.errno in FULL_DISK:
@@ -474,131 +453,6 @@ class Flusher:
         self._slot.store(ProcessWord.DISK_FULL, int(self._space.is_full))
         for bell in self._workers.values():
             bell.ring()
-
-    # ---- age and retention -----------------------------------------------------------------------------------------------------------
-
-    def _watch_age(self, log: PartitionLog, now_ns: int) -> None:
-        """Have the live segment sealed when segment.ms has passed, unless that is arranged already."""
-        live, slot = log.live, log.assignment.slot
-        known = self._ages.get(slot)
-        if live is None or not live.first_append_us or (known is not None and known[0] == live.base):
-            return
-        age_ms = max(0, self._now_us() - live.first_append_us) // 1000
-        deadline_ns = now_ns + max(0, int(log.assignment.settings["segment.ms"]) - age_ms) * 1_000_000
-        base = live.base
-        timer = self._wheel.add(deadline_ns, lambda: self._seal_old(log, base))
-        if known is not None:
-            self._wheel.cancel(known[1])
-        self._ages[slot] = (base, timer)
-        if slot not in self._retentions:  # it was empty when that was looked at last
-            self._retain(log)
-
-    def _seal_old(self, log: PartitionLog, base: int) -> int:
-        """Seal a live segment whose segment.ms has passed, so that readers of sealed segments get at it even when nothing follows."""
-        slot = log.assignment.slot
-        if (
-            self._logs.get(slot) is not log
-            or log.live is None
-            or log.live.base != base
-            or log.refusal
-            or self._ages.get(slot, (-1,))[0] != base
-        ):
-            return 0
-        if log.group:  # its group waits for a full disk: look again then
-            self._ages.pop(slot, None)
-            return 0
-        self._ages.pop(slot, None)
-        self._seal(log)
-        return 1
-
-    def _seal(self, log: PartitionLog) -> None:
-        """Close the live segment; the next batch begins another."""
-        try:
-            if log.is_unsynced and not self._commit.sync(log):
-                return
-            log.seal()
-            log.checkpoint(sync=False)
-        except OSError as error:
-            if error.errno not in FULL_DISK:
-                self._logs.take_offline(log, error)
-            return
-        self._logs.publish(log)
-        self._retain(log)
-
-    def _retain(self, log: PartitionLog) -> int:
-        """Remove what has had its time, and arrange for the next look."""
-        slot, settings = log.assignment.slot, log.assignment.settings
-        timer = self._retentions.pop(slot, None)
-        if timer is not None:
-            self._wheel.cancel(timer)
-        if self._logs.get(slot) is not log or log.refusal or not self._ready or settings["cleanup.policy"] != "delete":
-            return 0
-        retention_ms, retention_bytes = int(settings["retention.ms"]), int(settings["retention.bytes"])
-        now_us = self._clock.now_us(self._now_us(), self._now_ns)
-        live = log.live
-        if (
-            live is not None
-            and live.first_append_us
-            and retention_ms != KEEP_FOR_EVER
-            and not log.group
-            and expires_us(live.max_timestamp_us, log.last_append_us, retention_ms) < now_us
-        ):
-            self._seal(log)  # comes back here
-            return 1
-        leased = min((offset for offset, _ in self._leases.get(slot, {}).values()), default=None)
-        start = new_start(
-            log.closed_segments(), live.base if live else log.next_offset, live.end if live else 0, retention_ms=retention_ms,
-            retention_bytes=retention_bytes, now_us=now_us, leased_from=leased,
-        )  # fmt: skip
-        removed = 0
-        if start > log.log_start_offset or any(log.following_base(s.base) <= log.log_start_offset for s in log.closed_segments()[:1]):
-            try:
-                removed = log.advance_start(start)
-            except OSError as error:
-                logger.error("retention_failed directory=%s error=%r", log.directory, str(error))
-        if removed:
-            logger.info(
-                "segments_removed topic=%s partition=%d count=%d log_start=%d",
-                log.assignment.topic,
-                log.assignment.partition,
-                removed,
-                start,
-            )
-            self._logs.publish(log)
-        self._look_again(log, retention_ms, now_us)
-        return removed
-
-    def _look_again(self, log: PartitionLog, retention_ms: int, now_us: int) -> None:
-        """A timer for when the oldest segment will have had its time. By bytes, segments are looked at whenever one is closed."""
-        if retention_ms == KEEP_FOR_EVER:
-            return
-        oldest = next(iter(log.closed_segments()), None)
-        if oldest is not None:
-            end_us = expires_us(oldest.max_timestamp_us, oldest.last_append_us, retention_ms)
-        elif log.live is not None and log.live.first_append_us:
-            end_us = expires_us(log.live.max_timestamp_us, log.last_append_us, retention_ms)
-        else:
-            return
-        wait_ms = min(max((end_us - now_us) // 1000, RETENTION_LOOK_MIN_MS), RETENTION_LOOK_MAX_MS)
-        self._retentions[log.assignment.slot] = self._wheel.add(self._now_ns + wait_ms * 1_000_000, lambda: self._retain(log))
-
-    def _lease(self, slot: int, wanted: dict[str, Any]) -> None:
-        """A reader wants everything from an offset on kept for a while; 0 ms gives it back."""
-        leases = self._leases.setdefault(slot, {})
-        name = str(wanted["lease"])
-        known = leases.pop(name, None)
-        if known is not None:
-            self._wheel.cancel(known[1])
-        if wanted["ttl_ms"]:
-            timer = self._wheel.add(self._now_ns + int(wanted["ttl_ms"]) * 1_000_000, lambda: self._end_lease(slot, name))
-            leases[name] = (int(wanted["offset"]), timer)
-        else:
-            self._end_lease(slot, name)
-
-    def _end_lease(self, slot: int, name: str) -> int:
-        self._leases.get(slot, {}).pop(name, None)
-        log = self._logs.get(slot)
-        return self._retain(log) if log is not None else 0
 
 
 def _translator(table: PartitionTable) -> Callable[[int], tuple[bytes, int]]:

@@ -1,0 +1,190 @@
+"""What a flusher does with segments when time has passed: seals those that are old, removes those that have had their time.
+
+Owner: the flusher, whose agent steps it; deadlines are on one timing wheel.
+Invariants: nothing is removed before recovery is over (`may_remove`), nothing that a lease covers, nothing of a log that is offline; a log with a group
+    under way is left alone until it is settled.
+Crash: timers are made anew when the logs are opened; the log start offset is durable before a file goes (see `partition_log`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from workers.group_commit import GroupCommit
+from workers.log_set import LogSet
+from workers.partition_log import FULL_DISK, PartitionLog
+from workers.retention import KEEP_FOR_EVER, CautiousClock, expires_us, new_start
+from workers.timing_wheel import Timer, TimingWheel
+
+logger = logging.getLogger(__name__)
+
+RETENTION_LOOK_MAX_MS = 3_600_000
+RETENTION_LOOK_MIN_MS = 100
+
+Act = Callable[[], int]
+
+
+class Housekeeping:
+    """For every log of one data directory."""
+
+    def __init__(self, logs: LogSet, commit: GroupCommit, now_us: Callable[[], int], start_ns: int) -> None:
+        self._logs = logs
+        self._commit = commit
+        self._now_us = now_us
+        self._now_ns = start_ns
+        self._clock = CautiousClock(now_us(), start_ns)
+        self._wheel: TimingWheel[Act] = TimingWheel(start_ns, tick_ns=10_000_000)
+        self.may_remove = False
+        self._ages: dict[int, tuple[int, Timer[Act]]] = {}
+        """slot -> (base, timer) of the segment whose age is being watched."""
+        self._retentions: dict[int, Timer[Act]] = {}
+        self._leases: dict[int, dict[str, tuple[int, Timer[Act]]]] = {}
+        """slot -> lease -> (lowest offset to keep, its end)."""
+
+    def advance(self, now_ns: int) -> int:
+        """Do what is due; answers how much was done."""
+        self._now_ns = now_ns
+        return sum(act() for act in self._wheel.advance(now_ns))
+
+    def next_deadline_ns(self) -> int | None:
+        return self._wheel.next_deadline_ns()
+
+    def begin(self, log: PartitionLog, now_ns: int) -> None:
+        """A log was opened, or its settings are others now."""
+        self._ages.pop(log.assignment.slot, None)
+        self.watch_age(log, now_ns)
+        self.retain(log)
+
+    def forget(self, slot: int) -> None:
+        """The log is closed or gone."""
+        self._ages.pop(slot, None)
+        timer = self._retentions.pop(slot, None)
+        if timer is not None:
+            self._wheel.cancel(timer)
+
+    def watch_age(self, log: PartitionLog, now_ns: int) -> None:
+        """Have the live segment sealed when segment.ms has passed, unless that is arranged already."""
+        self._now_ns = now_ns
+        live, slot = log.live, log.assignment.slot
+        known = self._ages.get(slot)
+        if live is None or not live.first_append_us or (known is not None and known[0] == live.base):
+            return
+        age_ms = max(0, self._now_us() - live.first_append_us) // 1000
+        deadline_ns = now_ns + max(0, int(log.assignment.settings["segment.ms"]) - age_ms) * 1_000_000
+        base = live.base
+        timer = self._wheel.add(deadline_ns, lambda: self._seal_old(log, base))
+        if known is not None:
+            self._wheel.cancel(known[1])
+        self._ages[slot] = (base, timer)
+        if slot not in self._retentions:  # it was empty when that was looked at last
+            self.retain(log)
+
+    def _seal_old(self, log: PartitionLog, base: int) -> int:
+        """Seal a live segment whose segment.ms has passed, so that readers of sealed segments get at it even when nothing follows."""
+        slot = log.assignment.slot
+        if (
+            self._logs.get(slot) is not log
+            or log.live is None
+            or log.live.base != base
+            or log.refusal
+            or self._ages.get(slot, (-1,))[0] != base
+        ):
+            return 0
+        if log.group:  # its group waits for a full disk: look again then
+            self._ages.pop(slot, None)
+            return 0
+        self._ages.pop(slot, None)
+        self._seal(log)
+        return 1
+
+    def _seal(self, log: PartitionLog) -> None:
+        """Close the live segment; the next batch begins another."""
+        try:
+            if log.is_unsynced and not self._commit.sync(log):
+                return
+            log.seal()
+            log.checkpoint(sync=False)
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                self._logs.take_offline(log, error)
+            return
+        self._logs.publish(log)
+        self.retain(log)
+
+    def retain(self, log: PartitionLog) -> int:
+        """Remove what has had its time, and arrange for the next look."""
+        slot, settings = log.assignment.slot, log.assignment.settings
+        timer = self._retentions.pop(slot, None)
+        if timer is not None:
+            self._wheel.cancel(timer)
+        if self._logs.get(slot) is not log or log.refusal or not self.may_remove or settings["cleanup.policy"] != "delete":
+            return 0
+        retention_ms, retention_bytes = int(settings["retention.ms"]), int(settings["retention.bytes"])
+        now_us = self._clock.now_us(self._now_us(), self._now_ns)
+        live = log.live
+        if (
+            live is not None
+            and live.first_append_us
+            and retention_ms != KEEP_FOR_EVER
+            and not log.group
+            and expires_us(live.max_timestamp_us, log.last_append_us, retention_ms) < now_us
+        ):
+            self._seal(log)  # comes back here
+            return 1
+        leased = min((offset for offset, _ in self._leases.get(slot, {}).values()), default=None)
+        start = new_start(
+            log.closed_segments(), live.base if live else log.next_offset, live.end if live else 0, retention_ms=retention_ms,
+            retention_bytes=retention_bytes, now_us=now_us, leased_from=leased,
+        )  # fmt: skip
+        removed = 0
+        if start > log.log_start_offset or any(log.following_base(s.base) <= log.log_start_offset for s in log.closed_segments()[:1]):
+            try:
+                removed = log.advance_start(start)
+            except OSError as error:
+                logger.error("retention_failed directory=%s error=%r", log.directory, str(error))
+        if removed:
+            logger.info(
+                "segments_removed topic=%s partition=%d count=%d log_start=%d",
+                log.assignment.topic,
+                log.assignment.partition,
+                removed,
+                start,
+            )
+            self._logs.publish(log)
+        self._look_again(log, retention_ms, now_us)
+        return removed
+
+    def _look_again(self, log: PartitionLog, retention_ms: int, now_us: int) -> None:
+        """A timer for when the oldest segment will have had its time. By bytes, segments are looked at whenever one is closed."""
+        if retention_ms == KEEP_FOR_EVER:
+            return
+        oldest = next(iter(log.closed_segments()), None)
+        if oldest is not None:
+            end_us = expires_us(oldest.max_timestamp_us, oldest.last_append_us, retention_ms)
+        elif log.live is not None and log.live.first_append_us:
+            end_us = expires_us(log.live.max_timestamp_us, log.last_append_us, retention_ms)
+        else:
+            return
+        wait_ms = min(max((end_us - now_us) // 1000, RETENTION_LOOK_MIN_MS), RETENTION_LOOK_MAX_MS)
+        self._retentions[log.assignment.slot] = self._wheel.add(self._now_ns + wait_ms * 1_000_000, lambda: self.retain(log))
+
+    def lease(self, slot: int, wanted: dict[str, Any], now_ns: int) -> None:
+        """A reader wants everything from an offset on kept for a while; 0 ms gives it back."""
+        self._now_ns = now_ns
+        leases = self._leases.setdefault(slot, {})
+        name = str(wanted["lease"])
+        known = leases.pop(name, None)
+        if known is not None:
+            self._wheel.cancel(known[1])
+        if wanted["ttl_ms"]:
+            timer = self._wheel.add(self._now_ns + int(wanted["ttl_ms"]) * 1_000_000, lambda: self._end_lease(slot, name))
+            leases[name] = (int(wanted["offset"]), timer)
+        else:
+            self._end_lease(slot, name)
+
+    def _end_lease(self, slot: int, name: str) -> int:
+        self._leases.get(slot, {}).pop(name, None)
+        log = self._logs.get(slot)
+        return self.retain(log) if log is not None else 0
