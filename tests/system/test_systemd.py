@@ -28,22 +28,18 @@ def receive_until(server: socket.socket, wanted: str) -> list[str]:
     return lines
 
 
+def serve(tmp_path: pathlib.Path, notify_socket: str, *, watchdog_us: int, hang_timeout_ms: int) -> subprocess.Popen[bytes]:
+    """An appliance as systemd would start it."""
+    environment = {**os.environ, "NOTIFY_SOCKET": notify_socket, "WATCHDOG_USEC": str(watchdog_us)}
+    arguments = [str(TAILRACE), "serve", "--data-dir", str(tmp_path / "data"), "--listen", "tcp://127.0.0.1:0"]
+    return subprocess.Popen([*arguments, "--set", f"hang_timeout_ms={hang_timeout_ms}"], env=environment, stderr=subprocess.DEVNULL)
+
+
 def test_ready_watchdog_status_and_stopping_over_a_real_socket(tmp_path: pathlib.Path) -> None:
     path = str(tmp_path / "n")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(path)
-        environment = {**os.environ, "NOTIFY_SOCKET": path, "WATCHDOG_USEC": "900000"}
-        arguments = [
-            str(TAILRACE),
-            "serve",
-            "--data-dir",
-            str(tmp_path / "data"),
-            "--listen",
-            "tcp://127.0.0.1:0",
-            "--set",
-            "hang_timeout_ms=1000",
-        ]
-        served = subprocess.Popen(arguments, env=environment, stderr=subprocess.DEVNULL)
+        served = serve(tmp_path, path, watchdog_us=900_000, hang_timeout_ms=1000)
         try:
             lines = receive_until(server, "READY=1")
             assert any(line.startswith("STATUS=serving on tcp://127.0.0.1:") for line in lines)
@@ -60,19 +56,8 @@ def test_the_watchdog_is_not_fed_while_a_process_hangs(tmp_path: pathlib.Path) -
     path = str(tmp_path / "n")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(path)
-        environment = {**os.environ, "NOTIFY_SOCKET": path, "WATCHDOG_USEC": "300000"}
         # Not killed by the supervisor itself within the test: systemd is to notice.
-        arguments = [
-            str(TAILRACE),
-            "serve",
-            "--data-dir",
-            str(tmp_path / "data"),
-            "--listen",
-            "tcp://127.0.0.1:0",
-            "--set",
-            "hang_timeout_ms=2000",
-        ]
-        served = subprocess.Popen(arguments, env=environment, stderr=subprocess.DEVNULL)
+        served = serve(tmp_path, path, watchdog_us=300_000, hang_timeout_ms=2000)
         try:
             receive_until(server, "READY=1")
             receive_until(server, "WATCHDOG=1")
