@@ -12,8 +12,6 @@ Run as `python -P -m appliance.coordinator`.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import logging
 import os
 import sys
@@ -29,6 +27,7 @@ from appliance.catalog import Catalog, CatalogFullError, MissingDirectoryError, 
 from appliance.dedicated_workers import DedicatedWorkers
 from appliance.ownership import directory_id
 from appliance.restart_policy import ExitCode
+from appliance.topic_decisions import TopicDecisions
 from shm.assignments import REPLAY, Assignment, LaneKind
 from shm.control import ProcessSlot
 from shm.crash_points import crash_point
@@ -37,15 +36,10 @@ from shm.lane import LaneReader, LaneWriter
 from shm.layout import ProcessWord, Role, SlotState
 from shm.partition_table import PartitionTable
 from shm.process import ProcessContext, configure_logging, process_name, run, start
-from tailrace.arrow_metadata import ArrowMetadataError, read_schema
 from tailrace.errors import (
     InvalidRequestError,
-    InvalidSchemaError,
     InvalidSettingError,
-    OffsetOutOfRangeError,
     TailraceError,
-    TopicExistsError,
-    UnknownTopicError,
 )
 from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.protocol.errors import ErrorCode
@@ -53,7 +47,6 @@ from tailrace.protocol.wire import Api
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_MAX_BYTES = 256 << 10
 CHANGE_TIMEOUT_NS = 30_000_000_000
 LEASE_MAX_MS = 86_400_000
 PENDING_RETRY_NS = 50_000_000
@@ -130,7 +123,6 @@ class Coordinator:
         ring_bytes: int,
         lane_bytes: int,
         cluster_id: str,
-        default_schema: Callable[[], bytes],
         now_us: Callable[[], int],
         start_ns: int,
     ) -> None:
@@ -158,11 +150,18 @@ class Coordinator:
         self._ring_bytes = ring_bytes
         self._lane_bytes = lane_bytes
         self._cluster_id = cluster_id
-        self._default_schema = default_schema
-        self._now_us = now_us
         self._changes: list[Change] = []
         self._now_ns = start_ns
         self._topics: dict[str, Topic] = {topic.name: topic for topic in catalog.topics()}
+        self._decisions = TopicDecisions(
+            catalog,
+            self._topics,
+            dedicated,
+            lambda row: self._table(row).read(row.slot),
+            now_us,
+            ring_bytes=ring_bytes,
+            lane_bytes=lane_bytes,
+        )
         for topic in self._topics.values():
             self._give_workers(topic)
         self._connect_workers()
@@ -350,7 +349,8 @@ class Coordinator:
 
     def _change_topics(self, requester: Requester, api: Api, request: dict[str, Any]) -> None:
         decide = {
-            Api.CREATE_TOPICS: self._create, Api.DELETE_TOPICS: self._delete, Api.ALTER_TOPICS: self._alter, Api.DELETE_RECORDS: self._delete_records,
+            Api.CREATE_TOPICS: self._decisions.create, Api.DELETE_TOPICS: self._decisions.delete, Api.ALTER_TOPICS: self._decisions.alter,
+            Api.DELETE_RECORDS: self._decisions.delete_records,
         }[api]  # fmt: skip
         items = request.get("topics")
         if not isinstance(items, list) or not items or len(items) > 1000:
@@ -368,6 +368,8 @@ class Coordinator:
                     topics.append(topic)
                     self._topics[topic.name] = topic
                     self._give_workers(topic)
+                    if topic.state == "deleting":
+                        self._tell_fronts(topic)  # before the files go: nothing more is sent there
                     self._tell_workers(topic, revive=bool(item.get("online")))
             except TailraceError as error:
                 result.update(code=int(error.code), message=error.detail)
@@ -376,95 +378,10 @@ class Coordinator:
             results.append(result)
         self._changes.append(Change(requester, topics, results, self._now_ns + CHANGE_TIMEOUT_NS))
 
-    def _create(self, item: dict[str, Any], validate_only: bool) -> Topic | None:
-        name = item.get("name")
-        topic_settings.check_topic_name(name)  # type: ignore[arg-type]
-        assert isinstance(name, str)
-        if name in self._topics:
-            raise TopicExistsError(f"topic {name!r} exists")
-        partitions = topic_settings.check_partitions(item.get("partitions", 1))
-        given = self._checked_settings(item.get("configs") or {})
-        typed = item.get("schema") is not None
-        schema = self._checked_schema(item["schema"]) if typed else self._default_schema()
-        if given.get("worker.dedicated"):
-            self._dedicated.check_room(partitions)
-        return None if validate_only else self._catalog.create_topic(name, partitions, given, schema, typed, self._now_us())
-
-    def _checked_settings(self, given: Any) -> dict[str, Any]:
-        if not isinstance(given, dict):
-            raise InvalidSettingError("configs must be an object of names and values")
-        typed = {name: topic_settings.parse(name, value) for name, value in given.items()}
-        topic_settings.complete(typed, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
-        return typed
-
-    @staticmethod
-    def _checked_schema(encoded: Any) -> bytes:
-        try:
-            message = base64.b64decode(encoded, validate=True)
-        except (binascii.Error, TypeError, ValueError):
-            raise InvalidSchemaError("the schema is not base64") from None
-        if len(message) > SCHEMA_MAX_BYTES:
-            raise InvalidSchemaError(f"the schema has {len(message)} bytes; {SCHEMA_MAX_BYTES} are allowed")
-        try:
-            read_schema(message)
-        except ArrowMetadataError as error:
-            raise InvalidSchemaError(str(error)) from None
-        return message
-
-    def _existing(self, item: dict[str, Any]) -> Topic:
-        topic = self._topics.get(str(item.get("name")))
-        if topic is None or topic.state == "deleting":
-            raise UnknownTopicError(f"there is no topic {item.get('name')!r}")
-        return topic
-
-    def _delete(self, item: dict[str, Any], validate_only: bool) -> Topic | None:
-        topic = self._existing(item)
-        if validate_only:
-            return None
-        marked = self._catalog.mark_deleting(topic)
-        self._tell_fronts(marked)  # before the files go: nothing more is sent there
-        return marked
-
-    def _alter(self, item: dict[str, Any], validate_only: bool) -> Topic | None:
-        topic = self._existing(item)
-        changed = self._checked_settings(item.get("configs") or {})
-        dedicated = bool(topic.given.get("worker.dedicated"))
-        if bool(changed.get("worker.dedicated", dedicated)) is not dedicated:
-            raise InvalidSettingError(
-                "worker.dedicated is decided when a topic is created: its batches would lose their order between two workers"
-            )
-        given = {**topic.given, **changed}
-        partitions = topic_settings.check_partitions(item.get("partitions") or len(topic.partitions))
-        if partitions < len(topic.partitions):
-            raise InvalidSettingError(f"topic {topic.name!r} has {len(topic.partitions)} partitions; their number can only grow")
-        topic_settings.complete(given, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
-        if dedicated:
-            self._dedicated.check_room(partitions - len(topic.partitions))
-        return None if validate_only else self._catalog.alter_topic(topic, given, partitions)
-
-    def _delete_records(self, item: dict[str, Any], validate_only: bool) -> Topic | None:
-        """`partitions`: partition -> offset below which records go; -1: everything that consumers see now."""
-        topic = self._existing(item)
-        wanted = item.get("partitions")
-        if not isinstance(wanted, dict) or not wanted:
-            raise InvalidRequestError("delete_records needs `partitions`: partition -> offset")
-        before: dict[int, int] = {}
-        for row in topic.partitions:
-            if str(row.partition) not in wanted:
-                continue
-            offset = wanted[str(row.partition)]
-            state = self._table(row).read(row.slot)
-            if not isinstance(offset, int) or isinstance(offset, bool) or not -1 <= offset <= state.high_watermark:
-                raise OffsetOutOfRangeError(f"{topic.name}-{row.partition} holds offsets up to {state.high_watermark}, not {offset!r}")
-            before[row.partition] = state.high_watermark if offset == -1 else offset
-        if len(before) != len(wanted):
-            raise InvalidRequestError(f"topic {topic.name!r} has {len(topic.partitions)} partitions, not all of {', '.join(wanted)}")
-        return None if validate_only else self._catalog.delete_records(topic, before)
-
     def _lease(self, requester: Requester, request: dict[str, Any]) -> None:
         """A reader asks for everything from an offset on to be kept from retention for a while; told to the flusher, answered at once."""
         name, offset, ttl_ms, number = request.get("lease"), request.get("offset"), request.get("ttl_ms"), request.get("partition")
-        topic = self._existing({"name": request.get("topic")})
+        topic = self._decisions.existing({"name": request.get("topic")})
         row = next((row for row in topic.partitions if row.partition == number), None)
         if row is None:
             raise InvalidRequestError(f"topic {topic.name!r} has no partition {number!r}")
@@ -571,18 +488,6 @@ class Coordinator:
         return known.offline if known is not None and known.offline else "see the appliance's log"
 
 
-DEFAULT_SCHEMA_MESSAGE = base64.b64decode(
-    "/////5ABAAAQAAAAAAAKAAwABgAFAAgACgAAAAABBAAMAAAACAAIAAAABAAIAAAABAAAAAQAAAAYAQAA3AAAALAAAAAEAAAACP///wAAAQwUAAAAHAAAAAQA"
-    "AAABAAAAFAAAAAcAAABoZWFkZXJzADj///80////AAABDRgAAAAgAAAABAAAAAIAAABAAAAAFAAAAAQAAABpdGVtAAAAAGj///9k////AAABBBAAAAAYAAAA"
-    "BAAAAAAAAAAFAAAAdmFsdWUAAACQ////jP///wAAAQUQAAAAFAAAAAQAAAAAAAAAAwAAAGtleQC0////sP///wAAAQQQAAAAGAAAAAQAAAAAAAAABQAAAHZh"
-    "bHVlAAAA3P///9j///8AAAEEEAAAABgAAAAEAAAAAAAAAAMAAABrZXkABAAEAAQAAAAQABQACAAGAAcADAAAABAAEAAAAAAAAQoQAAAAJAAAAAQAAAAAAAAA"
-    "CQAAAHRpbWVzdGFtcAAAAAgADAAGAAgACAAAAAAAAgAEAAAAAwAAAFVUQwAAAAAA"
-)
-"""`tailrace.schema.DEFAULT_SCHEMA` as its message, so that no process of the appliance needs pyarrow to know it; a test compares the
-two.
-"""
-
-
 def build(context: ProcessContext, catalog: Catalog, dir_numbers: list[int], machine: Machine) -> Coordinator:
     """The coordinator of this specification. `dir_numbers`: what the catalog calls each data directory."""
     spec, settings, control = context.spec, context.spec.settings, context.control
@@ -645,7 +550,6 @@ def build(context: ProcessContext, catalog: Catalog, dir_numbers: list[int], mac
         ring_bytes=int(settings["ring_bytes"]),
         lane_bytes=int(settings["lane_bytes"]),
         cluster_id=spec.instance,
-        default_schema=lambda: DEFAULT_SCHEMA_MESSAGE,
         now_us=context.clock.wall_us,
         start_ns=context.clock.monotonic_ns(),
     )

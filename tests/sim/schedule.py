@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from appliance.coordinator import DEFAULT_SCHEMA_MESSAGE
+from appliance.default_schema import DEFAULT_SCHEMA_MESSAGE
 from tailrace.admin import Admin
 from tailrace.consumer import Consumer
 from tailrace.errors import CorruptBatchError, LogTruncatedError, OffsetOutOfRangeError, TailraceError

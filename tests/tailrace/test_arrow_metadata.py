@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.coordinator import DEFAULT_SCHEMA_MESSAGE
+from appliance.default_schema import DEFAULT_SCHEMA_MESSAGE
 from tailrace.arrow_metadata import ArrowMetadataError, read_record_batch, read_schema
 from tailrace.schema import DEFAULT_SCHEMA, to_message
 
