@@ -1,0 +1,251 @@
+"""`tailrace perf`: how fast this appliance is, in the words and lines of Kafka's tools, so that figures can be laid side by side."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from typing import Any
+
+import click
+
+from appliance import perf
+from appliance.cli.main import CONNECT_TIMEOUT_MS
+from appliance.cli.options import bootstrap_option, json_option
+from appliance.cli.output import print_json, say
+from tailrace.admin import Admin
+from tailrace.consumer import Consumer
+from tailrace.producer import Producer
+from tailrace.records import TopicPartition
+from tailrace.settings import ConsumerSettings, ProducerSettings
+
+MB = 1024 * 1024
+"""As Kafka's tools count."""
+PAYLOADS = 1000
+
+
+@click.group()
+def command() -> None:
+    """Measure: kafka-producer-perf-test, kafka-consumer-perf-test and the end-to-end latency tool, for Tailrace.
+
+    \b
+    Example:
+      tailrace topic create perf
+      tailrace perf produce --topic perf --num-records 1000000 --record-size 100 --throughput -1
+      tailrace perf consume --topic perf --messages 1000000
+      tailrace perf latency --topic perf --num-records 1000
+    """
+
+
+def _settings(given: tuple[str, ...], kind: type[ProducerSettings] | type[ConsumerSettings]) -> dict[str, Any]:
+    """`name=value` pairs, names in Kafka's spelling or ours. Raises click.UsageError."""
+    found: dict[str, Any] = {}
+    for item in " ".join(given).split():
+        name, separator, value = item.partition("=")
+        if not separator:
+            raise click.UsageError(f"{item!r} has no value; write name=value")
+        name = name.replace(".", "_").replace("bootstrap_servers", "bootstrap")
+        known = getattr(kind, "__dataclass_fields__", {}).get(name)
+        if known is not None and known.type == "bool":
+            found[name] = value.lower() == "true"
+        else:
+            found[name] = int(value) if value.lstrip("-").isdigit() else value
+    return found
+
+
+def _ready(bootstrap: str, topic: str) -> list[TopicPartition]:
+    """The topic's partitions; what would disturb the first figures is done."""
+    with Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+        count = len(admin.topic_info([topic])[topic].partitions)
+    perf.load_arrow()
+    return [TopicPartition(topic, partition) for partition in range(count)]
+
+
+def _milliseconds(latency: perf.Latency) -> dict[str, float]:
+    return {
+        "avg": round(latency.average, 3), "max": round(latency.most, 3),
+        **{f"p{share:g}": round(value, 3) for share, value in latency.percentiles.items()},
+    }  # fmt: skip
+
+
+@command.command("produce")
+@click.option("--topic", required=True, help="Send to this topic.")
+@click.option("--num-records", required=True, type=click.IntRange(1), help="How many records to send.")
+@click.option("--record-size", type=click.IntRange(1), help="Bytes of each record; random letters.")
+@click.option("--payload-file", type=click.File("rb"), help="Instead of --record-size: each line is a record's value.")
+@click.option("--throughput", type=float, default=-1, show_default=True, help="Records per second; -1: as fast as they are taken.")
+@click.option(
+    "--producer-props", multiple=True, metavar="NAME=VALUE", help='Settings such as acks=1 or "linger.ms=5 batch.size=65536"; repeatable.'
+)
+@click.option("--print-metrics", is_flag=True, help="Print the producer's counters at the end.")
+@bootstrap_option
+@json_option
+def produce(
+    topic: str,
+    num_records: int,
+    record_size: int | None,
+    payload_file: Any,
+    throughput: float,
+    producer_props: tuple[str, ...],
+    print_metrics: bool,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Send records and say how many a second, and how long each took to be acknowledged.
+
+    At a fixed --throughput latency counts from when a record should have been sent. Without one, and above 50,000 records/s, the latency of every 16th record
+    is taken.
+
+    \b
+    Example:
+      tailrace perf produce --topic perf --num-records 1000000 --record-size 100 --throughput -1 --producer-props acks=1
+    """
+    if (record_size is None) == (payload_file is None):
+        raise click.UsageError("give --record-size or --payload-file")
+    settings = {"bootstrap": bootstrap, **_settings(producer_props, ProducerSettings)}
+    _ready(settings["bootstrap"], topic)
+    if payload_file is not None:
+        payloads = payload_file.read().splitlines()
+        if not payloads:
+            raise click.UsageError("--payload-file has no lines")
+    else:
+        letters = random.Random(0)
+        payloads = [bytes(letters.choices(range(65, 91), k=record_size or 1)) for _ in range(min(PAYLOADS, num_records))]
+
+    def report(records: int, size: int, seconds: float, average_ms: float, most_ms: float) -> None:
+        if not as_json:
+            click.echo(
+                f"{records} records sent, {records / seconds:.1f} records/sec ({size / MB / seconds:.2f} MB/sec), "
+                f"{average_ms:.1f} ms avg latency, {most_ms:.1f} ms max latency."
+            )
+
+    with Producer(**settings) as producer:
+        found = perf.produce(producer, topic, payloads, num_records, throughput, report)
+        metrics = producer.metrics()
+    rate, latency = found.records / found.seconds, found.latency
+    if as_json:
+        print_json(
+            {"records": found.records, "failed": found.failed, "seconds": round(found.seconds, 3), "records_per_s": round(rate, 1),
+             "mb_per_s": round(found.payload_bytes / MB / found.seconds, 2), "latency_ms": _milliseconds(latency), "latency_sample": found.sample,
+             **({"metrics": metrics} if print_metrics else {})}
+        )  # fmt: skip
+        return
+    shares = ", ".join(f"{value:.2f} ms {share:g}th" for share, value in latency.percentiles.items())
+    click.echo(
+        f"{found.records} records sent, {rate:.1f} records/sec ({found.payload_bytes / MB / found.seconds:.2f} MB/sec), "
+        f"{latency.average:.2f} ms avg latency, {latency.most:.2f} ms max latency, {shares}."
+    )
+    if print_metrics:
+        for name, value in metrics.items():
+            click.echo(f"{name:<20} : {value}")
+    if found.failed:
+        raise click.ClickException(f"{found.failed} of {found.records} records were not delivered; see the appliance's log")
+
+
+@command.command("consume")
+@click.option("--topic", required=True, help="Read this topic, from its beginning.")
+@click.option("--messages", required=True, type=click.IntRange(1), help="How many records to read.")
+@click.option("--timeout", "timeout_ms", default=10_000, show_default=True, help="Give up when nothing came for so long, ms.")
+@click.option("--from-latest", is_flag=True, help="Read what comes from now on.")
+@click.option("--arrow", is_flag=True, help="Read Arrow batches instead of records.")
+@click.option("--show-detailed-stats", is_flag=True, help="A line every five seconds.")
+@click.option("--hide-header", is_flag=True, help="No line with the columns' names.")
+@click.option("--consumer-props", multiple=True, metavar="NAME=VALUE", help="Settings such as fetch.max.bytes=8388608; repeatable.")
+@bootstrap_option
+@json_option
+def consume(
+    topic: str,
+    messages: int,
+    timeout_ms: int,
+    from_latest: bool,
+    arrow: bool,
+    show_detailed_stats: bool,
+    hide_header: bool,
+    consumer_props: tuple[str, ...],
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Read records and say how many a second.
+
+    \b
+    Example:
+      tailrace perf consume --topic perf --messages 1000000
+    """
+    settings = {
+        "bootstrap": bootstrap,
+        "auto_offset_reset": "latest" if from_latest else "earliest",
+        **_settings(consumer_props, ConsumerSettings),
+    }
+    keys = _ready(settings["bootstrap"], topic)
+    if not as_json and not hide_header:
+        click.echo(
+            "start.time, end.time, data.consumed.in.MB, MB.sec, data.consumed.in.nMsg, nMsg.sec, rebalance.time.ms, fetch.time.ms, fetch.MB.sec, fetch.nMsg.sec"
+        )
+    with Consumer(**settings) as consumer:
+        consumer.assign(keys)
+        found = perf.consume(
+            consumer, messages, timeout_ms / 1000, arrow=arrow, report=_print_line if show_detailed_stats else lambda _: None
+        )
+    if as_json:
+        print_json(
+            {"records": found.records, "seconds": round(found.seconds, 3), "records_per_s": round(found.records / max(found.seconds, 1e-9), 1),
+             "mb_per_s": round(found.payload_bytes / MB / max(found.seconds, 1e-9), 2)}
+        )  # fmt: skip
+    else:
+        _print_line(found)
+    if found.records < messages:
+        say(f"tailrace: only {found.records} of {messages} records came within the timeout")
+
+
+def _print_line(found: perf.Consumed) -> None:
+    seconds, fetching = max(found.seconds, 1e-9), max(found.fetch_seconds, 1e-9)
+    megabytes = found.payload_bytes / MB
+
+    def moment(seconds_since_1970: float) -> str:
+        return dt.datetime.fromtimestamp(seconds_since_1970).strftime("%Y-%m-%d %H:%M:%S:%f")[:-3]
+
+    click.echo(
+        f"{moment(found.began_at)}, {moment(found.began_at + seconds)}, {megabytes:.4f}, {megabytes / seconds:.4f}, {found.records}, "
+        f"{found.records / seconds:.4f}, 0, {fetching * 1000:.0f}, {megabytes / fetching:.4f}, {found.records / fetching:.4f}"
+    )
+
+
+@command.command("latency")
+@click.option("--topic", required=True, help="Send to and read from this topic.")
+@click.option("--num-records", default=10_000, show_default=True, type=click.IntRange(1), help="How many records.")
+@click.option("--record-size", default=100, show_default=True, type=click.IntRange(8), help="Bytes of each record.")
+@click.option("--acks", type=click.Choice(["1", "all"]), default="all", show_default=True, help="What the producer waits for.")
+@click.option("--throughput", type=float, default=0, help="Records per second; without it one record goes round at a time.")
+@bootstrap_option
+@json_option
+def latency(topic: str, num_records: int, record_size: int, acks: str, throughput: float, bootstrap: str, as_json: bool) -> None:
+    """Say how long records take from a producer to a consumer.
+
+    \b
+    Example:
+      tailrace perf latency --topic perf --num-records 1000
+      tailrace perf latency --topic perf --num-records 100000 --record-size 1000 --throughput 20000
+    """
+    keys = _ready(bootstrap, topic)
+
+    def report(number: int, milliseconds: float) -> None:
+        if not as_json:
+            click.echo(f"{number}\t{milliseconds:.4f}")
+
+    with (
+        Producer(bootstrap, acks=1 if acks == "1" else acks, linger_ms=1 if throughput > 0 else 0) as producer,
+        Consumer(bootstrap=bootstrap, auto_offset_reset="latest") as consumer,
+    ):
+        consumer.assign(keys)
+        for key in keys:
+            consumer.position(key)
+        consumer.poll(0)
+        if throughput > 0:
+            found = perf.end_to_end(producer, consumer, topic, num_records, record_size, throughput)
+        else:
+            found = perf.round_trips(producer, consumer, topic, num_records, record_size, report)
+    if as_json:
+        print_json({"records": found.count, "latency_ms": _milliseconds(found)})
+        return
+    click.echo(f"Avg latency: {found.average:.4f} ms")
+    shares = ", ".join(f"{share:g}th = {value:.3f}" for share, value in found.percentiles.items())
+    click.echo(f"Percentiles: {shares}")

@@ -1,0 +1,233 @@
+"""The work behind `tailrace perf`: send, read, and go round at a wanted rate, and what was measured.
+
+Owner: the command line. Invariants: at a wanted rate a record's latency counts from when it should have been sent, not from when the program came to it, so a
+stall shows in every record that it delayed (Gil Tene's "coordinated omission"); without a rate it counts from the call of `send`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from tailrace import arrow_batch
+from tailrace.consumer import Consumer
+from tailrace.errors import TailraceError
+from tailrace.producer import Producer
+from tailrace.records import Record, RecordMetadata
+
+REPORT_S = 5.0
+EVERY_RECORD_BELOW = 50_000
+"""Records/s up to which each record's latency is taken; above, and without a rate, that of one in SAMPLE: a callback costs as much as the record."""
+SAMPLE = 16
+LATENCY_PERCENTILES = (50.0, 95.0, 99.0, 99.9)
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Milliseconds."""
+
+    average: float
+    most: float
+    percentiles: dict[float, float]
+    count: int
+
+
+class Latencies:
+    """Collected, in milliseconds."""
+
+    def __init__(self) -> None:
+        self._values = array("d")
+        self._reported = 0
+
+    def add(self, milliseconds: float) -> None:
+        self._values.append(milliseconds)
+
+    def since_last(self) -> tuple[float, float]:
+        """(average, most) of what came since this was asked last."""
+        window = self._values[self._reported :]
+        self._reported += len(window)
+        return (sum(window) / len(window), max(window)) if window else (0.0, 0.0)
+
+    def summary(self) -> Latency:
+        values = sorted(self._values)
+        if not values:
+            return Latency(0.0, 0.0, dict.fromkeys(LATENCY_PERCENTILES, 0.0), 0)
+        found = {share: values[min(len(values) - 1, int(len(values) * share / 100))] for share in LATENCY_PERCENTILES}
+        return Latency(sum(values) / len(values), values[-1], found, len(values))
+
+
+class Schedule:
+    """When record number n is to be sent, at a rate; with none, now."""
+
+    def __init__(
+        self, records_per_s: float, now_ns: Callable[[], int] = time.perf_counter_ns, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._interval_ns = 1e9 / records_per_s if records_per_s > 0 else 0.0
+        self._now_ns = now_ns
+        self._sleep = sleep
+        self._begun_ns = now_ns()
+
+    def wait_for(self, number: int) -> int:
+        """Sleep until it is time; answers when that was, or is."""
+        now_ns = self._now_ns()
+        if not self._interval_ns:
+            return now_ns
+        due_ns = self._begun_ns + int(number * self._interval_ns)
+        if due_ns > now_ns:
+            self._sleep((due_ns - now_ns) / 1e9)
+        return due_ns
+
+
+def load_arrow() -> None:
+    """The first array a program makes loads pandas where there is one, 0.3 s: not what is to be measured."""
+    arrow_batch.default_rows([0], [None], [b""], None)
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    records: int
+    payload_bytes: int
+    seconds: float
+    latency: Latency
+    sample: int
+    """One in so many records had its latency taken."""
+    failed: int
+
+
+Report = Callable[[int, int, float, float, float], None]
+"""Called about every REPORT_S with (records, bytes, seconds, average ms, most ms) since the last time."""
+
+
+def produce(producer: Producer, topic: str, payloads: Sequence[bytes], count: int, rate: float, report: Report) -> Produced:
+    """Send `count` records, the payloads in turn, `rate` a second (0 or less: as fast as they are taken), until all have ended. Raises TailraceError."""
+    sample = 1 if 0 < rate <= EVERY_RECORD_BELOW else SAMPLE
+    latencies = Latencies()
+    failures: list[TailraceError] = []
+
+    def ended(begun_ns: int, metadata: RecordMetadata | None, error: TailraceError | None) -> None:
+        del metadata
+        latencies.add((time.perf_counter_ns() - begun_ns) / 1e6)
+        if error is not None:
+            failures.append(error)
+
+    schedule = Schedule(rate)
+    begun = reported = time.perf_counter()
+    reported_count = byte_count = reported_bytes = 0
+    payload_count = len(payloads)
+    for number in range(count):
+        payload = payloads[number % payload_count]
+        due_ns = schedule.wait_for(number)
+        if number % sample:
+            producer.send(topic, payload)
+        else:
+            producer.send(topic, payload, on_delivery=partial(ended, due_ns))
+        byte_count += len(payload)
+        if not number & 1023 and time.perf_counter() - reported >= REPORT_S:
+            now = time.perf_counter()
+            report(number - reported_count, byte_count - reported_bytes, now - reported, *latencies.since_last())
+            reported, reported_count, reported_bytes = now, number, byte_count
+    producer.flush()
+    seconds = time.perf_counter() - begun
+    failed = producer.metrics()["errors"]
+    if failures and failed == count:
+        raise failures[0]
+    return Produced(count, byte_count, seconds, latencies.summary(), sample, failed)
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    records: int
+    payload_bytes: int
+    seconds: float
+    fetch_seconds: float
+    """From the first record on: without connecting and finding offsets."""
+    began_at: float
+    """Seconds since 1970."""
+
+
+def consume(consumer: Consumer, wanted: int, idle_s: float, *, arrow: bool, report: Callable[[Consumed], None]) -> Consumed:
+    """Read until `wanted` records have come, or nothing for `idle_s`. `arrow`: whole batches instead of records. Raises TailraceError."""
+    began_at, begun = time.time(), time.perf_counter()
+    records = payload_bytes = 0
+    first = last = reported = begun
+    while records < wanted:
+        came, came_bytes = _poll_batches(consumer) if arrow else _poll_records(consumer, wanted - records)
+        now = time.perf_counter()
+        if not came:
+            if now - last >= idle_s:
+                break
+            continue
+        if not records:
+            first = now
+        records, payload_bytes, last = records + came, payload_bytes + came_bytes, now
+        if now - reported >= REPORT_S:
+            reported = now
+            report(Consumed(records, payload_bytes, now - begun, now - first, began_at))
+    return Consumed(records, payload_bytes, last - begun, last - first, began_at)
+
+
+def _poll_records(consumer: Consumer, most: int) -> tuple[int, int]:
+    found = consumer.poll(100, min(most, 5000))
+    return len(found), sum(len(record.value or b"") for record in found if not isinstance(record.value, dict))
+
+
+def _poll_batches(consumer: Consumer) -> tuple[int, int]:
+    found = consumer.poll_arrow(100)
+    return sum(batch.batch.num_rows for batch in found), sum(batch.batch.nbytes for batch in found)
+
+
+def round_trips(producer: Producer, consumer: Consumer, topic: str, count: int, size: int, report: Callable[[int, float], None]) -> Latency:
+    """One record at a time, from `send` until a consumer has it. `report`: every thousandth. Raises TailraceError."""
+    latencies = Latencies()
+    for number in range(count):
+        begun_ns = time.perf_counter_ns()
+        producer.send(topic, number.to_bytes(8, "big").ljust(size, b"x"))
+        producer.flush()
+        while not consumer.poll(1000):
+            pass
+        latencies.add((time.perf_counter_ns() - begun_ns) / 1e6)
+        if number % 1000 == 0:
+            report(number, latencies.since_last()[0])
+    return latencies.summary()
+
+
+def end_to_end(producer: Producer, consumer: Consumer, topic: str, count: int, size: int, rate: float) -> Latency:
+    """At a fixed rate, from when each record should have been sent until a consumer has it. Raises TailraceError."""
+    latencies = Latencies()
+    errors: list[BaseException] = []
+    filler = b"x" * max(0, size - 8)
+
+    def send() -> None:
+        try:
+            schedule = Schedule(rate)
+            for number in range(count):
+                due_ns = schedule.wait_for(number)
+                producer.send(topic, due_ns.to_bytes(8, "big") + filler)
+            producer.flush()
+        except TailraceError as error:
+            errors.append(error)
+
+    sender = threading.Thread(target=send, name="perf-sender")
+    sender.start()
+    received = 0
+    try:
+        while received < count and not errors:
+            received += _take(consumer.poll(1000, 5000), latencies)
+    finally:
+        sender.join()
+    if errors:
+        raise errors[0]
+    return latencies.summary()
+
+
+def _take(records: Iterable[Record], latencies: Latencies) -> int:
+    now_ns = time.perf_counter_ns()
+    count = 0
+    for record in records:
+        latencies.add((now_ns - int.from_bytes((record.value or b"")[:8], "big")) / 1e6)
+        count += 1
+    return count
