@@ -6,6 +6,8 @@ stall shows in every record that it delayed (Gil Tene's "coordinated omission");
 
 from __future__ import annotations
 
+import math
+import random
 import threading
 import time
 from array import array
@@ -231,3 +233,40 @@ def _take(records: Iterable[Record], latencies: Latencies) -> int:
         latencies.add((now_ns - int.from_bytes((record.value or b"")[:8], "big")) / 1e6)
         count += 1
     return count
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Bytes of values per second of one partition, and how many partitions reach a target."""
+
+    target: float
+    produce: float
+    consume: float
+
+    @property
+    def by_rule(self) -> int:
+        """Tt / max(Tp, Tc): enough when producers and consumers each use as many partitions at once as they need."""
+        return max(1, math.ceil(self.target / max(self.produce, self.consume)))
+
+    @property
+    def for_both(self) -> int:
+        """max(Tt / Tp, Tt / Tc): enough with one producer and one consumer for each partition (Jun Rao's rule for Kafka)."""
+        return max(1, math.ceil(self.target / min(self.produce, self.consume)))
+
+
+def measure_partition(producer: Producer, consumer: Consumer, topic: str, size: int, seconds: float) -> tuple[float, float]:
+    """(Tp, Tc) of a topic with one partition, bytes of values per second: what one producer gets acknowledged with `send()`, and what one consumer reads
+    of it as records. Raises TailraceError.
+    """
+    load_arrow()
+    value = bytes(random.Random(0).choices(range(65, 91), k=size))
+    begun = time.perf_counter()
+    count = 0
+    while time.perf_counter() - begun < seconds:
+        for _ in range(1000):
+            producer.send(topic, value)
+        count += 1000
+    producer.flush()
+    produced = count * size / (time.perf_counter() - begun)
+    found = consume(consumer, count, 10.0, arrow=False, report=lambda _: None)
+    return produced, found.payload_bytes / max(found.fetch_seconds, 1e-9)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import random
+import re
 from typing import Any
 
 import click
@@ -11,8 +13,8 @@ import click
 from appliance import perf
 from appliance.cli.main import CONNECT_TIMEOUT_MS
 from appliance.cli.options import bootstrap_option, json_option
-from appliance.cli.output import print_json, say
-from tailrace.admin import Admin
+from appliance.cli.output import print_json, print_table, say
+from tailrace.admin import Admin, NewTopic
 from tailrace.consumer import Consumer
 from tailrace.producer import Producer
 from tailrace.records import TopicPartition
@@ -33,6 +35,7 @@ def command() -> None:
       tailrace perf produce --topic perf --num-records 1000000 --record-size 100 --throughput -1
       tailrace perf consume --topic perf --messages 1000000
       tailrace perf latency --topic perf --num-records 1000
+      tailrace perf advise --target 500MB/s
     """
 
 
@@ -249,3 +252,60 @@ def latency(topic: str, num_records: int, record_size: int, acks: str, throughpu
     click.echo(f"Avg latency: {found.average:.4f} ms")
     shares = ", ".join(f"{share:g}th = {value:.3f}" for share, value in found.percentiles.items())
     click.echo(f"Percentiles: {shares}")
+
+
+_UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}
+
+
+def _rate(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
+    """ "500MB/s" -> 500e6."""
+    found = re.fullmatch(r"([0-9.]+)\s*([kmg]?)b?(/s)?", value.strip().lower())
+    try:
+        rate = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    except ValueError:
+        rate = 0.0
+    if rate <= 0:
+        raise click.BadParameter(f"{value!r} is no rate; write 500MB/s")
+    return rate
+
+
+@command.command("advise")
+@click.option("--target", required=True, callback=_rate, metavar="RATE", help="What the topic is to carry, such as 500MB/s.")
+@click.option("--record-size", default=1000, show_default=True, type=click.IntRange(1), help="Bytes of a record's value.")
+@click.option("--seconds", default=3.0, show_default=True, type=click.FloatRange(0.1), help="How long to measure.")
+@click.option("--acks", type=click.Choice(["1", "all"]), default="all", show_default=True, help="What the producer waits for.")
+@bootstrap_option
+@json_option
+def advise(target: float, record_size: int, seconds: float, acks: str, bootstrap: str, as_json: bool) -> None:
+    """Say how many partitions a topic needs for a throughput, from what one partition does on this host.
+
+    A topic is made for the measurement and deleted after it.
+
+    \b
+    Example:
+      tailrace perf advise --target 500MB/s --record-size 200
+    """
+    topic = f"perf-advise-{os.urandom(4).hex()}"
+    with Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+        admin.create_topics([NewTopic(topic)])
+        try:
+            with (
+                Producer(bootstrap, acks=1 if acks == "1" else acks) as producer,
+                Consumer(topic, bootstrap=bootstrap, auto_offset_reset="earliest") as consumer,
+            ):
+                advice = perf.Advice(target, *perf.measure_partition(producer, consumer, topic, record_size, seconds))
+        finally:
+            admin.delete_topics([topic])
+    if as_json:
+        print_json(
+            {"target_bytes_per_s": advice.target, "produce_bytes_per_s": round(advice.produce), "consume_bytes_per_s": round(advice.consume),
+             "partitions": advice.by_rule, "partitions_one_client_each": advice.for_both}
+        )  # fmt: skip
+        return
+    print_table(
+        ["", "MB/s"],
+        [["target (Tt)", round(advice.target / 1e6, 1)], ["one partition, produced (Tp)", round(advice.produce / 1e6, 1)],
+         ["one partition, consumed (Tc)", round(advice.consume / 1e6, 1)]],
+    )  # fmt: skip
+    click.echo(f"partitions, Tt / max(Tp, Tc): {advice.by_rule}")
+    click.echo(f"with one producer and one consumer for each, max(Tt / Tp, Tt / Tc): {advice.for_both}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from appliance.perf import Latencies, Schedule
+from appliance.perf import Advice, Latencies, Schedule
 from tailrace.private_appliance import EmbeddedAppliance
 from tests.appliance.test_cli import run
 
@@ -71,3 +71,15 @@ def test_what_cannot_be_measured_is_said(appliance: EmbeddedAppliance, topic: st
     assert b"did you mean acks?" in wrong.stderr
     few = run(appliance, "perf", "consume", "--topic", topic, "--messages", "10", "--timeout", "200")
     assert b"only 0 of 10 records came" in few.stderr
+
+
+def test_advice_follows_the_rule_and_leaves_no_topic_behind(appliance: EmbeddedAppliance) -> None:
+    assert (Advice(500e6, 100e6, 300e6).by_rule, Advice(500e6, 100e6, 300e6).for_both) == (2, 5)
+    assert Advice(1.0, 100e6, 300e6).by_rule == 1
+    before = run(appliance, "topic", "list").stdout
+    found = json.loads(run(appliance, "perf", "advise", "--target", "500MB/s", "--seconds", "0.3", "--json").stdout)
+    assert found["target_bytes_per_s"] == 500e6
+    assert found["partitions"] == Advice(500e6, found["produce_bytes_per_s"], found["consume_bytes_per_s"]).by_rule
+    assert b"Tt / max(Tp, Tc): " in run(appliance, "perf", "advise", "--target", "1 kb/s", "--seconds", "0.1").stdout
+    assert run(appliance, "topic", "list").stdout == before
+    assert b"is no rate" in run(appliance, "perf", "advise", "--target", "fast", status=2).stderr
