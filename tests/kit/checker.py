@@ -58,11 +58,12 @@ def check(
     exactly_once: bool = True,
     lossless: bool = True,
     dense: bool = True,
+    starts: Mapping[int, int] | None = None,
 ) -> int:
     """Assert that what can be read is what was acknowledged, and nothing that was not sent. Answers how many records there are.
 
     `readable`: partition -> (offset, value) in order of offset. `exactly_once`: producers were idempotent. `lossless`: nothing acknowledged may
-    be missing. `dense`: no offset may be missing.
+    be missing. `dense`: no offset may be missing. `starts`: partition -> offset below which records were deleted on purpose.
     """
     total = 0
     for partition, records in readable.items():
@@ -84,7 +85,7 @@ def check(
             total += 1
         if lossless:
             for (its_partition, name), offset in history.acknowledged.items():
-                if its_partition == partition:
+                if its_partition == partition and offset >= (starts or {}).get(partition, 0):
                     assert name in found, f"partition {partition}: {name!r} was acknowledged at {offset} and is lost"
                     assert not exactly_once or found[name] == offset, f"{name!r} was acknowledged at {offset} and lies at {found[name]}"
             assert (expected_offset or 0) >= history.watermarks.get(partition, 0), "the log ends below a high watermark that was seen"

@@ -15,10 +15,13 @@ from typing import Any, NamedTuple
 
 from appliance.default_schema import DEFAULT_SCHEMA_MESSAGE
 from tailrace.admin import Admin
+from tailrace.connection import Connection
 from tailrace.consumer import Consumer
 from tailrace.errors import CorruptBatchError, LogTruncatedError, OffsetOutOfRangeError, TailraceError
 from tailrace.producer import Producer
+from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.wire import Api
 from tailrace.records import Record, RecordMetadata, TopicPartition
 from tests.kit.batches import TIME_US
 from tests.kit.checker import History, check, value_of
@@ -49,6 +52,8 @@ class Plan:
     log_append_time: bool
     changes_layout: bool
     dedicated: bool
+    deletes: bool
+    """Whether somebody deletes records, and makes and deletes other topics."""
 
     @property
     def loses_power(self) -> bool:
@@ -81,7 +86,7 @@ def plan(rng: random.Random) -> Plan:
         steps=rng.randint(200, 500), workers=rng.randint(1, 2), data_dirs=rng.choice((1, 1, 2)), partitions=rng.randint(1, 7),
         acks=rng.choice((1, "all", "all")), durability=rng.choice(("disk", "disk", "memory")), producers=rng.randint(1, 2), consumers=rng.randint(0, 2),
         faults=faults, fault_rate=rng.choice((0.005, 0.01, 0.03)), log_append_time=rng.random() < 0.3, changes_layout=rng.random() < 0.3,
-        dedicated=rng.random() < 0.2,
+        dedicated=rng.random() < 0.2, deletes=rng.random() < 0.3,
     )  # fmt: skip
 
 
@@ -150,6 +155,7 @@ class ConsumerActor:
     history: History
     allows_loss: bool
     allows_holes: bool
+    allows_deletion: bool
     positions: dict[int, int] = field(default_factory=dict)
     watermarks: dict[int, int] = field(default_factory=dict)
 
@@ -178,7 +184,7 @@ class ConsumerActor:
             assert self.allows_loss, f"a reader was told that what it had read is lost: {error}"
             self._go_back(error)
         elif isinstance(error, OffsetOutOfRangeError):
-            assert self.allows_loss, f"a reader fell out of a log that had lost nothing: {error}"
+            assert self.allows_loss or self.allows_deletion, f"a reader fell out of a log that had lost nothing: {error}"
             self._restart()
         elif isinstance(error, CorruptBatchError):
             assert self.allows_holes, f"what nobody damaged is damaged: {error}"
@@ -193,8 +199,13 @@ class ConsumerActor:
                 self._seek(key, error.offset or 0)
 
     def _restart(self) -> None:
-        for key in self.consumer.assignment():
-            self._seek(key, 0)
+        """On from the beginning, which may have moved."""
+        try:
+            for key, start in self.consumer.beginning_offsets(self.consumer.assignment()).items():
+                if self.allows_loss or start > self.positions.get(key.partition, 0):
+                    self._seek(key, start)
+        except TailraceError:
+            pass  # nobody answers now: the next turn falls out again
 
     def _seek(self, key: TopicPartition, offset: int) -> None:
         self.consumer.seek(key, offset)
@@ -209,6 +220,47 @@ class ConsumerActor:
         return socket is not None and bool(socket.link.to_client)
 
 
+@dataclass(slots=True)
+class AdminActor:
+    """Somebody who deletes records, and makes and deletes other topics; asks, and does not wait."""
+
+    connection: Connection
+    rng: random.Random
+    history: History
+    partitions: int
+
+    def turn(self) -> None:
+        self.pump()
+        if not self.connection.is_ready or self.rng.random() > 0.2:
+            return
+        choice = self.rng.random()
+        if choice < 0.5:
+            partition = self.rng.randrange(self.partitions)
+            known = [offset for (its_partition, _), offset in self.history.acknowledged.items() if its_partition == partition]
+            before = self.rng.randint(0, max(known, default=0))
+            body = {"topics": [{"name": TOPIC, "partitions": {str(partition): before}}]}
+            self._ask(Api.DELETE_RECORDS, body)
+        elif choice < 0.8:
+            self._ask(Api.CREATE_TOPICS, {"topics": [{"name": "other", "partitions": self.rng.randint(1, 3), "configs": {}}]})
+        else:
+            self._ask(Api.DELETE_TOPICS, {"topics": [{"name": "other"}]})
+
+    def _ask(self, api: Api, body: dict[str, Any]) -> None:
+        self.connection.request(api, [requests.encode_json(body)], lambda _: None)
+
+    def pump(self) -> None:
+        self.connection.process()
+        self.connection.tick(self.connection._now_ns())
+
+    def next_wake_ns(self, now_ns: int) -> int:
+        tick_ns = self.connection.next_tick_ns()
+        return now_ns + SECOND if tick_ns is None else tick_ns
+
+    def has_input(self) -> bool:
+        socket: Any = self.connection._socket
+        return socket is not None and bool(socket.link.to_client)
+
+
 class Schedule:
     """One seed's world."""
 
@@ -218,7 +270,7 @@ class Schedule:
         self.plan = wanted or plan(self.rng)
         self.history = History()
         self.world = World(self.rng, workers=self.plan.workers, data_dirs=self.plan.data_dirs)
-        self.actors: list[ProducerActor | ConsumerActor] = []
+        self.actors: list[ProducerActor | ConsumerActor | AdminActor] = []
         self.log: list[str] = []
         """What the fates did, for whoever looks into a failure."""
 
@@ -268,7 +320,8 @@ class Schedule:
             self.actors.append(ProducerActor(f"p{number}", producer, self.rng, self.history, plan.partitions))
             producer.partitions_for(TOPIC)
         self.actors += [
-            ConsumerActor(self._consumer(), self.history, not plan.is_lossless, plan.may_have_holes) for _ in range(plan.consumers)
+            ConsumerActor(self._consumer(), self.history, not plan.is_lossless, plan.may_have_holes, plan.deletes)
+            for _ in range(plan.consumers)
         ]
 
     def _consumer(self) -> Consumer:
@@ -383,10 +436,10 @@ class Schedule:
             world.step(self.rng.choice(runnable))
         elif ready:
             actor = self.rng.choice(ready)
-            actor.pump() if isinstance(actor, ProducerActor) else actor.turn()
+            actor.turn() if isinstance(actor, ConsumerActor) else actor.pump()
         else:
             for actor in self.actors:
-                actor.pump() if isinstance(actor, ProducerActor) else actor.turn()
+                actor.turn() if isinstance(actor, ConsumerActor) else actor.pump()
             world.pass_time(min(actor.next_wake_ns(world.now_ns) for actor in self.actors))
 
     # ---- the end ---------------------------------------------------------------------------------------------------------------------
@@ -399,7 +452,7 @@ class Schedule:
         with self._consumer() as reader:
             ends = reader.end_offsets(reader.assignment())
             starts = reader.beginning_offsets(reader.assignment())
-            assert not plan.is_lossless or not any(starts.values()), f"the beginning is gone: {starts}"
+            assert plan.deletes or not plan.is_lossless or not any(starts.values()), f"the beginning is gone: {starts}"
             for key, start in starts.items():
                 reader.seek(key, start)
             waited = 0
@@ -414,7 +467,13 @@ class Schedule:
                     waited = 0
                 waited += 1
                 assert waited < 200, f"the log cannot be read to its end: {[(key, reader.position(key), ends[key]) for key in ends]}"
-        return check(self.history, readable, lossless=plan.is_lossless, dense=not plan.may_have_holes)
+        return check(
+            self.history,
+            readable,
+            lossless=plan.is_lossless,
+            dense=not plan.may_have_holes,
+            starts={key.partition: start for key, start in starts.items()},
+        )
 
     def _poll(self, reader: Consumer) -> list[Record]:
         try:
