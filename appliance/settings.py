@@ -102,7 +102,7 @@ class Settings:
             raise InvalidSettingError(
                 f"credit_bytes is {self.credit_bytes}; it must be at least half of lane_bytes ({self.lane_bytes}), so that one batch always fits"
             )
-        return plan_cores(self.cores, available_cores, WORKERS_MAX)
+        return plan_cores(self.cores, available_cores, WORKERS_MAX - self.dedicated_workers)
 
 
 def check_address(address: str) -> None:

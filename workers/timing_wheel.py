@@ -44,10 +44,6 @@ class Timer(Generic[Item]):
         self.item = item
         self._bucket: _Bucket[Item] | None = None
 
-    @property
-    def is_pending(self) -> bool:
-        return self._bucket is not None
-
 
 class _Bucket(Generic[Item]):
     __slots__ = ("bit", "level", "timers")
