@@ -6,12 +6,14 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
+
+from tailrace import Admin, Consumer, NewTopic
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,9 @@ class Figure:
     name: str
     unit: str
     values: tuple[float, ...]
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+    switches: dict[str, int] = field(default_factory=dict)
+    """Of each process, in the repetition nearest the median; where that was measured."""
 
     @property
     def median(self) -> float:
@@ -34,12 +39,8 @@ class Figure:
             "min": min(self.values),
             "max": max(self.values),
             "values": list(self.values),
+            **({"cpu_seconds": self.cpu_seconds, "context_switches": self.switches} if self.cpu_seconds else {}),
         }
-
-
-def repeat(name: str, unit: str, repetitions: int, once: Callable[[], float]) -> Figure:
-    """Measure `repetitions` times."""
-    return Figure(name, unit, tuple(once() for _ in range(repetitions)))
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -68,3 +69,41 @@ def private_memory_mb(pids: list[int]) -> tuple[float, float]:
         total += fields["Pss"]
         shared += fields.get("Pss_Shmem", 0)
     return (total - shared) * 1024 / 1e6, shared * 1024 / 1e6
+
+
+def end_to_end(address: str, topic: str, rate: int, seconds: float = 5.0, size: int = 1000) -> list[float]:
+    """Milliseconds from when each record should have been sent, `rate` a second, until a consumer has it. The producer is a process of its own; the first
+    tenth, in which buffers grow, is left out.
+    """
+    count = int(rate * seconds)
+    with Admin(address) as admin:
+        admin.create_topics([NewTopic(topic)])
+    with Consumer(topic, bootstrap=address, auto_offset_reset="earliest", max_poll_records=10_000) as consumer:
+        consumer.poll(0)
+        command = [sys.executable, "-P", "-c", _SENDER, address, topic, str(rate), str(count), str(size)]
+        sender = subprocess.Popen(command)
+        times: list[float] = []
+        while len(times) < count:
+            records = consumer.poll(20_000)
+            now_ns = time.perf_counter_ns()  # CLOCK_MONOTONIC: the same in both processes
+            times += [(now_ns - int.from_bytes(record.value[:8], "big")) / 1e6 for record in records]
+            if not records:
+                raise RuntimeError(f"only {len(times)} of {count} records came")
+        sender.wait()
+    return times[count // 10 :]
+
+
+_SENDER = """
+import sys, time
+from tailrace import Producer, arrow_batch
+address, topic, rate, count, size = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+arrow_batch.default_rows([0], [None], [b""], None)
+with Producer(address, acks="all", linger_ms=1) as producer:
+    producer.partitions_for(topic)
+    filler, begun = b"x" * (size - 8), time.perf_counter_ns()
+    for number in range(count):
+        due = begun + number * 1_000_000_000 // rate
+        while (wait := due - time.perf_counter_ns()) > 0:
+            time.sleep(wait / 1e9)
+        producer.send(topic, due.to_bytes(8, "big") + filler)
+"""

@@ -29,9 +29,8 @@ def fill(address: str, total_bytes: int) -> None:
             producer.send_arrow("big", batch)
 
 
-def main() -> int:
-    gib = float(sys.argv[1]) if len(sys.argv) > 1 else 7.0
-    repetitions = int(sys.argv[2]) if len(sys.argv) > 2 else 5
+def measure_recovery(gib: float, repetitions: int) -> list[float]:
+    """Seconds, for each repetition."""
     times = []
     with tempfile.TemporaryDirectory(prefix="tailrace-recovery-", dir=os.environ.get("TAILRACE_BENCH_DIR")) as data_dir:
         running = start_embedded(data_dir=data_dir, auto_create_topics=False)
@@ -49,6 +48,13 @@ def main() -> int:
                 producer.send("big", b"after").result(60)
             times.append(time.perf_counter() - begun)
         running.stop()
+    return times
+
+
+def main() -> int:
+    gib = float(sys.argv[1]) if len(sys.argv) > 1 else 7.0
+    repetitions = int(sys.argv[2]) if len(sys.argv) > 2 else 5
+    times = measure_recovery(gib, repetitions)
     print(f"{gib:g} GiB: SIGKILL of everything to the first acks=all record: median {statistics.median(times) * 1000:.0f} ms")
     print(f"{min(times) * 1000:.0f} .. {max(times) * 1000:.0f} ms of {repetitions}; {machine()}")
     return 0
