@@ -65,10 +65,15 @@ class Ownership:
         return os.path.exists(f"{self.path}/{MANIFEST_FILE}")
 
     def write_manifest(
-        self, regions: dict[str, str], old_rings: list[dict[str, Any]], directories: list[str], worker_directories: dict[int, str]
+        self,
+        regions: dict[str, str],
+        old_rings: list[dict[str, Any]],
+        directories: list[str],
+        worker_directories: dict[int, str],
+        lost_memory: bool,
     ) -> None:
         """Record the regions of this run, its data directories by identity, which of them each worker's ring is for, and the rings of an earlier run that
-        are not drained yet.
+        are not drained yet. `lost_memory`: an earlier run's rings are gone, and the logs have not been recovered since.
         """
         _write_durably(
             f"{self.path}/{MANIFEST_FILE}",
@@ -79,6 +84,7 @@ class Ownership:
                     "regions": regions,
                     "old": old_rings,
                     "directories": directories,
+                    "lost_memory": lost_memory,
                     "worker_directories": {str(worker): directory for worker, directory in worker_directories.items()},
                 }
             ),

@@ -37,6 +37,8 @@ class Regions:
         self.run_id = os.urandom(4).hex()
         self.lost_memory = False
         """Whether an earlier run ended without its rings being there now: what was not synced may be lost."""
+        self._is_recovered = True
+        """Whether the flushers of this run have recovered their logs."""
         self.undrained: list[dict[str, Any]] = []
         """Rings of earlier runs that hold something: {"ring", "table": names in shared memory, "dir": identity of the data directory}."""
         self.names: dict[str, str] = {}
@@ -52,7 +54,8 @@ class Regions:
         rings_found = sum(self._look_at(candidate) for candidate in candidates)
         expected = len(candidates) - len(manifest["old"]) if manifest else 0
         # What was not synced is in the page cache unless the machine went down with it: then the rings are gone, too.
-        self.lost_memory = self._owner.has_manifest() and (manifest is None or rings_found < expected)
+        self.lost_memory = self._owner.has_manifest() and (manifest is None or rings_found < expected or manifest["lost_memory"])
+        self._is_recovered = False
         keep = self._kept()
         shm_names = ["/" + entry for entry in os.listdir("/dev/shm") if ("/" + entry).startswith(self._owner.prefix + "-")]
         removed = remove_regions([name for name in shm_names if name not in keep])
@@ -90,6 +93,7 @@ class Regions:
         """The flushers have drained them."""
         kept = sorted(self._kept())
         self.undrained = []
+        self._is_recovered = True
         self._write_manifest()
         remove_regions(kept)
 
@@ -143,7 +147,8 @@ class Regions:
     def _write_manifest(self) -> None:
         directories = [owner.instance.hex() for owner in self._owners]
         of_workers = {w: directories[d] for w, d in self._worker_dirs.items()}
-        self._owner.write_manifest(self.names, self.undrained, directories, of_workers)
+        # A start that is killed before it has recovered the logs leaves its successor as ignorant as it was itself.
+        self._owner.write_manifest(self.names, self.undrained, directories, of_workers, self.lost_memory and not self._is_recovered)
 
     def are_drained(self) -> bool:
         return all(ring.settled.load() == ring.head.load() for ring in self._rings) and not self.undrained

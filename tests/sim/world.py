@@ -182,6 +182,8 @@ class World:
         self._recover: list[dict[str, Any]] = []
         self._spec_regions: dict[str, str] = {}
         self._lost_memory = False
+        self._owes_epochs = False
+        """What the manifest says of it: it stays so until some run has recovered."""
         self._catalog: Catalog | None = None
         self._database = f"file:sim-{threading.get_native_id()}?mode=memory&cache=shared"
         self._keeper = sqlite3.connect(self._database, uri=True)
@@ -274,7 +276,7 @@ class World:
             self.change_layout()
             self._set_layout(self.rng.randint(1, 3))
         found = [old for old in self._manifest if old["ring"] in self.regions]
-        self._lost_memory = len(found) < len(self._manifest)
+        self._lost_memory = self._owes_epochs = len(found) < len(self._manifest) or self._owes_epochs
         self._recover = [old for old in found if _is_undrained(Ring(self.regions[old["ring"]]))]
         keep = {old[part] for old in self._recover for part in ("ring", "table")}
         self.regions = {name: region for name, region in self.regions.items() if name in keep}
@@ -487,6 +489,7 @@ class World:
             self.regions.pop(old["ring"], None)
             self.regions.pop(old["table"], None)
         self._recover = []
+        self._owes_epochs = False
         self._write_manifest()
         for bell in self.bells.values():
             bell.ring()

@@ -124,8 +124,11 @@ def test_a_damaged_header_is_found_before_it_is_sent_and_can_be_skipped(tmp_path
         assert again.stop() == 0
 
 
-def test_a_reader_of_a_lost_past_is_told_where_it_parted(tmp_path: pathlib.Path) -> None:
-    """Power loss takes what durability=memory never synced: the file is cut, shared memory is gone, the manifest tells of an unclean stop."""
+@pytest.mark.parametrize("killed_before_recovery", [False, True])
+def test_a_reader_of_a_lost_past_is_told_where_it_parted(tmp_path: pathlib.Path, killed_before_recovery: bool) -> None:
+    """Power loss takes what durability=memory never synced: the file is cut, shared memory is gone, the manifest tells of an unclean stop. So it does to
+    the next start when the first one after it did not get as far as recovery.
+    """
     running = start(tmp_path)
     create(running, durability="memory")
     address = running.address
@@ -144,6 +147,10 @@ def test_a_reader_of_a_lost_past_is_told_where_it_parted(tmp_path: pathlib.Path)
     path.write_bytes(data[: data.index(b"3:xxx") - 20])
     for checkpoint in path.parent.glob("checkpoint.*"):
         checkpoint.unlink()
+    if killed_before_recovery:
+        command = [sys.executable, "-P", "-m", "appliance.supervisor", "--data-dir", str(tmp_path), "--listen", address]
+        environment = {**os.environ, CRASH_POINT_VARIABLE: "supervisor.after_regions"}
+        assert subprocess.run(command, env=environment, capture_output=True, timeout=30, check=False).returncode == -signal.SIGKILL
     again = start_embedded(data_dir=str(tmp_path), listen=address, auto_create_topics=False)
     try:
         with reader, pytest.raises(LogTruncatedError) as caught:
