@@ -6,6 +6,7 @@ and consumers. The seed is printed: it decides victims, signals and pauses; what
 
 from __future__ import annotations
 
+import collections
 import os
 import random
 import signal
@@ -44,6 +45,8 @@ class Torture:
         self.address = f"ipc://{data_dir}/socket"
         self.counts = Counts()
         self.history = History()
+        self.reasons: collections.Counter[str] = collections.Counter()
+        """Why records were given up."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._errors: list[BaseException] = []
@@ -69,6 +72,7 @@ class Torture:
                                 self.history.acknowledge(partition, value, metadata.offset)  # type: ignore[attr-defined]
                             else:
                                 self.counts.failed += 1
+                                self.reasons[f"{name}: {error}"] += 1
 
                     producer.send(TOPIC, value, partition=partition, on_delivery=done)
                     number += 1
@@ -135,7 +139,7 @@ class Torture:
             thread.join()
         if self._errors:
             raise self._errors[0]
-        assert self.counts.failed == 0, f"{self.counts.failed} records were given up"
+        assert self.counts.failed == 0, f"{self.counts.failed} records were given up: {self.reasons.most_common(5)}"
         readable: dict[int, list[tuple[int, bytes]]] = {p: [] for p in range(PARTITIONS)}
         with Consumer(bootstrap=self.address, auto_offset_reset="earliest") as consumer:
             keys = [TopicPartition(TOPIC, p) for p in range(PARTITIONS)]
