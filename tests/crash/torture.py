@@ -58,7 +58,10 @@ class Torture:
     def _produce(self, name: str, acks: int | str) -> None:
         number = 0
         try:
-            with Producer(self.address, acks=acks, batch_size=2048, delivery_timeout_ms=120_000) as producer:
+            # A small buffer: on a crowded machine a large one would hold more than is acknowledged within the delivery timeout.
+            with Producer(
+                self.address, acks=acks, batch_size=2048, delivery_timeout_ms=120_000, buffer_memory=1 << 20, max_block_ms=600_000
+            ) as producer:
                 while not self._stop.is_set():
                     partition = number % PARTITIONS
                     value = value_of(name, number, b"x" * 100)
