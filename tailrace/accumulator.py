@@ -302,6 +302,15 @@ class PartitionQueue:
         self.next_sequence = (sequence + count) % SEQUENCE_MODULUS
         return sequence
 
+    def first_of_unknown_fate(self) -> int:
+        """Where among `ready` the first batch stands that may have been appended, -1: there is none. What was never sent comes behind all that was."""
+        for position, batch in enumerate(self.ready):
+            if batch.was_sent:
+                return position
+            if not batch.attempts:
+                break
+        return -1
+
     def batches(self) -> list[ProducerBatch]:
         return [*self.in_flight, *self.ready, *([self.open] if self.open is not None else [])]
 

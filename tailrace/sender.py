@@ -216,7 +216,7 @@ class Sender:
                 return False
             position = 0
             if self._needs_epoch:  # first learn what became of everything that was sent, also behind what was refused
-                position = next((n for n, known in enumerate(queue.ready) if known.was_sent), -1)
+                position = queue.first_of_unknown_fate()
                 if position < 0:
                     return False
             batch = queue.ready[position]
@@ -286,7 +286,7 @@ class Sender:
         """A producer id at first; a new epoch once nothing is under way."""
         if self._asking_id:
             return
-        if self._needs_epoch and any(queue.in_flight or any(b.was_sent for b in queue.ready) for queue in self.queues.values()):
+        if self._needs_epoch and any(queue.in_flight or queue.first_of_unknown_fate() >= 0 for queue in self.queues.values()):
             return
         request: dict[str, int] = {}
         if self._producer_id >= 0:
