@@ -214,12 +214,12 @@ class Connection:
         for on_response in pending.values():
             on_response(None)
 
-    def _close_socket(self, linger_ms: int = 0) -> None:
+    def _close_socket(self) -> None:
         if self._socket is not None:
-            self._socket.close(linger_ms)
+            self._socket.close()
             self._socket = None
 
-    def close(self, linger_ms: int = 0) -> None:
-        """End the connection; nobody is told. What is queued goes on being sent, in the background, for `linger_ms`."""
+    def close(self) -> None:
+        """End the connection; nobody is told, and what is queued is not sent."""
         self._pending.clear()
-        self._close_socket(linger_ms)
+        self._close_socket()

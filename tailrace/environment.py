@@ -24,7 +24,7 @@ class ClientSocket(Protocol):
     def try_send(self, frames: Sequence[Readable], *, copy: bool = True) -> bool: ...
     def try_receive(self) -> list[bytes] | None: ...
     def fileno(self) -> int: ...
-    def close(self, linger_ms: int) -> None: ...
+    def close(self) -> None: ...
 
 
 class DealerSocket:
@@ -64,8 +64,8 @@ class DealerSocket:
         """Readable when something *may* have come."""
         return self._fd
 
-    def close(self, linger_ms: int) -> None:
-        self._socket.close(linger_ms)
+    def close(self) -> None:
+        self._socket.close(0)
 
 
 def sleep_on(fds: Sequence[int], timeout_ns: int) -> None:

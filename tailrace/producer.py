@@ -228,6 +228,7 @@ class Producer:
         for batch in batches:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             BatchesHandle([Handle(self._sender, batch, 0)]).exception(remaining)
+        self._sender.wait_until_received(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def partitions_for(self, topic: str) -> list[int]:
         """The topic's partition numbers. Raises UnknownTopicError."""

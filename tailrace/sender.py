@@ -34,7 +34,7 @@ from tailrace.topics import TopicInfo
 NS_PER_MS = 1_000_000
 RETRY_BACKOFF_MAX_MS = 1_000
 CREDIT_ASK_NS = 50_000_000
-CLOSE_LINGER_MS = 5_000
+RECEIVED_TIMEOUT_MS = 5_000
 _ACKS = {0: 0, 1: 1, "all": requests.ACKS_ALL}
 _RESEND_CODES = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE})
 _FATE_UNKNOWN_CODES = frozenset({ErrorCode.TIMED_OUT, ErrorCode.STORAGE_ERROR})
@@ -67,6 +67,8 @@ class Sender:
         self._epoch = -1
         self._asking_id = False
         self._needs_epoch = False
+        self._unconfirmed = False
+        """With acks=0: something was sent that the front may not have read."""
         self._asked_credit_ns = 0
         self._last_io_ns = 0
         self._expiry_checked_ns = 0
@@ -102,8 +104,7 @@ class Sender:
                     for batch in queue.batches():
                         self.end(batch, None, closed_error())
                 self.connection.process()
-            # With acks=0 nobody waits for an answer: what is queued is still sent.
-            self.connection.close(linger_ms=0 if self._acks else CLOSE_LINGER_MS)
+            self.connection.close()
         self._wake_helper()
         if not self.forked:
             self.make_callbacks()
@@ -247,6 +248,7 @@ class Sender:
         counters["bytes_sent"] += byte_count
         counters["records_sent"] += batch.count
         if self._acks == 0:
+            self._unconfirmed = True
             self.end(batch, None, None)
             return
         batch.state = BatchState.IN_FLIGHT
@@ -440,6 +442,17 @@ class Sender:
                 waiter.wait(0.02 if deadline_ns is None else min(0.02, (deadline_ns - now_ns) / 1e9))
             self.make_callbacks()
         return True
+
+    def wait_until_received(self, timeout: float | None) -> None:
+        """With acks=0, until the front has read all that was sent: it answers a ping behind it. What is still in a socket when that is closed may
+        be lost with it: a close with unread input (credit) resets a TCP connection, and the other end's kernel then drops what it holds.
+        Raises RequestTimeoutError, NotReachableError.
+        """
+        with self.lock:
+            if self._unconfirmed and not self.closed:
+                timeout_ms = RECEIVED_TIMEOUT_MS if timeout is None else min(RECEIVED_TIMEOUT_MS, int(timeout * 1000))
+                self.connection.call(Api.PING, [], timeout_ms)
+                self._unconfirmed = False
 
     def _drive_once(self, now_ns: int, deadline_ns: int | None) -> None:
         with self.lock:

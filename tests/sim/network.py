@@ -110,6 +110,5 @@ class SimSocket:
     def fileno(self) -> int:
         return -1
 
-    def close(self, linger_ms: int) -> None:
-        del linger_ms
+    def close(self) -> None:
         self._network.drop(self.link)

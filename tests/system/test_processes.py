@@ -18,7 +18,7 @@ from shm.layout import RegionKind
 from shm.region import Region
 from shm.ring import Ring
 from tailrace import Admin, Consumer, NewTopic, Producer
-from tailrace.errors import TailraceError
+from tailrace.errors import RequestTimeoutError, TailraceError
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.processes import children, comm, kill_and_wait_for_successor, shared_memory, wait_until
 
@@ -188,6 +188,31 @@ def test_children_die_with_a_killed_supervisor_and_the_next_start_drains_the_rin
         assert again.stop() == 0
     assert shared_memory(again) == []
     running.stop()
+
+
+def test_a_flush_with_acks_0_waits_until_the_front_has_read_what_was_sent(tmp_path: pathlib.Path) -> None:
+    """What is in a socket when it is closed may be lost with it, also behind a flush that returned."""
+    running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
+    make_topic(running, 1)
+    front = children(running)["tr-front-0"]
+    with Producer(running.address, acks=0) as producer:
+        producer.send("orders", b"0")
+        producer.flush()
+        os.kill(front, signal.SIGSTOP)
+        producer.send("orders", b"1")
+        with pytest.raises(RequestTimeoutError):
+            producer.flush(timeout=0.1)
+        os.kill(front, signal.SIGCONT)
+        producer.flush()
+        os.kill(front, signal.SIGSTOP)
+        producer.send("orders", b"2")
+        started = time.monotonic()
+        resume = threading.Timer(0.2, os.kill, (front, signal.SIGCONT))
+        resume.start()
+    assert time.monotonic() - started >= 0.2, "closing waits, too"
+    resume.join()
+    assert values_by_partition(running, 3) == {0: [b"0", b"1", b"2"]}
+    assert running.stop() == 0
 
 
 def test_a_second_kill_during_the_drain_changes_nothing(tmp_path: pathlib.Path) -> None:
