@@ -1,0 +1,106 @@
+"""Tailrace, measured as its peers are: every client in a fresh interpreter, `count` records, the same payloads."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pyarrow as pa
+
+from bench.measure import end_to_end
+from bench.peers.servers import in_child
+from tailrace import Admin, Consumer, NewTopic, Producer
+from tailrace.private_appliance import start_embedded
+
+RING_BYTES = 64 << 20
+
+
+class Tailrace:
+    """A running appliance on `directory`, over TCP and a Unix socket; topics are on `disk` or `memory` durability."""
+
+    def __init__(self, directory: str) -> None:
+        self.ipc = f"ipc://{directory}/tailrace.sock"
+        self.server = start_embedded(
+            data_dir=f"{directory}/data",
+            settings={"ring_bytes": RING_BYTES, "listen": f"tcp://127.0.0.1:0,{self.ipc}"},
+            auto_create_topics=False,
+        )
+        self.address = self.server.address
+        self._made = 0
+
+    def topic(self, durability: str = "disk", partitions: int = 1) -> str:
+        self._made += 1
+        name = f"t{self._made}"
+        with Admin(self.address) as admin:
+            admin.create_topics([NewTopic(name, partitions, {"durability": durability})])
+        return name
+
+    def produce(self, size: int, count: int, acks: int | str, durability: str, topic: str | None = None) -> float:
+        """Records a second of `send()` with a key."""
+        return float(in_child(_produce, self.address, topic or self.topic(durability), size, count, acks))
+
+    def produce_arrow(self, size: int, rows: int, count: int, durability: str) -> float:
+        """Records a second of prebuilt batches, acks=1."""
+        return float(in_child(_produce_arrow, self.address, self.topic(durability), size, rows, count))
+
+    def consume(self, topic: str, count: int, *, arrow: bool) -> float:
+        return float(in_child(_consume, self.address, topic, count, arrow))
+
+    def latency(self, count: int, acks: int | str, durability: str, address: str | None = None) -> list[float]:
+        found: list[float] = in_child(_latency, address or self.address, self.topic(durability), count, acks)
+        return found
+
+    def end_to_end(self, rate: int, seconds: float, size: int) -> list[float]:
+        self._made += 1
+        return end_to_end(self.address, f"e{self._made}", rate, seconds, size)
+
+    def stop(self) -> None:
+        self.server.stop()
+
+
+def _produce(address: str, topic: str, size: int, count: int, acks: int | str) -> float:
+    payload = os.urandom(size // 2) + bytes(size - size // 2)
+    keys = [b"k%d" % number for number in range(64)]
+    with Producer(address, acks=acks, batch_size=256 << 10) as producer:
+        producer.send(topic, payload, b"k").result(30)
+        begun = time.perf_counter()
+        for number in range(count):
+            producer.send(topic, payload, keys[number & 63])
+        producer.flush()
+        return count / (time.perf_counter() - begun)
+
+
+def _produce_arrow(address: str, topic: str, size: int, rows: int, count: int) -> float:
+    batch = pa.record_batch({"value": pa.array([os.urandom(size)] * rows, pa.binary())})
+    with Producer(address, acks=1, batch_size=max(256 << 10, 2 * size * rows)) as producer:
+        producer.send_arrow(topic, batch).result(30)
+        begun = time.perf_counter()
+        for _ in range(count // rows):
+            producer.send_arrow(topic, batch)
+        producer.flush()
+        return count // rows * rows / (time.perf_counter() - begun)
+
+
+def _consume(address: str, topic: str, count: int, arrow: bool) -> float:
+    pa.array([b"x"])  # loads what the first array loads
+    with Consumer(topic, bootstrap=address, auto_offset_reset="earliest", max_poll_records=10_000) as consumer:
+        begun, seen = 0.0, 0
+        while seen < count:
+            found = sum(len(batch) for batch in consumer.poll_arrow(10_000)) if arrow else len(consumer.poll(10_000))
+            if not begun:  # connecting is left out, as it is of the others
+                begun, count = time.perf_counter(), count - found
+                continue
+            seen += found
+        return count / (time.perf_counter() - begun)
+
+
+def _latency(address: str, topic: str, count: int, acks: int | str) -> list[float]:
+    payload = os.urandom(100)
+    found = []
+    with Producer(address, acks=acks, linger_ms=0) as producer:
+        for number in range(count + 200):
+            begun = time.perf_counter()
+            producer.send(topic, payload).result(30)
+            if number >= 200:
+                found.append((time.perf_counter() - begun) * 1e6)
+    return found
