@@ -15,6 +15,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from tailrace import arrow_batch
 from tailrace.arrow_batch import Headers
 from tailrace.batch_header import NO_PRODUCER, NO_SEQUENCE, SEQUENCE_MODULUS, stamp_producer
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 RECORD_OVERHEAD_BYTES = 24
 """What a record costs in a batch beside key and value: timestamp, three offsets, bits."""
 BATCH_OVERHEAD_BYTES = 2048
+NO_STAMPS: np.ndarray[Any, np.dtype[np.int64]] = np.empty(0, np.int64)
 OnDelivery = Callable[[RecordMetadata | None, TailraceError | None], None]
 
 
@@ -39,11 +42,12 @@ class BatchState(Enum):
 
 
 class ProducerBatch:
-    """Records of one partition that are sent together. Rows are lists while it is open, bytes once it is encoded."""
+    """Records of one partition that are sent together: a flat list of rows while it is open, bytes once it is encoded."""
 
     __slots__ = (
-        "attempts", "base_offset", "base_sequence", "bytes_used", "callbacks", "children", "count", "created_ns", "data", "epoch", "error",
-        "frame", "headers", "info", "keys", "last_refusal", "order", "partition", "producer_id", "state", "timestamps_us", "values", "waiter", "was_sent",
+        "attempts", "base_offset", "base_sequence", "callbacks", "children", "count", "created_ns", "data", "epoch", "error", "frame", "headers",
+        "info", "last_refusal", "order", "partition", "producer_id", "reserved_bytes", "room", "rows", "stamps_us", "state", "timestamps_us",
+        "waiter", "was_sent",
     )  # fmt: skip
 
     def __init__(self, info: TopicInfo, partition: int, created_ns: int, order: tuple[int, ...]) -> None:
@@ -54,11 +58,18 @@ class ProducerBatch:
         """Its place among the producer's batches; halves of a split one come where it was."""
         self.state = BatchState.OPEN
         self.count = 0
-        self.bytes_used = BATCH_OVERHEAD_BYTES
-        self.timestamps_us: list[int] = []
-        self.keys: list[bytes | None] = []
-        self.values: list[Any] = []
-        self.headers: list[Headers] | None = None
+        """How many records it has; known once it is closed."""
+        self.rows: list[Any] = []
+        """key, value, nanoseconds since 1970, and so on: one list, so that a record is one addition (see `Producer.send`)."""
+        self.reserved_bytes = BATCH_OVERHEAD_BYTES
+        """What it takes of the producer's buffer_memory."""
+        self.room = 0
+        """How much of that is not used yet."""
+        self.timestamps_us: dict[int, int] | None = None
+        """row -> the timestamp that was given for it, in the place of the time of its `send`."""
+        self.headers: dict[int, Headers] | None = None
+        self.stamps_us = NO_STAMPS
+        """The records' timestamps, known once it is encoded. Of a frame: its first and its largest; with LogAppendTime: the appliance's."""
         self.frame: pa.RecordBatch | None = None
         self.data: bytearray | None = None
         self.callbacks: list[tuple[int, OnDelivery]] | None = None
@@ -76,45 +87,55 @@ class ProducerBatch:
         self.children: tuple[int, ProducerBatch, ProducerBatch] | None = None
         """(row, left, right) when it was too large as bytes and was split before `row`."""
 
-    def add(self, timestamp_us: int, key: bytes | None, value: Any, headers: Headers, byte_count: int) -> int:
-        """Append a record; answers its row."""
-        row = self.count
+    def add(self, stamp_ns: int, timestamp_us: int | None, key: bytes | None, value: Any, headers: Headers, byte_count: int) -> int:
+        """Append a record for which there is room; answers its row."""
+        row = len(self.rows) // 3
         if headers:
-            if self.headers is None:
-                self.headers = [None] * row
-            self.headers.append(headers)
-        elif self.headers is not None:
-            self.headers.append(None)
-        self.timestamps_us.append(timestamp_us)
-        self.keys.append(key)
-        self.values.append(value)
-        self.bytes_used += byte_count
-        self.count = row + 1
+            self.headers = self.headers or {}
+            self.headers[row] = headers
+        if timestamp_us is not None:
+            self.timestamps_us = self.timestamps_us or {}
+            self.timestamps_us[row] = timestamp_us
+        self.rows += (key, value, stamp_ns)
+        self.room -= byte_count
         return row
+
+    def close(self) -> int:
+        """It takes no more records; answers how many bytes of its reservation it did not need."""
+        self.state = BatchState.READY
+        self.count = len(self.rows) // 3
+        unused, self.room = self.room, 0
+        self.reserved_bytes -= unused
+        return unused
 
     def has_ended(self) -> bool:
         return self.state is BatchState.ENDED
 
-    def _to_frame(self) -> pa.RecordBatch:
-        if self.frame is not None:
-            return self.frame
+    @property
+    def ends_without_key(self) -> bool:
+        return bool(self.rows) and self.rows[-3] is None
+
+    def _from_rows(self) -> pa.RecordBatch:
+        keys, values, stamps = self.rows[0::3], self.rows[1::3], np.array(self.rows[2::3], np.int64)
+        stamps //= 1000
+        for row, stamp_us in (self.timestamps_us or {}).items():
+            stamps[row] = stamp_us
+        self.stamps_us = stamps
         if self.info.typed:
-            return arrow_batch.rows_from_dicts(self.values, self.info.schema)
-        return arrow_batch.default_rows(self.timestamps_us, self.keys, self.values, self.headers)
+            return arrow_batch.rows_from_dicts(values, self.info.schema)
+        headers = [self.headers.get(row) for row in range(self.count)] if self.headers else None
+        return arrow_batch.default_rows(stamps, keys, values, headers)
 
     def encode(self, compression: str) -> bytearray:
         """The batch as bytes, kept for retries. Raises InvalidRecordError."""
         if self.data is None:
-            frame = self._to_frame()
-            stamps = self.timestamps_us
+            frame = self.frame if self.frame is not None else self._from_rows()
             self.data = arrow_batch.encode(
                 frame, schema_id=self.info.schema_id, seed=self.info.seeds[self.partition], compression=compression,
-                first_timestamp_us=stamps[0], max_timestamp_us=max(stamps),
+                first_timestamp_us=int(self.stamps_us[0]), max_timestamp_us=int(self.stamps_us.max()),
             )  # fmt: skip
-            self.keys = []
-            self.values = []
-            self.headers = None
-            self.frame = frame if self.frame is not None else None
+            self.rows = []
+            self.timestamps_us = self.headers = None
         return self.data
 
     def number(self, producer_id: int, epoch: int, base_sequence: int) -> None:
@@ -140,8 +161,8 @@ class ProducerBatch:
             half = ProducerBatch(self.info, self.partition, self.created_ns, (*self.order, side))
             half.frame = arrow_batch.cut_out(frame, start, end - start)
             half.count = end - start
-            half.timestamps_us = self.timestamps_us[start:end] if len(self.timestamps_us) == self.count else list(self.timestamps_us)
-            half.bytes_used = self.bytes_used // 2 if side else self.bytes_used - self.bytes_used // 2
+            half.stamps_us = self.stamps_us[start:end] if len(self.stamps_us) == self.count else self.stamps_us
+            half.reserved_bytes = self.reserved_bytes // 2 if side else self.reserved_bytes - self.reserved_bytes // 2
             half.state = BatchState.READY
             halves.append(half)
         left, right = halves
@@ -162,8 +183,8 @@ class ProducerBatch:
 
     def metadata(self, row: int) -> RecordMetadata:
         offset = None if self.base_offset is None else self.base_offset + row
-        stamp_us = self.timestamps_us[row] if row < len(self.timestamps_us) else self.timestamps_us[-1]
-        return RecordMetadata(self.info.name, self.partition, offset, stamp_us // 1000)
+        stamp_us = self.stamps_us[min(row, len(self.stamps_us) - 1)]
+        return RecordMetadata(self.info.name, self.partition, offset, int(stamp_us) // 1000)
 
     def end(
         self, base_offset: int | None, error: TailraceError | None
@@ -187,35 +208,40 @@ class Waits(Protocol):
     def wait_for(self, batch: ProducerBatch, timeout: float | None) -> bool: ...
 
 
-class Handle:
-    """What `send` answers: the record's fate, when it is known. No lock or condition is made until someone waits."""
+class Handle(tuple[Waits, ProducerBatch, int]):
+    """What `send` answers: the record's fate, when it is known. No lock or condition is made until someone waits.
 
-    __slots__ = ("_batch", "_row", "_sender")
+    (sender, batch, row): a tuple, because one is made for every record, and that is the quickest object there is.
+    """
 
-    def __init__(self, sender: Waits, batch: ProducerBatch, row: int) -> None:
-        self._sender = sender
-        self._batch = batch
-        self._row = row
+    __slots__ = ()
 
-    def _resolve(self) -> ProducerBatch:
-        """The batch that holds the record now; a split moves it."""
-        while self._batch.children is not None:
-            middle, left, right = self._batch.children
-            if self._row < middle:
-                self._batch = left
+    def __repr__(self) -> str:
+        batch, row = self._resolve()
+        return f"<Handle of record {row} of a batch for {batch.info.name}-{batch.partition}, {batch.state.name}>"
+
+    def _resolve(self) -> tuple[ProducerBatch, int]:
+        """The batch that holds the record now, and its row there; a split moves it."""
+        _, batch, row = self
+        while batch.children is not None:
+            middle, left, right = batch.children
+            if row < middle:
+                batch = left
             else:
-                self._batch, self._row = right, self._row - middle
-        return self._batch
+                batch, row = right, row - middle
+        return batch, row
 
     def done(self) -> bool:
-        return self._resolve().state is BatchState.ENDED
+        return self._resolve()[0].state is BatchState.ENDED
 
     def exception(self, timeout: float | None = None) -> TailraceError | None:
         """The error that the record ended with, or None. Raises RequestTimeoutError when it has not ended within `timeout` seconds."""
-        while not self.done():
-            if not self._sender.wait_for(self._resolve(), timeout):
+        while True:
+            batch, _ = self._resolve()
+            if batch.state is BatchState.ENDED:
+                return batch.error
+            if not self[0].wait_for(batch, timeout):
                 raise RequestTimeoutError(f"the record was not acknowledged within {timeout} s")
-        return self._resolve().error
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Where the record went. Raises its error, or RequestTimeoutError when it has not ended within `timeout` seconds (it may still
@@ -224,13 +250,14 @@ class Handle:
         error = self.exception(timeout)
         if error is not None:
             raise error
-        return self._resolve().metadata(self._row)
+        batch, row = self._resolve()
+        return batch.metadata(row)
 
 
 def _leaves(handles: list[Handle]) -> list[ProducerBatch]:
     """The batches that hold the handles' rows now, splits followed."""
     leaves: list[ProducerBatch] = []
-    stack = [handle._batch for handle in reversed(handles)]
+    stack = [handle[1] for handle in reversed(handles)]
     while stack:
         batch = stack.pop()
         if batch.children is not None:
@@ -257,7 +284,7 @@ class BatchesHandle:
         for handle in self._handles:
             while (waiting := next((leaf for leaf in _leaves([handle]) if leaf.state is not BatchState.ENDED), None)) is not None:
                 remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not handle._sender.wait_for(waiting, remaining):
+                if not handle[0].wait_for(waiting, remaining):
                     raise RequestTimeoutError(f"not everything was acknowledged within {timeout} s")
         return next((leaf.error for leaf in _leaves(self._handles) if leaf.error is not None), None)
 
@@ -292,7 +319,6 @@ class PartitionQueue:
         """The open batch, if any, takes no more records."""
         if self.open is None:
             return False
-        self.open.state = BatchState.READY
         self.ready.append(self.open)
         self.open = None
         return True

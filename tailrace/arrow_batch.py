@@ -13,6 +13,7 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from tailrace.batch_header import (
@@ -48,7 +49,10 @@ def cut_out(batch: pa.RecordBatch, start: int, count: int) -> pa.RecordBatch:
 
 
 def default_rows(
-    timestamps_us: list[int], keys: list[bytes | None], values: list[bytes | None], headers: list[Headers] | None
+    timestamps_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]],
+    keys: list[bytes | None],
+    values: list[bytes | None],
+    headers: list[Headers] | None,
 ) -> pa.RecordBatch:
     """Lists of equal length as a batch of the default schema. Raises InvalidRecordError for parts of a wrong type."""
     try:
@@ -57,7 +61,7 @@ def default_rows(
         else:
             header_column = pa.array([[{"key": k, "value": v} for k, v in row] if row else None for row in headers], HEADER_TYPE)
         columns = [
-            pa.array(timestamps_us, pa.int64()).cast(_TIMESTAMP),
+            pa.array(timestamps_us, pa.int64()).view(_TIMESTAMP),
             pa.array(keys, pa.binary()),
             pa.array(values, pa.binary()),
             header_column,

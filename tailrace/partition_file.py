@@ -58,6 +58,10 @@ class PartitionFile:
     def leader_epoch(self) -> int:
         return self.epochs[-1].number
 
+    def epoch_at(self, offset: int) -> int:
+        """Under which leader epoch `offset` was, or would be, written."""
+        return next((epoch.number for epoch in reversed(self.epochs) if epoch.start <= offset), self.epochs[0].number)
+
     def begin_epoch(self, start: int) -> None:
         """What follows from offset `start` on may differ from what was read there before."""
         number = self.leader_epoch + 1

@@ -12,8 +12,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
+from time import time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tailrace.accumulator import (
     BATCH_OVERHEAD_BYTES,
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from tailrace.arrow_frames import Frame
 
 EXIT_TIMEOUT_S = 30.0
+KNOWN_KEYS_MAX = 100_000
 _live_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
@@ -56,6 +60,7 @@ def _forget_after_fork() -> None:
     """A child process has the producers' memory but not their threads, and shares their sockets: it must not use them."""
     for producer in list(_live_producers):
         producer._sender.forked = True
+        producer._known.clear()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
@@ -81,6 +86,9 @@ class Producer:
         self._sender = Sender(self.settings, self._on_keyless_batch, environment)
         self._topics: dict[str, TopicInfo] = {}
         self._by_topic: dict[str, list[PartitionQueue]] = {}
+        self._known: dict[str, dict[object, tuple[PartitionQueue, bytes | None, int]]] = {}
+        """topic -> key -> (where its records go, the key, what a record takes beside its value): choices of the default partitioner."""
+        self._acquire, self._release = self._sender.lock.acquire, self._sender.lock.release
         self._warned: set[str] = set()
         _live_producers.add(self)
 
@@ -107,6 +115,42 @@ class Producer:
         Raises UnknownTopicError, PartitionOutOfRangeError, InvalidRecordError, RecordTooLargeError, NotReachableError, and
         BufferExhaustedError after `max_block_ms`.
         """
+        # Most records are a few bytes for a key that was seen before, in a batch that has room: this much is done for each of them, and no more.
+        if (
+            type(value) is bytes and headers is None and partition is None and timestamp is None and on_delivery is None and deliver_at is None
+            and deliver_after is None
+        ):  # fmt: skip
+            try:
+                queue, key, byte_count = self._known[topic][key]
+            except (KeyError, TypeError):
+                pass
+            else:
+                self._acquire()
+                try:
+                    batch = queue.open
+                    if batch is not None and (room := batch.room - len(value) - byte_count) > 0:
+                        batch.room = room
+                        rows = batch.rows
+                        rows += (key, value, time_ns())
+                        return Handle((self._sender, batch, len(rows) // 3 - 1))
+                finally:
+                    self._release()
+        return self._send_any(topic, value, key, headers, partition, timestamp, on_delivery, deliver_at, deliver_after)
+
+    def _send_any(
+        self,
+        topic: str,
+        value: bytes | str | dict[str, Any] | None,
+        key: bytes | str | None,
+        headers: Headers,
+        partition: int | None,
+        timestamp: datetime | int | None,
+        on_delivery: OnDelivery | None,
+        deliver_at: datetime | None,
+        deliver_after: timedelta | None,
+    ) -> Handle:
+        """A record that needs more thought: see `send`."""
+        sender = self._sender
         info = self._topics.get(topic) or self._load_topic(topic)
         if deliver_at is not None or deliver_after is not None:
             raise NotSupportedError("delayed delivery is not part of this version: send the record when it is due")
@@ -122,6 +166,7 @@ class Producer:
             headers, header_bytes = _checked_headers(headers)
             size += header_bytes
         partition_count = len(info.partitions)
+        is_default_choice = partition is None and not info.typed and isinstance(self._partitioner, DefaultPartitioner)
         if partition is None:
             partition = self._partitioner(topic, key, partition_count)
         if not 0 <= partition < partition_count:
@@ -131,32 +176,45 @@ class Producer:
             raise RecordTooLargeError(
                 f"a record of {size} bytes does not fit {limit} bytes, the smaller of the producer's max_request_size and the topic's max.message.bytes"
             )
-        stamp_us = time.time_ns() // 1000 if timestamp is None else _timestamp_us(timestamp)
-        with self._sender.lock:
-            self._sender.check_usable()
-            if self._sender.buffered_bytes + size + BATCH_OVERHEAD_BYTES > self.settings.buffer_memory:
-                self._sender.block_for_memory(size)
+        stamp_us = None if timestamp is None else _timestamp_us(timestamp)
+        with sender.lock:
+            sender.check_usable()
             queue = self._by_topic[topic][partition]
             if queue.is_gone:
                 self._topics.pop(topic, None)
-                return self.send(topic, value, key, headers, partition, timestamp, on_delivery=on_delivery)
+                self._known.pop(topic, None)
+                return self._send_any(topic, value, key, headers, partition, timestamp, on_delivery, None, None)
             batch = queue.open
-            if batch is not None and batch.bytes_used + size > min(self.settings.batch_size, limit):
-                self._sender.close_batch(queue)
+            capacity = min(self.settings.batch_size, limit)
+            if batch is not None and batch.reserved_bytes - batch.room + size > capacity:
+                sender.close_batch(queue)
                 batch = None
-                self._sender.pump()
+                sender.pump()
+            if (batch is None or batch.room < size) and sender.buffered_bytes + size + BATCH_OVERHEAD_BYTES > self.settings.buffer_memory:
+                sender.block_for_memory(size)
+                batch = queue.open
             if batch is None:
-                batch = self._sender.open_batch(queue)
-            row = batch.add(stamp_us, key, value, headers, size)
-            self._sender.buffered_bytes += size
+                batch = sender.open_batch(queue)
+            if batch.room < size:
+                sender.reserve(batch, size, capacity)
+            row = batch.add(time_ns(), stamp_us, key, value, headers, size)
             if on_delivery is not None:
                 batch.callbacks = [*(batch.callbacks or []), (row, on_delivery)]
-            if batch.bytes_used >= self.settings.batch_size:
-                self._sender.close_batch(queue)
-                self._sender.pump()
-        if self._sender.callbacks:
-            self._sender.make_callbacks()
-        return Handle(self._sender, batch, row)
+            if batch.reserved_bytes - batch.room >= self.settings.batch_size:
+                sender.close_batch(queue)
+                sender.pump()
+            elif is_default_choice:
+                self._remember(topic, key, queue)
+        if sender.callbacks:
+            sender.make_callbacks()
+        return Handle((sender, batch, row))
+
+    def _remember(self, topic: str, key: bytes | None, queue: PartitionQueue) -> None:
+        """What the default partitioner has chosen. Without a key that is until its batch is closed."""
+        known = self._known.setdefault(topic, {})
+        if len(known) >= KNOWN_KEYS_MAX:
+            known.clear()
+        known[key] = queue, key, len(key or b"") + RECORD_OVERHEAD_BYTES
 
     def send_arrow(
         self,
@@ -206,15 +264,15 @@ class Producer:
             batch = ProducerBatch(queue.info, partition, self._sender.now_ns(), self._sender.next_order())
             batch.frame = piece
             batch.count = piece.num_rows
-            batch.timestamps_us = list(timestamp_range(piece, stamp_us))
-            batch.bytes_used = BATCH_OVERHEAD_BYTES + byte_count
+            batch.stamps_us = np.array(timestamp_range(piece, stamp_us))
+            batch.reserved_bytes = BATCH_OVERHEAD_BYTES + byte_count
             batch.state = BatchState.READY
-            self._sender.buffered_bytes += batch.bytes_used
+            self._sender.buffered_bytes += batch.reserved_bytes
             self._sender.unended_count += 1
             queue.ready.append(batch)
             self._sender.enlist(queue)
             self._sender.pump()
-        return Handle(self._sender, batch, 0)
+        return Handle((self._sender, batch, 0))
 
     def flush(self, timeout: float | None = None) -> None:
         """Send everything now and wait until every record sent before this call has ended. Raises RequestTimeoutError; errors of records
@@ -227,7 +285,7 @@ class Producer:
         deadline = None if timeout is None else time.monotonic() + timeout
         for batch in batches:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-            BatchesHandle([Handle(self._sender, batch, 0)]).exception(remaining)
+            BatchesHandle([Handle((self._sender, batch, 0))]).exception(remaining)
         self._sender.wait_until_received(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def partitions_for(self, topic: str) -> list[int]:
@@ -266,6 +324,7 @@ class Producer:
 
     def _on_keyless_batch(self, info: TopicInfo) -> None:
         if isinstance(self._partitioner, DefaultPartitioner):
+            self._known.get(info.name, {}).pop(None, None)
             self._partitioner.on_batch_sent(info.name, len(info.partitions))
 
     # ---- topics ----------------------------------------------------------------------------------------------------------------------
@@ -325,6 +384,7 @@ class Producer:
             queue.is_gone = False
             queues.append(queue)
         self._by_topic[info.name] = queues
+        self._known.pop(info.name, None)
         self._topics[info.name] = info
 
 

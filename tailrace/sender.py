@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
+
 from tailrace.accumulator import BATCH_OVERHEAD_BYTES, BatchState, OnDelivery, PartitionQueue, ProducerBatch, closed_error
 from tailrace.connection import Connection
 from tailrace.environment import REAL, Environment, sleep_on
@@ -35,6 +37,8 @@ NS_PER_MS = 1_000_000
 RETRY_BACKOFF_MAX_MS = 1_000
 CREDIT_ASK_NS = 50_000_000
 RECEIVED_TIMEOUT_MS = 5_000
+RESERVE_BYTES = 16 << 10
+"""How much buffer memory an open batch takes at a time: between, a record is added without looking at what others need."""
 _ACKS = {0: 0, 1: 1, "all": requests.ACKS_ALL}
 _RESEND_CODES = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE})
 _FATE_UNKNOWN_CODES = frozenset({ErrorCode.TIMED_OUT, ErrorCode.STORAGE_ERROR})
@@ -103,6 +107,7 @@ class Sender:
                 for queue in self.queues.values():
                     for batch in queue.batches():
                         self.end(batch, None, closed_error())
+                    self.reset(queue)
                 self.connection.process()
             self.connection.close()
         self._wake_helper()
@@ -135,11 +140,21 @@ class Sender:
         self._order += 1
         return (self._order,)
 
+    def reserve(self, batch: ProducerBatch, byte_count: int, capacity: int) -> None:
+        """Give an open batch room for `byte_count` bytes, and for what is likely to follow, up to `capacity` bytes in all; that much memory is free."""
+        unused = self._settings.buffer_memory - self.buffered_bytes - BATCH_OVERHEAD_BYTES
+        used = batch.reserved_bytes - batch.room
+        more = max(byte_count - batch.room, min(RESERVE_BYTES, unused, capacity - used - batch.room))
+        batch.reserved_bytes += more
+        batch.room += more
+        self.buffered_bytes += more
+
     def close_batch(self, queue: PartitionQueue) -> None:
         batch = queue.open
         if batch is not None and queue.close_open():
+            self.buffered_bytes -= batch.close()
             self.enlist(queue)
-            if batch.keys and batch.keys[-1] is None:
+            if batch.ends_without_key:
                 self._on_keyless_batch(queue.info)
 
     def close_all(self) -> None:
@@ -321,7 +336,7 @@ class Sender:
             self._leave_flight(queue, batch)
             produced = requests.decode_produced(response.body[0])
             if queue.info.settings["message.timestamp.type"] == "LogAppendTime":
-                batch.timestamps_us = [produced.append_time_us]
+                batch.stamps_us = np.array([produced.append_time_us])
             self.end(batch, produced.base_offset, None)
         elif response is None:
             self._retry(queue, batch, ErrorCode.SESSION_UNKNOWN, "the connection was lost", pause=False)
@@ -345,7 +360,9 @@ class Sender:
             self._retry(queue, batch, code, detail, pause=code not in _RESEND_CODES or queue.in_flight[0] is batch)
         else:
             self._leave_flight(queue, batch)
-            queue.is_gone = queue.is_gone or code is ErrorCode.UNKNOWN_TOPIC
+            if code is ErrorCode.UNKNOWN_TOPIC:
+                queue.is_gone = True
+                self.close_batch(queue)  # the next record asks anew
             if self._idempotent:
                 self._needs_epoch = True  # its sequence is missing for good
             self.end(batch, None, error)
@@ -377,9 +394,11 @@ class Sender:
     def end(self, batch: ProducerBatch, base_offset: int | None, error: TailraceError | None) -> None:
         if batch.state is BatchState.ENDED:
             return
+        if batch.state is BatchState.OPEN:
+            self.buffered_bytes -= batch.close()
         if error is not None:
             self.counters["errors"] += batch.count
-        self.buffered_bytes -= batch.bytes_used
+        self.buffered_bytes -= batch.reserved_bytes
         self.unended_count -= 1
         self.callbacks += batch.end(base_offset, error)
 

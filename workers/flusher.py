@@ -229,13 +229,30 @@ class Flusher:
 
     def _apply(self, assignment: Assignment, *, replay: bool) -> None:
         log = self._logs.get(assignment.slot)
-        if log is not None and (assignment.dropped or assignment.revive):
+        if log is not None and assignment.revive and log.refusal and not self._add_journaled(log):
+            self._logs.publish(log)
+            return
+        if log is not None and assignment.dropped:
             self._commit.forget(log)
         log = self._logs.apply(assignment, replay=replay, on_open=lambda _: self._housekeeping.forget(assignment.slot))
+        if log is not None and assignment.revive and not log.refusal:
+            self._commit.forget(log)
+            self._logs.journaled.pop(log.key, None)
         if log is None:
             self._housekeeping.forget(assignment.slot)
         else:
             self._housekeeping.begin(log, self._now_ns)
+
+    def _add_journaled(self, log: PartitionLog) -> bool:
+        """Before a log is opened again: what this run's journal has of it. False: the journal cannot be read."""
+        try:
+            held = self._commit.held_for(log)
+        except OSError as error:
+            logger.error("journal_not_read directory=%s error=%r", log.directory, str(error))
+            return False
+        if held:
+            self._logs.journaled[log.key] = [*self._logs.journaled.get(log.key, []), *held]
+        return True
 
     # ---- recovery --------------------------------------------------------------------------------------------------------------------
 
@@ -339,8 +356,11 @@ class Flusher:
         """One descriptor into the group; None: the group must be settled first. Raises OSError only for a full disk."""
         log = self._log_of(stage, descriptor.slot)
         if descriptor.result or not descriptor.has_bytes:
-            failed = log is not None and log.refusal and not descriptor.result
-            return None, Verdict.FAILED if failed else Verdict.DURABLE
+            if descriptor.result or log is None:
+                return None, Verdict.DURABLE
+            # A duplicate is worth what its original is, which may be in this group.
+            failed = log.refusal or descriptor.leader_epoch != log.file.leader_epoch
+            return (None, Verdict.FAILED) if failed else (log, Verdict.DURABLE)
         if log is None:
             return None, Verdict.DELETED
         if log.refusal or descriptor.leader_epoch != log.file.leader_epoch:

@@ -2,7 +2,8 @@
 
 Owner: the flusher. The one seam between "placed" and "durable".
 Invariants: a sync that failed is never tried again on the same pages: the bytes, from ring and journal, go to a new segment in a new file; a log in neither
-    half's `dirty` has everything synced that the journal holds for it; a half is used again only when its `dirty` is empty.
+    half's `dirty` has everything synced that the journal holds for it; a half is used again only when its `dirty` is empty (a log that is offline
+    stays there).
 Crash: see `journal` and `partition_log`.
 
     touched files with durability=disk       then
@@ -88,8 +89,8 @@ class GroupCommit:
             log.sync()
         except OSError as error:
             self._rescue(log, error)
-        for dirty in self._dirty:
-            dirty.pop(log.key, None)
+        if not log.refusal:
+            self.forget(log)
         return not log.refusal
 
     def roll(self, log: PartitionLog) -> bool:
@@ -100,9 +101,13 @@ class GroupCommit:
         return True
 
     def forget(self, log: PartitionLog) -> None:
-        """The log is deleted or closed."""
+        """The log is deleted, or everything of it is on the disk."""
         for dirty in self._dirty:
             dirty.pop(log.key, None)
+
+    def held_for(self, log: PartitionLog) -> list[JournalBatch]:
+        """What this run's journal holds of a log whose disk failed. Raises OSError."""
+        return self._journal.read_back(*log.key, 0) if any(log.key in dirty for dirty in self._dirty) else []
 
     def sync_all(self, logs: Iterable[PartitionLog]) -> None:
         """Before a clean end: nothing depends on the journal any more."""
@@ -124,10 +129,12 @@ class GroupCommit:
         if length > min(journal.half_bytes, len(logs) * JOURNALED_BYTES_PER_FILE) or any(not log.group for log in logs):
             return False
         if not journal.fits(length):
-            for log in list(self._dirty[journal.half ^ 1].values()):
-                self.sync(log)
-            if any(log.refusal for log in logs):
-                return False
+            other = self._dirty[journal.half ^ 1]
+            for log in list(other.values()):
+                if not log.refusal:
+                    self.sync(log)
+            if other or any(log.refusal for log in logs):
+                return False  # what a log that is offline has not got on its disk stays in the journal
             journal.switch()
         try:
             journal.append(batches)
@@ -144,7 +151,7 @@ class GroupCommit:
         self._owed_syncs += 2 * len(other) * length / self._journal.half_bytes
         count = int(self._owed_syncs)
         self._owed_syncs -= count
-        for log in list(other.values())[:count]:
+        for log in [log for log in other.values() if not log.refusal][:count]:
             self.sync(log)
 
     def _give_up_journal(self, error: OSError) -> None:
@@ -153,7 +160,8 @@ class GroupCommit:
         logger.error("journal_given_up error=%r", str(error))
         for dirty in self._dirty:
             for log in list(dirty.values()):
-                self.sync(log)
+                if not log.refusal:
+                    self.sync(log)
 
     # ---- a disk that refuses ---------------------------------------------------------------------------------------------------------
 

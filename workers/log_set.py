@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from shm.assignments import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionState, PartitionTable
+from tailrace.batch_header import leader_epoch_at
 from tailrace.data_directory import QUARANTINE_DIRECTORY
 from tailrace.protocol.errors import ErrorCode
 from workers.files import Files
@@ -103,13 +104,18 @@ class LogSet:
     def _open(self, log: PartitionLog, *, replay: bool) -> None:
         held = self.journaled.get(log.key, [])
         hints = Hints(
+            journaled={batch.base_offset: batch.data for batch in held},
             elsewhere=frozenset(batch.base_offset for batch in held) | self.in_rings.get(log.key, frozenset()),
             durable_below=self.watermarks.get(log.key, 0),
             quarantine=f"{self._data_dir}/{QUARANTINE_DIRECTORY}",
             may_have_holes=self._facts.lost_memory and not log.is_durable,
         )
         recovered = log.open(self._facts.run, hints=hints, revive=log.assignment.revive)
-        replayed = self._take_from_journal(log, held)
+        try:
+            replayed = self._take_from_journal(log, held)
+        except OSError:
+            log.give_up_opening()  # what was acknowledged is only in the journal: that must stay as it is
+            raise
         if self._facts.lost_memory:
             log.begin_epoch(self._facts.run)
         if not replay or recovered.cut_bytes or recovered.damage or replayed:
@@ -124,12 +130,14 @@ class LogSet:
         """Append what the journal holds and the segment has lost. Raises OSError."""
         count = 0
         for batch in held:
-            if batch.base_offset != log.next_offset or log.refusal:
+            if batch.base_offset != log.next_offset:
                 continue
             pending = pending_from_bytes(batch.data, log.file.seed)
             if pending is None:
                 logger.error("journal_batch_damaged topic=%s offset=%d", log.assignment.topic, batch.base_offset)
                 break
+            if leader_epoch_at(batch.data, 0) != log.file.epoch_at(batch.base_offset):
+                continue  # refused: its disk failed behind the journal's sync
             if log.needs_roll(len(pending.data), pending.append_time_us):
                 log.write_pending()
                 log.sync()
@@ -140,6 +148,8 @@ class LogSet:
             count += 1
         log.write_pending()
         log.settled()
+        if count:
+            log.sync()
         log.high_watermark = log.next_offset
         return count
 

@@ -186,6 +186,15 @@ class PartitionLog:
         self.is_open = True
         return recovered
 
+    def give_up_opening(self) -> None:
+        """What the files say is not all that there is, and the rest could not be added: as if it had not been opened."""
+        self.settled()
+        if self.live is not None:
+            self._files.close(self.live.fd)
+            self._files.close(self.live.index_fd)
+            self.live = None
+        self.is_open = False
+
     def begin_epoch(self, run: str) -> None:
         """This run began after a stop that may have lost what was not synced: from here on the log may have other records than some reader has seen.
         When everything that was left is found, once a run. Raises OSError.

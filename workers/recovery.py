@@ -20,7 +20,7 @@ that it was once on the disk.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -30,6 +30,7 @@ from shm.crash_points import crash_point
 from tailrace import checked_json
 from tailrace import segment_index as index_format
 from tailrace.batch_header import END_OF_STREAM, BatchHeader
+from tailrace.checksum import Readable
 from tailrace.partition_file import Damage, PartitionFile
 from tailrace.segment import (
     INDEX_SUFFIX,
@@ -75,6 +76,8 @@ class Hints:
 
     elsewhere: frozenset[int] = frozenset()
     """Base offsets that the journal or a ring holds."""
+    journaled: Mapping[int, Readable] = field(default_factory=dict)
+    """Base offset -> batch that the journal holds. Found in a segment it is written there again: a sync that failed leaves pages that look clean."""
     durable_below: int = 0
     """Offsets below this were durable, as a partition table found in memory says."""
     end_limit: int | None = None
@@ -412,6 +415,9 @@ class _Recovery:
                     return Action.APPEND  # given up after a failed sync: the next segment has this batch
                 largest = max(largest, header.max_timestamp_us)
                 self._index.append(IndexEntry(header.base_offset, position, largest, header.batch_length))
+                held = self._hints.journaled.get(header.base_offset)
+                if held is not None and reader.read_at(len(held), position) == held:
+                    self._files.write_at(reader.fd, [held], position)
                 result.first_append_us = result.first_append_us or header.append_time_us
                 result.last_append_us = max(result.last_append_us, header.append_time_us)
                 result.max_timestamp_us = max(result.max_timestamp_us, largest)
