@@ -102,6 +102,7 @@ class Flusher:
         start_ns: int,
     ) -> None:
         self._data_dir = data_dir
+        self._files = files
         self._feed = feed
         self._generation = generation
         self._stages = [Stage(ring, worker) for worker, ring in rings.items()]
@@ -267,6 +268,11 @@ class Flusher:
         self._old = []
         crash_point("recovery.after_journal")
         self._commit.sync_all(self._logs.all())
+        try:
+            self._files.sync_directory(self._data_dir)  # a predecessor may have been killed before it was
+        except OSError as error:
+            for log in self._logs.all():
+                self._logs.take_offline(log, error)
         if self._logs.forget_what_was_found():
             try:
                 self._journal.reset()

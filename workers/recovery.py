@@ -231,6 +231,8 @@ class _Recovery:
             logger.warning("checkpoint_damaged directory=%s count=%d", self._directory, damaged)
         checkpoint = self._usable(checkpoint, bases)
         first_walked = self._begin(bases, checkpoint)
+        if bases and (checkpoint is None or checkpoint.segment_base != bases[-1]):
+            files.sync_directory(self._directory)  # whoever began the newest segment may have been killed before its name was durable
         for number in range(first_walked, len(bases)):
             newest = number == len(bases) - 1
             from_checkpoint = checkpoint is not None and bases[number] == checkpoint.segment_base

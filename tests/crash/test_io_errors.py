@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from shm.layout import SlotState
+from shm.layout import SlotState, Verdict
 from tests.crash.test_power_loss import boot
 from tests.kit.checker import check
 from tests.kit.simdisk import SimDisk, fail_at
@@ -82,4 +82,86 @@ def test_a_partition_that_is_offline_stays_so_over_a_restart_and_reads_go_on() -
     workload.send()
     workload.settle()
     assert workload.bench.table.read(0).leader_epoch == 1, "what was appended under the old epoch above the watermark does not count"
+    check(workload.history, workload.readable())
+
+
+def _break(disk: SimDisk, name: str) -> None:
+    """Nothing can be written to segments whose path has `name` in it."""
+
+    def broken(operation: str, path: str) -> None:
+        if name in path and ".arrow" in path and operation != "read":
+            raise OSError(errno.EIO, "broken", path)
+
+    disk.hook = broken
+
+
+def test_a_second_copy_of_a_batch_whose_disk_failed_is_not_acknowledged() -> None:
+    """Both lie in one group: the copy is judged as its original is."""
+    disk = SimDisk()
+    workload = Workload(boot(disk, 0, 1), random.Random(3), producers=1)
+    workload.send()
+    workload.settle()
+    producer = workload.producers[0]
+    _break(disk, "t-0/")
+    workload.send(producer)
+    sent = producer.unacknowledged[-1]
+    workload._post(producer, sent)
+    workload.bench.step_worker()
+    workload.settle()
+    ring = workload.bench.ring
+    last = [ring.descriptor(number) for number in range(ring.head.load())][-2:]
+    assert [(d.is_duplicate, d.result) for d in last] == [(False, 0), (True, 0)]
+    assert [ring.outcome(d.ordinal - 1).verdict for d in last] == [Verdict.FAILED, Verdict.FAILED]
+    check(workload.history, workload.readable())
+
+
+def test_what_only_the_journal_holds_of_a_log_that_is_offline_stays_there_until_it_is_on_the_disk() -> None:
+    disk = SimDisk()
+    workload = Workload(boot(disk, 0, 3), random.Random(5), producers=1, partitions=3)
+    workload.settle()
+    first, *others = workload.producers
+    for producer in workload.producers:
+        workload.send(producer)
+    workload.settle()  # one frame of the journal
+    assert not first.unacknowledged
+    _break(disk, "t-0/")
+    workload.send(first)
+    workload.settle()
+    assert workload.bench.table.read(0).state is SlotState.OFFLINE_FOR_WRITES
+    for _ in range(60):  # far more than the journal takes
+        for producer in others:
+            workload.send(producer)
+        workload.settle()
+    disk.hook = None
+    disk = disk.lose_power(random.Random(1))
+    workload.go_on(boot(disk, 1, 3))
+    workload.settle()
+    check(workload.history, workload.readable())
+    assert workload.readable()[0], "it was acknowledged"
+    workload.bench.assign(dataclasses.replace(workload.bench.assignments[0], version=2, revive=True))
+    workload.settle()
+    workload.go_on(boot(disk.lose_power(random.Random(2)), 2, 3))
+    workload.settle()
+    check(workload.history, workload.readable())
+
+
+def test_a_revived_log_has_on_its_disk_what_only_the_journal_held() -> None:
+    """Pages whose sync failed look clean: without being written again they are gone with the power."""
+    disk = SimDisk()
+    workload = Workload(boot(disk, 0, 3), random.Random(5), producers=1, partitions=3)
+    workload.settle()
+    for producer in workload.producers:
+        workload.send(producer)
+    workload.settle()
+    _break(disk, "t-0/")
+    workload.send(workload.producers[0])
+    workload.settle()
+    disk.hook = None
+    workload.bench.assign(dataclasses.replace(workload.bench.assignments[0], version=2, revive=True))
+    for _ in range(60):
+        for producer in workload.producers:
+            workload.send(producer)
+        workload.settle()
+    workload.go_on(boot(disk.lose_power(random.Random(2)), 1, 3))
+    workload.settle()
     check(workload.history, workload.readable())

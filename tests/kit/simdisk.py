@@ -1,7 +1,8 @@
 """A disk in memory that can lose power: it forgets what was not synced, tears writes at any byte, keeps unsynced writes in any selection, fails on demand.
 
 Stricter than real ones: a file's bytes and its name are durable apart from each other; the name only when its directory was synced; of unsynced
-changes to a directory a prefix survives, of unsynced writes to a file any subset, each whole or torn.
+changes to a directory a prefix survives, of unsynced writes to a file any subset, each whole or torn. A sync that failed leaves pages that look clean and
+of which some are lost.
 """
 
 from __future__ import annotations
@@ -188,7 +189,16 @@ class SimFiles:
 
     def sync_data(self, fd: int) -> None:
         inode, path = self._open[fd]
-        self.disk.touch("sync", path)
+        try:
+            self.disk.touch("sync", path)
+        except OSError:
+            # As Linux does it: some of the pages may have been written, all look clean, and no later sync writes the rest.
+            rng = random.Random(self.disk.operations)
+            for position, piece in inode.unsynced:
+                if rng.random() < 0.5:
+                    _apply(inode.durable, position, piece)
+            inode.unsynced = []
+            raise
         for position, piece in inode.unsynced:
             _apply(inode.durable, position, piece)
         inode.unsynced = []
