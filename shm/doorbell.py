@@ -16,10 +16,11 @@ import select
 class Doorbell:
     """One process's bell."""
 
-    __slots__ = ("fd",)
+    __slots__ = ("_poll", "fd")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self._poll: select.poll | None = None
 
     @classmethod
     def create(cls) -> Doorbell:
@@ -41,7 +42,8 @@ class Doorbell:
 
     def wait(self, timeout_ms: float | None) -> None:
         """Sleep until rung, for at most `timeout_ms` (None: for ever), then clear."""
-        poll = select.poll()
-        poll.register(self.fd, select.POLLIN)
-        poll.poll(timeout_ms)
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self.fd, select.POLLIN)
+        self._poll.poll(timeout_ms)
         self.clear()

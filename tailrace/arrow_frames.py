@@ -6,6 +6,7 @@ Invariants: rows of a partition keep their order; every piece has exactly the to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tailrace.errors import SchemaMismatchError
 from tailrace.schema import DEFAULT_SCHEMA, conform, schema_of, to_message, to_table
 from tailrace.topics import TopicInfo
 
+_DEFAULT_NAMES = set(DEFAULT_SCHEMA.names)
 Frame = Any
 """A pyarrow Table or RecordBatch, a pandas or polars DataFrame, or anything else with `__arrow_c_stream__`."""
 
@@ -40,6 +42,39 @@ def _with_default_columns(table: pa.Table, stamp_us: int) -> pa.Table:
     if "headers" not in table.column_names:
         table = table.append_column("headers", null_headers(count))
     return table
+
+
+@lru_cache(maxsize=16)
+def _nothing(name: str, count: int) -> pa.Array:
+    """A column of the default schema of which a frame says nothing; frames of one length come one after the other."""
+    return null_headers(count) if name == "headers" else pa.nulls(count, pa.binary())
+
+
+def _as_it_is(frame: Frame, info: TopicInfo, stamp_us: int) -> pa.RecordBatch | None:
+    """The frame as one batch of the topic's schema, where nothing has to be cast or put together. None: it takes the long way."""
+    if isinstance(frame, pa.Table):
+        batches = frame.to_batches()
+        frame = batches[0] if len(batches) == 1 else None
+    if not isinstance(frame, pa.RecordBatch):
+        return None
+    if frame.schema.equals(info.schema):
+        return cut_out(frame, 0, frame.num_rows)
+    given = set(frame.schema.names)
+    if info.typed or "value" not in given or not given <= _DEFAULT_NAMES or len(given) != len(frame.schema):
+        return None
+    columns = []
+    for field in DEFAULT_SCHEMA:
+        if field.name in given:
+            column = frame.column(field.name)
+            if column.type != field.type:
+                return None
+        elif field.name == "timestamp":
+            column = pa.array(np.full(frame.num_rows, stamp_us, np.int64)).view(field.type)
+        else:
+            column = _nothing(field.name, frame.num_rows)
+        columns.append(column)
+    batch = pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+    return cut_out(batch, 0, batch.num_rows) if "headers" in given else batch
 
 
 def _partition_numbers(column: pa.ChunkedArray, choose: Callable[[bytes | None, int], int], partition_count: int) -> np.ndarray[Any, Any]:
@@ -72,6 +107,10 @@ def cut(
     stamp_us: int,
 ) -> Iterator[tuple[int, pa.RecordBatch, int]]:
     """(partition, piece, its bytes), pieces of about `target_bytes`. Raises SchemaMismatchError."""
+    whole = _as_it_is(frame, info, stamp_us) if key_column is None else None
+    if whole is not None and 0 < whole.nbytes <= target_bytes:
+        yield partition or 0, whole, whole.nbytes
+        return
     table = to_table(frame)
     if key_column is not None and key_column not in table.column_names:
         raise SchemaMismatchError(f"key_column is {key_column!r}; the frame has {', '.join(table.column_names)}")

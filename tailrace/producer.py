@@ -193,6 +193,7 @@ class Producer:
             if (batch is None or batch.room < size) and sender.buffered_bytes + size + BATCH_OVERHEAD_BYTES > self.settings.buffer_memory:
                 sender.block_for_memory(size)
                 batch = queue.open
+            is_new = batch is None
             if batch is None:
                 batch = sender.open_batch(queue)
             if batch.room < size:
@@ -203,8 +204,11 @@ class Producer:
             if batch.reserved_bytes - batch.room >= self.settings.batch_size:
                 sender.close_batch(queue)
                 sender.pump()
-            elif is_default_choice:
-                self._remember(topic, key, queue)
+            else:
+                if is_default_choice:
+                    self._remember(topic, key, queue)
+                if is_new:
+                    sender.see_to(queue)
         if sender.callbacks:
             sender.make_callbacks()
         return Handle((sender, batch, row))

@@ -132,9 +132,15 @@ class Sender:
         self.unended_count += 1
         self.buffered_bytes += BATCH_OVERHEAD_BYTES
         self._lingering.append((now_ns + self._linger_ns, queue, batch))
-        if now_ns + self._linger_ns < self._helper_wakes_ns:
-            self._wake_helper()
         return batch
+
+    def see_to(self, queue: PartitionQueue) -> None:
+        """A batch was opened: without linger send it at once, if it may be; else have the helper look at it in time."""
+        if not self._linger_ns and not queue.ready and len(queue.in_flight) < self._settings.max_in_flight_requests_per_connection:
+            self.close_batch(queue)
+            self.pump()
+        elif self._lingering and self._lingering[0][0] < self._helper_wakes_ns:
+            self._wake_helper()
 
     def next_order(self) -> tuple[int, ...]:
         self._order += 1

@@ -364,8 +364,8 @@ class Flusher:
         if descriptor.result or not descriptor.has_bytes:
             if descriptor.result or log is None:
                 return None, Verdict.DURABLE
-            # A duplicate is worth what its original is, which may be in this group.
-            failed = log.refusal or descriptor.leader_epoch != log.file.leader_epoch
+            # A duplicate is worth what its original is, which may be in this group, or have been refused by a disk that failed.
+            failed = log.refusal or descriptor.leader_epoch != log.file.leader_epoch or descriptor.next_offset > log.next_offset
             return (None, Verdict.FAILED) if failed else (log, Verdict.DURABLE)
         if log is None:
             return None, Verdict.DELETED

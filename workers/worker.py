@@ -165,9 +165,9 @@ class Worker:
             self._turn += 1
         if ring.publish():
             crash_point("worker.after_publish")
-            for bell in self._flushers:
+            for bell in self._fronts:  # first: with acks=1 somebody waits for them
                 bell.ring()
-            for bell in self._fronts:
+            for bell in self._flushers:
                 bell.ring()
             self._slot.store(ProcessWord.BYTES_COUNT, self._byte_count)
             self._slot.store(ProcessWord.REFUSED_COUNT, self._refused_count)
