@@ -47,10 +47,11 @@ class ProducerBatch:
     __slots__ = (
         "attempts", "base_offset", "base_sequence", "callbacks", "children", "count", "created_ns", "data", "epoch", "error", "frame", "headers",
         "info", "last_refusal", "order", "partition", "producer_id", "reserved_bytes", "room", "rows", "stamps_us", "state", "timestamps_us",
-        "waiter", "was_sent",
+        "waiter", "waits", "was_sent",
     )  # fmt: skip
 
-    def __init__(self, info: TopicInfo, partition: int, created_ns: int, order: tuple[int, ...]) -> None:
+    def __init__(self, waits: Waits, info: TopicInfo, partition: int, created_ns: int, order: tuple[int, ...]) -> None:
+        self.waits = waits
         self.info = info
         self.partition = partition
         self.created_ns = created_ns
@@ -158,7 +159,7 @@ class ProducerBatch:
         middle = self.count // 2
         halves = []
         for side, (start, end) in enumerate(((0, middle), (middle, self.count))):
-            half = ProducerBatch(self.info, self.partition, self.created_ns, (*self.order, side))
+            half = ProducerBatch(self.waits, self.info, self.partition, self.created_ns, (*self.order, side))
             half.frame = arrow_batch.cut_out(frame, start, end - start)
             half.count = end - start
             half.stamps_us = self.stamps_us[start:end] if len(self.stamps_us) == self.count else self.stamps_us
@@ -180,6 +181,10 @@ class ProducerBatch:
 
         assert self.data is not None
         return pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(bytes(self.data))), self.info.schema)
+
+    @property
+    def first_handle(self) -> Handle:
+        return Handle((self, 3))
 
     def metadata(self, row: int) -> RecordMetadata:
         offset = None if self.base_offset is None else self.base_offset + row
@@ -208,10 +213,10 @@ class Waits(Protocol):
     def wait_for(self, batch: ProducerBatch, timeout: float | None) -> bool: ...
 
 
-class Handle(tuple[Waits, ProducerBatch, int]):
+class Handle(tuple[ProducerBatch, int]):
     """What `send` answers: the record's fate, when it is known. No lock or condition is made until someone waits.
 
-    (sender, batch, row): a tuple, because one is made for every record, and that is the quickest object there is.
+    (batch, how long its list of rows was behind the record): a tuple of what is at hand, because one is made for every record.
     """
 
     __slots__ = ()
@@ -222,7 +227,8 @@ class Handle(tuple[Waits, ProducerBatch, int]):
 
     def _resolve(self) -> tuple[ProducerBatch, int]:
         """The batch that holds the record now, and its row there; a split moves it."""
-        _, batch, row = self
+        batch, end = self
+        row = end // 3 - 1
         while batch.children is not None:
             middle, left, right = batch.children
             if row < middle:
@@ -240,7 +246,7 @@ class Handle(tuple[Waits, ProducerBatch, int]):
             batch, _ = self._resolve()
             if batch.state is BatchState.ENDED:
                 return batch.error
-            if not self[0].wait_for(batch, timeout):
+            if not batch.waits.wait_for(batch, timeout):
                 raise RequestTimeoutError(f"the record was not acknowledged within {timeout} s")
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
@@ -257,7 +263,7 @@ class Handle(tuple[Waits, ProducerBatch, int]):
 def _leaves(handles: list[Handle]) -> list[ProducerBatch]:
     """The batches that hold the handles' rows now, splits followed."""
     leaves: list[ProducerBatch] = []
-    stack = [handle[1] for handle in reversed(handles)]
+    stack = [handle[0] for handle in reversed(handles)]
     while stack:
         batch = stack.pop()
         if batch.children is not None:
@@ -284,7 +290,7 @@ class BatchesHandle:
         for handle in self._handles:
             while (waiting := next((leaf for leaf in _leaves([handle]) if leaf.state is not BatchState.ENDED), None)) is not None:
                 remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not handle[0].wait_for(waiting, remaining):
+                if not waiting.waits.wait_for(waiting, remaining):
                     raise RequestTimeoutError(f"not everything was acknowledged within {timeout} s")
         return next((leaf.error for leaf in _leaves(self._handles) if leaf.error is not None), None)
 

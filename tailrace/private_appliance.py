@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,7 +58,7 @@ class EmbeddedAppliance:
 def start_embedded(
     *,
     data_dir: str | None = None,
-    listen: str = "tcp://127.0.0.1:0",
+    listen: str | Sequence[str] = "tcp://127.0.0.1:0",
     settings: Mapping[str, Any] | None = None,
     auto_create_topics: bool = True,
 ) -> EmbeddedAppliance:
@@ -75,11 +75,11 @@ def start_embedded(
         "-m",
         "appliance.supervisor",
         *(() if "data_dirs" in given else ("--data-dir", directory)),
-        "--listen",
-        listen,
         "--ready-fd",
         str(theirs.fileno()),
     ]
+    for address in [listen] if isinstance(listen, str) else listen:
+        arguments += ["--listen", address]
     for name, value in given.items():
         arguments += ["--set", f"{name}={value}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_") and name != "NOTIFY_SOCKET"}
@@ -133,7 +133,7 @@ def _read_line(connection: socket.socket) -> bytes:
 def embedded(
     *,
     data_dir: str | None = None,
-    listen: str = "tcp://127.0.0.1:0",
+    listen: str | Sequence[str] = "tcp://127.0.0.1:0",
     settings: Mapping[str, Any] | None = None,
     auto_create_topics: bool = True,
 ) -> Iterator[EmbeddedAppliance]:

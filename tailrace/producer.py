@@ -132,7 +132,7 @@ class Producer:
                         batch.room = room
                         rows = batch.rows
                         rows += (key, value, time_ns())
-                        return Handle((self._sender, batch, len(rows) // 3 - 1))
+                        return Handle((batch, len(rows)))
                 finally:
                     self._release()
         return self._send_any(topic, value, key, headers, partition, timestamp, on_delivery, deliver_at, deliver_after)
@@ -211,7 +211,7 @@ class Producer:
                     sender.see_to(queue)
         if sender.callbacks:
             sender.make_callbacks()
-        return Handle((sender, batch, row))
+        return Handle((batch, 3 * (row + 1)))
 
     def _remember(self, topic: str, key: bytes | None, queue: PartitionQueue) -> None:
         """What the default partitioner has chosen. Without a key that is until its batch is closed."""
@@ -265,7 +265,7 @@ class Producer:
                 self._sender.block_for_memory(byte_count)
             queue = self._by_topic[topic][partition]
             self._sender.close_batch(queue)  # rows sent before stay before
-            batch = ProducerBatch(queue.info, partition, self._sender.now_ns(), self._sender.next_order())
+            batch = ProducerBatch(self._sender, queue.info, partition, self._sender.now_ns(), self._sender.next_order())
             batch.frame = piece
             batch.count = piece.num_rows
             batch.stamps_us = np.array(timestamp_range(piece, stamp_us))
@@ -276,7 +276,7 @@ class Producer:
             queue.ready.append(batch)
             self._sender.enlist(queue)
             self._sender.pump()
-        return Handle((self._sender, batch, 0))
+        return batch.first_handle
 
     def flush(self, timeout: float | None = None) -> None:
         """Send everything now and wait until every record sent before this call has ended. Raises RequestTimeoutError; errors of records
@@ -289,7 +289,7 @@ class Producer:
         deadline = None if timeout is None else time.monotonic() + timeout
         for batch in batches:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-            BatchesHandle([Handle((self._sender, batch, 0))]).exception(remaining)
+            BatchesHandle([batch.first_handle]).exception(remaining)
         self._sender.wait_until_received(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def partitions_for(self, topic: str) -> list[int]:

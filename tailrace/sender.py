@@ -37,7 +37,7 @@ NS_PER_MS = 1_000_000
 RETRY_BACKOFF_MAX_MS = 1_000
 CREDIT_ASK_NS = 50_000_000
 RECEIVED_TIMEOUT_MS = 5_000
-RESERVE_BYTES = 16 << 10
+RESERVE_BYTES = 64 << 10
 """How much buffer memory an open batch takes at a time: between, a record is added without looking at what others need."""
 _ACKS = {0: 0, 1: 1, "all": requests.ACKS_ALL}
 _RESEND_CODES = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE})
@@ -128,7 +128,7 @@ class Sender:
 
     def open_batch(self, queue: PartitionQueue) -> ProducerBatch:
         now_ns = self.now_ns()
-        batch = queue.open = ProducerBatch(queue.info, queue.partition, now_ns, self.next_order())
+        batch = queue.open = ProducerBatch(self, queue.info, queue.partition, now_ns, self.next_order())
         self.unended_count += 1
         self.buffered_bytes += BATCH_OVERHEAD_BYTES
         self._lingering.append((now_ns + self._linger_ns, queue, batch))

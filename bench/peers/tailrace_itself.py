@@ -22,7 +22,8 @@ class Tailrace:
         self.ipc = f"ipc://{directory}/tailrace.sock"
         self.server = start_embedded(
             data_dir=f"{directory}/data",
-            settings={"ring_bytes": RING_BYTES, "listen": f"tcp://127.0.0.1:0,{self.ipc}"},
+            listen=("tcp://127.0.0.1:0", self.ipc),
+            settings={"ring_bytes": RING_BYTES},
             auto_create_topics=False,
         )
         self.address = self.server.address
