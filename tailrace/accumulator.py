@@ -11,16 +11,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from tailrace import arrow_batch
+from tailrace import arrow_batch, few_rows
 from tailrace.arrow_batch import Headers
 from tailrace.batch_header import NO_PRODUCER, NO_SEQUENCE, SEQUENCE_MODULUS, stamp_producer
 from tailrace.errors import ClientClosedError, RequestTimeoutError, TailraceError
+from tailrace.few_rows import FEW
 from tailrace.records import BatchMetadata, RecordMetadata
 from tailrace.topics import TopicInfo
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 RECORD_OVERHEAD_BYTES = 24
 """What a record costs in a batch beside key and value: timestamp, three offsets, bits."""
 BATCH_OVERHEAD_BYTES = 2048
-NO_STAMPS: np.ndarray[Any, np.dtype[np.int64]] = np.empty(0, np.int64)
 OnDelivery = Callable[[RecordMetadata | None, TailraceError | None], None]
 
 
@@ -69,7 +69,7 @@ class ProducerBatch:
         self.timestamps_us: dict[int, int] | None = None
         """row -> the timestamp that was given for it, in the place of the time of its `send`."""
         self.headers: dict[int, Headers] | None = None
-        self.stamps_us = NO_STAMPS
+        self.stamps_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]] = ()
         """The records' timestamps, known once it is encoded. Of a frame: its first and its largest; with LogAppendTime: the appliance's."""
         self.frame: pa.RecordBatch | None = None
         self.data: bytearray | None = None
@@ -129,15 +129,35 @@ class ProducerBatch:
 
     def encode(self, compression: str) -> bytearray:
         """The batch as bytes, kept for retries. Raises InvalidRecordError."""
-        if self.data is None:
+        if (
+            self.data is None
+            and self.frame is None
+            and compression == "none"
+            and self.count <= FEW
+            and not self.info.typed
+            and not self.headers
+        ):
+            self.data = self._encode_few()
+        elif self.data is None:
             frame = self.frame if self.frame is not None else self._from_rows()
             self.data = arrow_batch.encode(
                 frame, schema_id=self.info.schema_id, seed=self.info.seeds[self.partition], compression=compression,
-                first_timestamp_us=int(self.stamps_us[0]), max_timestamp_us=int(self.stamps_us.max()),
+                first_timestamp_us=int(self.stamps_us[0]), max_timestamp_us=int(np.max(self.stamps_us)),
             )  # fmt: skip
-            self.rows = []
-            self.timestamps_us = self.headers = None
+        self.rows = []
+        self.timestamps_us = self.headers = None
         return self.data
+
+    def _encode_few(self) -> bytearray:
+        stamps = [stamp_ns // 1000 for stamp_ns in self.rows[2::3]]
+        for row, stamp_us in (self.timestamps_us or {}).items():
+            stamps[row] = stamp_us
+        self.stamps_us = stamps
+        message = few_rows.encode(stamps, self.rows[0::3], self.rows[1::3])
+        return arrow_batch.with_header(
+            message, self.count, schema_id=self.info.schema_id, seed=self.info.seeds[self.partition], first_timestamp_us=stamps[0],
+            max_timestamp_us=max(stamps),
+        )  # fmt: skip
 
     def number(self, producer_id: int, epoch: int, base_sequence: int) -> None:
         """Write the producer's identity and the sequence into the encoded batch."""

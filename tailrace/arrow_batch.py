@@ -26,6 +26,7 @@ from tailrace.batch_header import (
     insert_header,
     verify_batch,
 )
+from tailrace.checksum import Readable
 from tailrace.errors import CorruptBatchError, InvalidRecordError, UnsupportedBatchError
 from tailrace.records import CREATE_TIME, LOG_APPEND_TIME, Record
 from tailrace.schema import DEFAULT_SCHEMA, HEADER_TYPE
@@ -76,12 +77,15 @@ def encode(
     batch: pa.RecordBatch, *, schema_id: int, seed: int, compression: str, first_timestamp_us: int, max_timestamp_us: int
 ) -> bytearray:
     """`batch` as bytes for the wire and the log; offsets, producer and append time are filled in later, in place."""
+    if compression == "none":
+        return with_header(
+            batch.serialize(), batch.num_rows, schema_id=schema_id, seed=seed, first_timestamp_us=first_timestamp_us,
+            max_timestamp_us=max_timestamp_us,
+        )  # fmt: skip
     header = BatchHeader(
         record_count=batch.num_rows, last_offset_delta=batch.num_rows - 1, first_timestamp_us=first_timestamp_us, max_timestamp_us=max_timestamp_us,
         schema_id=schema_id,
     )  # fmt: skip
-    if compression == "none":
-        return insert_header(batch.serialize(), header, seed)
     header.attributes |= ATTRIBUTE_COMPRESSED
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
@@ -91,6 +95,16 @@ def encode(
     stream = memoryview(sink.getvalue())
     start = 8 + int.from_bytes(stream[4:8], "little")
     return insert_header(stream[start:end], header, seed)
+
+
+def with_header(
+    message: Readable | pa.Buffer, count: int, *, schema_id: int, seed: int, first_timestamp_us: int, max_timestamp_us: int
+) -> bytearray:
+    """An encapsulated message of `count` rows, not compressed, as a batch."""
+    header = BatchHeader(
+        record_count=count, last_offset_delta=count - 1, first_timestamp_us=first_timestamp_us, max_timestamp_us=max_timestamp_us, schema_id=schema_id,
+    )  # fmt: skip
+    return insert_header(message, header, seed)
 
 
 def decode(data: memoryview, schema: pa.Schema, seed: int, *, trust: bool = False) -> tuple[BatchHeader, pa.RecordBatch]:

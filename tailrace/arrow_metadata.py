@@ -125,6 +125,14 @@ def read_record_batch(data: Readable, start: int = 8) -> RecordBatchMetadata:
         raise ArrowMetadataError(f"offsets lead outside the metadata ({error})") from None
 
 
+def record_batch_positions(message: Readable) -> tuple[int, int, int, int]:
+    """Where in an encapsulated RecordBatch message its row count, its nodes, its buffers and its body length stand. Of one that pyarrow has made."""
+    root = _follow(message, 8)
+    table, _ = _message(message, 8, MESSAGE_RECORD_BATCH)
+    nodes, buffers = (_follow(message, _table_field(message, table, index)) + 4 for index in (1, 2))
+    return _table_field(message, table, 0), nodes, buffers, _table_field(message, root, 3)
+
+
 def _pairs(data: Readable, position: int) -> tuple[int, ...]:
     """A vector of structs of two int64 each (FieldNode, Buffer), flattened."""
     if not position:

@@ -17,6 +17,9 @@ import zmq
 from tailrace.checksum import Readable
 from tailrace.errors import InvalidSettingError
 
+_EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
+"""As plain numbers: an operation on members of an enumeration is Python code."""
+
 
 class ClientSocket(Protocol):
     """One connection's socket. Nothing blocks."""
@@ -55,10 +58,10 @@ class DealerSocket:
 
     def try_receive(self) -> list[bytes] | None:
         """One whole message, or None."""
-        try:
-            return self._socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
+        # Asking first costs a third of the exception that says that there is nothing, which is the answer more often than not.
+        if not int(self._socket.get(_EVENTS)) & _POLLIN:
             return None
+        return self._socket.recv_multipart(_NOBLOCK)
 
     def fileno(self) -> int:
         """Readable when something *may* have come."""

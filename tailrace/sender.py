@@ -84,6 +84,7 @@ class Sender:
         self._driving = threading.Lock()
         self._driver = 0
         """The thread that sleeps for an answer, 0: none. Whoever else looks at the socket wakes it: the answer may have come to them."""
+        self._driver_is_rung = False
         self._driver_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         _load_what_exit_cannot()
         self._helper = threading.Thread(target=self._help, name="tailrace-producer", daemon=True)
@@ -203,6 +204,7 @@ class Sender:
         """Everything that can be done now: take in answers, send what is ready. With the lock held."""
         self._pump()
         if self._driver and self._driver != threading.get_ident():
+            self._driver_is_rung = True
             _ring(self._driver_fd)
 
     def _pump(self) -> None:
@@ -456,7 +458,7 @@ class Sender:
                 return False
             if self._driving.acquire(blocking=False):
                 try:
-                    self._drive_once(now_ns, deadline_ns)
+                    self._drive_once(batch, now_ns, deadline_ns)
                 finally:
                     self._driving.release()
             else:
@@ -479,9 +481,11 @@ class Sender:
                 self.connection.call(Api.PING, [], timeout_ms)
                 self._unconfirmed = False
 
-    def _drive_once(self, now_ns: int, deadline_ns: int | None) -> None:
+    def _drive_once(self, batch: ProducerBatch, now_ns: int, deadline_ns: int | None) -> None:
+        """Sleep until something may have come, then see to it. Whoever calls has pumped before; or another has, and the answer came to them."""
         with self.lock:
-            self.pump()
+            if batch.has_ended():
+                return
             wake_ns = self._next_wake_ns(now_ns)
             self._driver = threading.get_ident()
         if deadline_ns is not None:
@@ -492,7 +496,9 @@ class Sender:
             self.connection.wait(min(wake_ns - self.now_ns(), 5 * NS_PER_MS), self._driver_fd)
         with self.lock:
             self._driver = 0
-            _hush(self._driver_fd)
+            if self._driver_is_rung:
+                self._driver_is_rung = False
+                _hush(self._driver_fd)
             if not self.closed:
                 self.pump()
 

@@ -1,0 +1,101 @@
+"""A few records of the default schema as an Arrow message, without Arrow's library.
+
+Making five arrays through pyarrow takes 30 us for one record, several times as long where its code is not in the cache: a third of what a producer that waits
+for each record takes. The metadata of such a batch is always the same but for its numbers, so pyarrow makes it once, and here the numbers are put in.
+
+Invariant: the bytes are those that pyarrow makes (tested for every shape).
+Layout of the body: timestamps | keys: validity, offsets, data | values: the same | headers: validity, offsets | two empty children, an offset each; every
+buffer begins at a multiple of 8, and a validity bitmap is there only where there are nulls.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from typing import NamedTuple
+
+from tailrace import arrow_batch
+from tailrace.arrow_metadata import record_batch_positions
+
+FEW = 16
+"""Up to so many records this is quicker than the library."""
+_PADDING = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
+_I64 = struct.Struct("<q")
+_NODES = struct.Struct("<14q")
+_BUFFERS = struct.Struct("<34q")
+
+
+class _Template(NamedTuple):
+    """The metadata of a batch of the default schema, and where its numbers are."""
+
+    metadata: bytes
+    row_count_at: int
+    nodes_at: int
+    buffers_at: int
+    body_length_at: int
+
+
+@cache
+def _template() -> _Template:
+    message = arrow_batch.default_rows([1], [b"k"], [b"v"], None).serialize().to_pybytes()
+    return _Template(message[: 8 + int.from_bytes(message[4:8], "little")], *record_batch_positions(message))
+
+
+class _Body:
+    """Buffers one after the other, and the (offset, length) of each."""
+
+    __slots__ = ("buffers", "end", "pieces")
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.buffers: list[int] = []
+        self.end = 0
+
+    def add(self, data: bytes) -> None:
+        length = len(data)
+        self.buffers += (self.end, length)
+        if length:
+            padding = _PADDING[length & 7]
+            self.pieces += (data, padding)
+            self.end += length + len(padding)
+
+    def add_column(self, items: list[bytes | None], count: int) -> int:
+        """A column of bytes; answers how many nulls it has."""
+        nulls = items.count(None)
+        if nulls:
+            bits = sum(1 << row for row, item in enumerate(items) if item is not None)
+            self.add(bits.to_bytes((count + 7) // 8, "little"))
+            items = [item or b"" for item in items]
+        else:
+            self.add(b"")
+        offsets = [0]
+        end = 0
+        for item in items:
+            end += len(item)  # type: ignore[arg-type]
+            offsets.append(end)
+        self.add(struct.pack(f"<{count + 1}i", *offsets))
+        self.add(b"".join(items))  # type: ignore[arg-type]
+        return nulls
+
+
+def encode(stamps_us: list[int], keys: list[bytes | None], values: list[bytes | None]) -> bytearray:
+    """The encapsulated message of these records, which have no headers."""
+    template, count, body = _template(), len(stamps_us), _Body()
+    body.add(b"")
+    body.add(struct.pack(f"<{count}q", *stamps_us))
+    key_nulls = body.add_column(keys, count)
+    value_nulls = body.add_column(values, count)
+    body.add(bytes((count + 7) // 8))
+    body.add(bytes(4 * (count + 1)))
+    body.add(b"")
+    for _ in range(2):
+        body.add(b"")
+        body.add(bytes(4))
+        body.add(b"")
+    message = bytearray(template.metadata)
+    _I64.pack_into(message, template.row_count_at, count)
+    _NODES.pack_into(message, template.nodes_at, count, 0, count, key_nulls, count, value_nulls, count, count, 0, 0, 0, 0, 0, 0)
+    _BUFFERS.pack_into(message, template.buffers_at, *body.buffers)
+    _I64.pack_into(message, template.body_length_at, body.end)
+    message += b"".join(body.pieces)
+    return message
