@@ -182,6 +182,9 @@ class Coordinator:
         work += self._finish_changes()
         return work + self._send()
 
+    def has_more(self) -> bool:
+        return True
+
     def next_deadline_ns(self) -> int | None:
         # A lane that is full, or a table that is about to change: whoever moves it rings, but look again in any case.
         return self._now_ns + PENDING_RETRY_NS if self._changes or any(out.queue for out in self._outgoing) else None

@@ -85,5 +85,9 @@ class AckWalker:
             self._published.store(settled)
         return count
 
+    def has_more(self) -> bool:
+        """Whether there is something to walk over."""
+        return self._head_cursor != self._ring.head.load() or self._settled_cursor < min(self._ring.settled.load(), self._head_cursor)
+
     def is_caught_up(self) -> bool:
         return self._settled_cursor == self._ring.head.load()

@@ -194,6 +194,9 @@ class Front:
             self._check_sessions(now_ns)
         return work
 
+    def has_more(self) -> bool:
+        return any(link.acks.has_more() for link in self._workers.values())
+
     def next_deadline_ns(self) -> int | None:
         deadlines = [self._fetch_wheel.next_deadline_ns(), self._timeouts.next_deadline_ns()]
         if len(self._sessions):

@@ -131,7 +131,9 @@ class LaneReader:
         """Step over `message`; its bytes stay valid until `consume`."""
         self.position = message.next_position
 
-    def consume(self) -> None:
-        """Give the space of everything stepped over back to the writer."""
-        if self._consumed_word.load() != self.position:
+    def consume(self) -> int:
+        """Give the space of everything stepped over back to the writer; answers how many bytes."""
+        freed = self.position - self._consumed_word.load()
+        if freed:
             self._consumed_word.store(self.position)
+        return freed

@@ -170,6 +170,9 @@ class Agent(Protocol):
     def step(self, now_ns: int) -> int:
         """Do what can be done now; answer how much was done (0: nothing, sleep)."""
 
+    def has_more(self) -> bool:
+        """After a step that did something: whether another would, of which no ring tells (it came before the bell was last cleared, and was left)."""
+
     def next_deadline_ns(self) -> int | None:
         """When there is something to do without a ring."""
 
@@ -209,8 +212,10 @@ def run(agent: Agent, context: ProcessContext, wait: Callable[[float | None], No
         if work:
             total += work
             work_count.store(total)
-            continue
-        if stopping and agent.is_finished():
+            if stopping or agent.has_more():
+                continue
+            # Whatever came since the bell was cleared has rung it: looking once more, in vain, would cost as much as the step itself.
+        elif stopping and agent.is_finished():
             return
         if now_ns - collected_at > COLLECT_INTERVAL_NS:
             gc.collect()

@@ -122,6 +122,8 @@ class Flusher:
         self._commit = GroupCommit(self._journal, self._logs.take_offline, self._on_moved)
         self._placing: tuple[Stage, Group] | None = None
         self._fed = False
+        self._has_chores = True
+        """Whether there may be something to tidy up."""
         self._ready = False
         self._stopping = False
         self._stalled_until_ns = 0
@@ -159,7 +161,18 @@ class Flusher:
         for stage in self._stages:
             work += self._follow(stage, now_ns)
         work += self._housekeeping.advance(now_ns)
-        return work or self._tidy()
+        if work:
+            return work
+        tidied = self._tidy()
+        self._has_chores = bool(tidied)
+        return tidied
+
+    def has_more(self) -> bool:
+        if not self._ready or self._has_chores:
+            return True
+        if self._stalled_until_ns:
+            return False
+        return any(not stage.waiting_since_ns and stage.cursor != stage.ring.head.load() for stage in self._stages)
 
     def next_deadline_ns(self) -> int | None:
         deadlines = [self._housekeeping.next_deadline_ns(), self._space.next_check_ns]
@@ -229,6 +242,7 @@ class Flusher:
             self._stages.append(Stage(ring, worker))
 
     def _apply(self, assignment: Assignment, *, replay: bool) -> None:
+        self._has_chores = True
         log = self._logs.get(assignment.slot)
         if log is not None and assignment.revive and log.refusal and not self._add_journaled(log):
             self._logs.publish(log)

@@ -22,6 +22,8 @@ from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
 from shm.lane import LaneMessage, LaneReader
 from shm.layout import (
+    ACKS_LEADER,
+    ACKS_MASK,
     FLAG_BYTES,
     FLAG_CONTROL,
     FLAG_DUPLICATE,
@@ -56,6 +58,8 @@ from workers.structure import UnsafeBatchError, check_structure
 
 logger = logging.getLogger(__name__)
 
+LANE_NEWS_BYTES = 64 << 10
+"""So much room given back in a lane is news for the front: batches may be waiting for it."""
 LANE_QUANTUM = 64
 """Messages taken from one lane before the next has its turn."""
 EXPIRY_INTERVAL_NS = 600_000_000_000
@@ -121,6 +125,8 @@ class Worker:
         self._partitions: dict[int, Partition] = {}
         self._fed = False
         self._blocked = False
+        self._has_answers = False
+        """Whether something was appended that fronts answer as soon as it is published."""
         self._now_ns = 0
         self._turn = 0
         self._refused_count = 0
@@ -163,16 +169,19 @@ class Worker:
                 source = order[(self._turn + index) % len(order)]
                 work += self._read_lane(source, self._lanes[source])
             self._turn += 1
-        if ring.publish():
+        has_published = ring.publish()
+        if has_published:
             crash_point("worker.after_publish")
-            for bell in self._fronts:  # first: with acks=1 somebody waits for them
-                bell.ring()
+        freed = max([lane.consume() for lane in self._lanes.values()])  # before the rings: who waits for room in a lane looks once
+        if has_published:
+            if self._has_answers or freed > LANE_NEWS_BYTES:  # what is only answered when it is durable is the flusher's to announce
+                self._has_answers = False
+                for bell in self._fronts:  # first: somebody waits for them
+                    bell.ring()
             for bell in self._flushers:
                 bell.ring()
             self._slot.store(ProcessWord.BYTES_COUNT, self._byte_count)
             self._slot.store(ProcessWord.REFUSED_COUNT, self._refused_count)
-        for lane in self._lanes.values():
-            lane.consume()
         if work and now_ns >= self._next_expiry_ns:
             self._next_expiry_ns = now_ns + EXPIRY_INTERVAL_NS
             self._expire_producers()
@@ -181,6 +190,11 @@ class Worker:
     def _expire_producers(self) -> None:
         for partition in self._partitions.values():
             partition.producers.expire(max(self._now_us(), partition.last_append_us) - self._producer_expiration_us)
+
+    def has_more(self) -> bool:
+        if self._blocked or not self._is_running():
+            return False
+        return any(lane.has_more() for source, lane in self._lanes.items() if self._fed or source == SOURCE_COORDINATOR)
 
     def next_deadline_ns(self) -> int | None:
         return self._now_ns + BLOCKED_RETRY_NS if self._blocked else None
@@ -393,6 +407,7 @@ class Worker:
         self, position: int, length: int, message: LaneMessage, source: int, flags: int, result: int, base_offset: int, next_offset: int,
         header: BatchHeader | None = None, partition: Partition | None = None, append_time_us: int = 0,
     ) -> None:  # fmt: skip
+        self._has_answers = self._has_answers or result != 0 or flags & ACKS_MASK == ACKS_LEADER
         self._ring.append(
             position, length, message.slot, base_offset, next_offset, message.session, message.correlation_id, message.next_position, flags,
             source, result,

@@ -467,7 +467,7 @@ class World:
         finally:
             self._is_inside = False
         self.digest = zlib.crc32(b"%b %d %d" % (child.name.encode(), work, self.now_ns), self.digest)
-        if not work:
+        if not work or not agent.has_more():
             child.is_asleep = True
             child.deadline_ns = agent.next_deadline_ns()
         self._advance_phase()

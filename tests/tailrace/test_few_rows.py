@@ -14,4 +14,4 @@ ROWS = st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), CELL, CELL), min_siz
 @given(ROWS)
 def test_the_bytes_are_those_of_pyarrow(rows: list[tuple[int, bytes | None, bytes | None]]) -> None:
     stamps, keys, values = (list(column) for column in zip(*rows, strict=True))
-    assert bytes(few_rows.encode(stamps, keys, values)) == arrow_batch.default_rows(stamps, keys, values, None).serialize().to_pybytes()  # type: ignore[arg-type]
+    assert bytes(few_rows.encode(stamps, keys, values)) == arrow_batch.default_rows(stamps, keys, values, None).serialize().to_pybytes()
