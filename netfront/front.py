@@ -57,7 +57,7 @@ from tailrace.protocol.wire import (
     decode_request_header,
     encode_response,
 )
-from workers.timing_wheel import Timer, TimingWheel
+from workers.timing_wheel import NEVER_NS, Timer, TimingWheel
 
 logger = logging.getLogger(__name__)
 
@@ -188,8 +188,10 @@ class Front:
         work += self._pass_on()
         work += self._walk_rings()
         work += self._fetches.on_reads_completed(now_ns)
-        work += self._fetches.on_timeouts(now_ns)
-        work += self._answer_late(now_ns)
+        if now_ns >= self._fetch_wheel.quiet_until_ns:
+            work += self._fetches.on_timeouts(now_ns)
+        if now_ns >= self._timeouts.quiet_until_ns:
+            work += self._answer_late(now_ns)
         if now_ns >= self._next_check_ns:
             self._check_sessions(now_ns)
         return work
@@ -198,10 +200,10 @@ class Front:
         return any(link.acks.has_more() for link in self._workers.values())
 
     def next_deadline_ns(self) -> int | None:
-        deadlines = [self._fetch_wheel.next_deadline_ns(), self._timeouts.next_deadline_ns()]
+        deadline_ns = min(self._fetch_wheel.quiet_until_ns, self._timeouts.quiet_until_ns)
         if len(self._sessions):
-            deadlines.append(self._next_check_ns)
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+            deadline_ns = min(deadline_ns, self._next_check_ns)
+        return deadline_ns if deadline_ns < NEVER_NS else None
 
     def begin_stop(self) -> None:
         """Read nothing more; what was read is passed on and answered."""

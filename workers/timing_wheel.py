@@ -84,6 +84,10 @@ class _Level(Generic[Item]):
         return (here + 1 + (ahead & -ahead).bit_length() - 1) << self.shift
 
 
+NEVER_NS = 1 << 63
+"""Later than every deadline."""
+
+
 class TimingWheel(Generic[Item]):
     """Timers holding items of one type."""
 
@@ -96,6 +100,8 @@ class TimingWheel(Generic[Item]):
         self._due: _Bucket[Item] = _Bucket(None, 0)
         self._sequence = 0
         self._count = 0
+        self.quiet_until_ns = NEVER_NS
+        """Before this `advance` has nothing to do: a bound that whoever steps often looks at first. Timers that were cancelled may hold it low."""
 
     def __len__(self) -> int:
         return self._count
@@ -121,6 +127,7 @@ class TimingWheel(Generic[Item]):
         tick, current = timer.tick, self._current
         if tick <= current:
             self._due.add(timer)
+            self.quiet_until_ns = 0
             return
         number = 0
         while (tick >> (_BITS * number)) - (current >> (_BITS * number)) >= _BUCKETS:
@@ -129,6 +136,7 @@ class TimingWheel(Generic[Item]):
             self._levels.append(_Level(len(self._levels)))
         level = self._levels[number]
         level.buckets[(tick >> level.shift) & _MASK].add(timer)
+        self.quiet_until_ns = min(self.quiet_until_ns, (tick >> level.shift << level.shift) * self.tick_ns)
 
     def _next(self) -> tuple[int, _Level[Item]] | None:
         """The next occupied bucket's first tick and level; the highest level first where several begin together, so that timers move
@@ -172,6 +180,8 @@ class TimingWheel(Generic[Item]):
                 bucket.remove(timer)
                 self._due.add(timer)
             budget = self._take_due(fired, budget)
+        upcoming_ns = self.next_deadline_ns()
+        self.quiet_until_ns = NEVER_NS if upcoming_ns is None else upcoming_ns
         return [timer.item for timer in fired]
 
     def _place_below(self, timer: Timer[Item], bucket_tick: int) -> None:
