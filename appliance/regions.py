@@ -105,12 +105,16 @@ class Regions:
     def names_with_spares(self) -> dict[str, str]:
         """What a child is told: also the names of regions that dedicated workers will have."""
         first = len(self._worker_dirs)
-        spares = [plan for w in range(first, first + self._settings.dedicated_workers) for plan in plan_worker(self._settings, w, 1)]
+        spares = [
+            plan
+            for w in range(first, first + self._settings.dedicated_workers)
+            for plan in plan_worker(self._settings, w, self._settings.fronts)
+        ]
         return {plan.logical_name: self.name_of(plan.logical_name) for plan in spares} | self.names
 
     def create(self) -> Control:
         """Make everything that the shape of the appliance asks for. Raises RegionError; then nothing of it is left."""
-        plans = plan_regions(self._settings, len(self._worker_dirs), 1, len(self._owners))
+        plans = plan_regions(self._settings, len(self._worker_dirs), self._settings.fronts, len(self._owners))
         try:
             self._make(plans)
         except RegionError:
@@ -124,7 +128,7 @@ class Regions:
         """Make a dedicated worker's ring and lanes, if they are not there. Raises RegionError; then none of them is left."""
         if index in self._worker_dirs:
             return
-        plans = plan_worker(self._settings, index, 1)
+        plans = plan_worker(self._settings, index, self._settings.fronts)
         self._worker_dirs[index] = data_dir
         try:
             self._make(plans)

@@ -36,6 +36,12 @@ class Settings:
     """All of them; the file, `--set` and the documentation use the names in `setting_names()`."""
 
     listen: list[str] = _setting(["tcp://127.0.0.1:7420"], "Where clients connect: tcp://HOST:PORT (port 0: any free one) and ipc://PATH.")
+    fronts: int = _setting(
+        1,
+        "Front processes; number i listens on the ports of `listen` plus i, on its ipc paths with .i behind them.",
+        minimum=1,
+        maximum=FRONTS_MAX,
+    )
     data_dirs: list[str] = _setting(
         ["./tailrace-data"],
         "Where the log lives; each directory has a flusher and workers of its own, so give each disk one. The catalog is in the first.",
@@ -91,10 +97,12 @@ class Settings:
         paths = [os.path.realpath(path) for path in self.data_dirs]
         if not 1 <= len(paths) <= FLUSHERS_MAX or len(set(paths)) != len(paths):
             raise InvalidSettingError(f"data_dirs is {self.data_dirs!r}; it takes 1 to {FLUSHERS_MAX} different directories")
-        if not self.listen or len(self.listen) > FRONTS_MAX:
+        if not self.listen:
             raise InvalidSettingError("listen needs at least one address such as tcp://127.0.0.1:7420")
         for address in self.listen:
             check_address(address)
+            if address.startswith("tcp://") and int(address.rpartition(":")[2]) + self.fronts - 1 > 65535:
+                raise InvalidSettingError(f"listen is {address!r}: {self.fronts} fronts need as many ports from there on")
         for name, value in (("ring_bytes", self.ring_bytes), ("lane_bytes", self.lane_bytes)):
             if value % 4096:
                 raise InvalidSettingError(f"{name} is {value}; it must be a multiple of 4096")

@@ -41,6 +41,7 @@ from shm.layout import Phase, ProcessWord, Role
 from shm.process import SPEC_VARIABLE, ProcessSpec, comm_name, process_name, set_comm_name
 from shm.region import RegionError
 from tailrace.errors import InvalidSettingError
+from tailrace.front_addresses import front_address
 
 logger = logging.getLogger("appliance.supervisor")
 
@@ -142,7 +143,7 @@ class Supervisor:
         for w in range(len(self._worker_dirs)):
             core = self._plan.workers[w] if w < len(self._plan.workers) else None
             children.append(Child(Role.WORKER, w, others if core is None else [core]))
-        return [*children, Child(Role.FRONT, 0, others)]
+        return [*children, *(Child(Role.FRONT, f, others) for f in range(self.settings.fronts))]
 
     def _other_cores(self) -> list[int] | None:
         return list(self._plan.others) if self._plan.others else None
@@ -210,7 +211,7 @@ class Supervisor:
     def _child_settings(self) -> dict[str, Any]:
         s = self.settings
         return {
-            "workers": len(self._worker_dirs), "worker_dirs": self._worker_dirs, "fronts": 1, "run": self._regions.run_id,
+            "workers": len(self._worker_dirs), "worker_dirs": self._worker_dirs, "fronts": s.fronts, "run": self._regions.run_id,
             "lost_memory": self._regions.lost_memory, "spare_workers": list(self._spare_workers()),
             "checkpoint_bytes": s.checkpoint_bytes, "journal_bytes": s.journal_bytes, "producer.id.expiration.ms": s.producer_id_expiration_ms,
             "reserve_bytes": s.disk_reserve_bytes + s.ring_bytes * len(self._worker_dirs) if s.disk_reserve_bytes else 0, "listen": s.listen, "slots": s.slots,
@@ -333,12 +334,11 @@ class Supervisor:
             self._announce()
 
     def _announce(self) -> None:
-        port = self._control.port(0).load()
-        addresses = [f"{a.rpartition(':')[0]}:{port}" if a.startswith("tcp://") and a.endswith(":0") else a for a in self.settings.listen]
+        addresses = [front_address(a, f, self._control.port(f).load()) for f in range(self.settings.fronts) for a in self.settings.listen]
         logger.info("ready address=%s data_dir=%s pid=%d", ",".join(addresses), self._owners[0].path, os.getpid())
         self.notifier.ready(f"serving on {', '.join(addresses)}")
         if self.ready_fd >= 0:
-            os.write(self.ready_fd, orjson.dumps({"address": addresses[0], "pid": os.getpid()}) + b"\n")
+            os.write(self.ready_fd, orjson.dumps({"address": addresses[0], "addresses": addresses, "pid": os.getpid()}) + b"\n")
 
     def _check_progress(self, now_ns: int) -> None:
         """Kill who hangs; feed systemd's watchdog while nobody does. Ringing makes idle processes show a beat."""

@@ -42,6 +42,7 @@ from shm.process import EXIT_ADDRESS_IN_USE, ProcessContext, configure_logging, 
 from shm.ring import Ring
 from tailrace.batch_header import HEADER_BYTES
 from tailrace.checksum import Readable
+from tailrace.front_addresses import front_address
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
 from tailrace.protocol.requests import FetchedEntry
@@ -118,6 +119,7 @@ class Front:
         from_coordinator: LaneReader,
         coordinator_bell: Doorbell,
         coordinator_generation: Callable[[], int],
+        front_ports: Callable[[], list[int]],
         routing: Routing,
         reader: LogReader,
         pool: ReadAhead,
@@ -138,6 +140,7 @@ class Front:
         self._coordinator_bell = coordinator_bell
         self._coordinator_generation = coordinator_generation
         self._known_coordinator = coordinator_generation()
+        self._front_ports = front_ports
         self._routing = routing
         self._reader = reader
         self._pool = pool
@@ -366,7 +369,8 @@ class Front:
             answer: dict[str, Any] = {"topics": [{"name": name, "partitions": self._routing.partition_count(name)} for name in wanted]}
         else:
             described = [(name, self._routing.describe(name)) for name in wanted]
-            answer = {"topics": [topic or {"name": name, "code": int(ErrorCode.UNKNOWN_TOPIC)} for name, topic in described]}
+            topics = [topic or {"name": name, "code": int(ErrorCode.UNKNOWN_TOPIC)} for name, topic in described]
+            answer = {"topics": topics, "fronts": [{"port": port} for port in self._front_ports()]}
         self._send(session, Api.METADATA, 1, header.correlation_id, ErrorCode.OK, [orjson.dumps(answer)])
 
     def _on_list_offsets(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
@@ -614,6 +618,7 @@ def build(context: ProcessContext, transport: Transport, files: LogFiles, pool: 
         from_coordinator=context.lane_reader("coordinator"),
         coordinator_bell=context.bell(Role.COORDINATOR, 0),
         coordinator_generation=lambda: coordinator.load(ProcessWord.READY_GENERATION),
+        front_ports=lambda: [context.control.port(f).load() for f in range(int(settings["fronts"]))],
         routing=Routing(),
         reader=LogReader(files, spec.data_dirs, [context.table(d) for d in range(len(spec.data_dirs))]),
         pool=pool,
@@ -635,9 +640,7 @@ def main() -> None:
     spec = context.spec
     # A predecessor that was given any free port has told clients which: go on there.
     port = context.control.port(spec.index).load()
-    addresses = [
-        f"{a.rpartition(':')[0]}:{port}" if port and a.startswith("tcp://") and a.endswith(":0") else a for a in spec.settings["listen"]
-    ]
+    addresses = [front_address(address, spec.index, port) for address in spec.settings["listen"]]
     try:
         router = Router(addresses)
     except AddressInUseError as error:

@@ -25,12 +25,21 @@ STOP_TIMEOUT_S = 40
 
 
 class EmbeddedAppliance:
-    """A running appliance: `.address` for clients, `.data_dir` with its files, `.pid` of its supervisor. `stop()` ends it, once."""
+    """A running appliance: `.address` for clients (`.addresses`: of every front), `.data_dir` with its files, `.pid` of its supervisor. `stop()` ends
+    it, once.
+    """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], lifeline: socket.socket, address: str, data_dir: str, remove: str | None, log_path: str
+        self,
+        process: subprocess.Popen[bytes],
+        lifeline: socket.socket,
+        addresses: list[str],
+        data_dir: str,
+        remove: str | None,
+        log_path: str,
     ) -> None:
-        self.address = address
+        self.address = addresses[0]
+        self.addresses = addresses
         self.data_dir = data_dir
         self.pid = process.pid
         self.log_path = log_path
@@ -108,7 +117,7 @@ def start_embedded(
         raise NotReachableError(
             f"the embedded appliance did not start (exit code {process.returncode}): {' '.join(said) or 'see ' + log_path}"
         )
-    return EmbeddedAppliance(process, ours, json.loads(ready)["address"], directory, temporary, log_path)
+    return EmbeddedAppliance(process, ours, json.loads(ready)["addresses"], directory, temporary, log_path)
 
 
 def _read_line(connection: socket.socket) -> bytes:

@@ -215,6 +215,44 @@ def test_a_flush_with_acks_0_waits_until_the_front_has_read_what_was_sent(tmp_pa
     assert running.stop() == 0
 
 
+def test_every_front_serves_every_partition_and_may_be_killed(tmp_path: pathlib.Path) -> None:
+    running = start_embedded(
+        data_dir=str(tmp_path), listen=["tcp://127.0.0.1:0", f"ipc://{tmp_path}/s"], settings={"fronts": 2}, auto_create_topics=False
+    )
+    try:
+        make_topic(running, 4)
+        first, _, second, second_local = running.addresses
+        assert second_local == f"ipc://{tmp_path}/s.1"
+        with Producer(first) as one, Producer(second) as other, Producer(second_local) as local:
+            producers = {b"one": one, b"other": other, b"local": local}
+            for number in range(600):
+                for name, producer in producers.items():
+                    producer.send("orders", b"%s %d" % (name, number), partition=number % 4)
+                if number in (200, 400):
+                    kill_and_wait_for_successor(running, f"tr-front-{number // 200 - 1}")
+            for producer in producers.values():
+                producer.flush()
+            assert sum(producer.metrics()["errors"] for producer in producers.values()) == 0
+        for address in running.addresses:
+            with Consumer("orders", bootstrap=address, auto_offset_reset="earliest") as consumer:
+                found: dict[bytes, list[int]] = {name: [] for name in producers}
+                count = 0
+                while count < 1800:
+                    records = consumer.poll(10_000)
+                    assert records
+                    count += len(records)
+                    for record in records:
+                        name, number = record.value.split()
+                        found[name].append(int(number))
+            for numbers in found.values():
+                assert sorted(numbers) == list(range(600))
+                for partition in range(4):
+                    mine = [number for number in numbers if number % 4 == partition]
+                    assert mine == sorted(mine)
+    finally:
+        assert running.stop() == 0
+
+
 def test_a_second_kill_during_the_drain_changes_nothing(tmp_path: pathlib.Path) -> None:
     running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
     make_topic(running, 1)
