@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.arrow_batch import cut_out, null_headers
+from tailrace.arrow_batch import cut_out, null_headers, timestamp_range
 from tailrace.errors import SchemaMismatchError
 from tailrace.schema import DEFAULT_SCHEMA, conform, schema_of, to_message, to_table
 from tailrace.topics import TopicInfo
@@ -97,6 +97,16 @@ def _key_bytes(key: Any) -> bytes | None:
     return str(key).encode()
 
 
+class Piece(NamedTuple):
+    """Rows that become one batch of a partition."""
+
+    partition: int
+    batch: pa.RecordBatch
+    byte_count: int
+    stamps_us: tuple[int, int]
+    """The first and the largest timestamp."""
+
+
 def cut(
     frame: Frame,
     info: TopicInfo,
@@ -105,11 +115,12 @@ def cut(
     choose: Callable[[bytes | None, int], int],
     target_bytes: int,
     stamp_us: int,
-) -> Iterator[tuple[int, pa.RecordBatch, int]]:
-    """(partition, piece, its bytes), pieces of about `target_bytes`. Raises SchemaMismatchError."""
+) -> Iterator[Piece]:
+    """Pieces of about `target_bytes`. Raises SchemaMismatchError."""
     whole = _as_it_is(frame, info, stamp_us) if key_column is None else None
-    if whole is not None and 0 < whole.nbytes <= target_bytes:
-        yield partition or 0, whole, whole.nbytes
+    if whole is not None and whole.num_rows and (size := pa.ipc.get_record_batch_size(whole)) <= target_bytes:
+        is_stamped_here = not info.typed and "timestamp" not in frame.schema.names
+        yield Piece(partition or 0, whole, size, (stamp_us, stamp_us) if is_stamped_here else timestamp_range(whole, stamp_us))
         return
     table = to_table(frame)
     if key_column is not None and key_column not in table.column_names:
@@ -129,4 +140,5 @@ def cut(
         for batch in part.combine_chunks().to_batches():
             for start in range(0, batch.num_rows, rows_per_piece):
                 piece = cut_out(batch, start, rows_per_piece)
-                yield number, piece, max(1, part.nbytes * piece.num_rows // part.num_rows)
+                size = max(1, part.nbytes * piece.num_rows // part.num_rows)
+                yield Piece(number, piece, size, timestamp_range(piece, stamp_us))

@@ -16,8 +16,6 @@ from time import time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tailrace.accumulator import (
     BATCH_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
@@ -49,7 +47,7 @@ from tailrace.settings import ProducerSettings, build
 from tailrace.topics import TopicInfo, topics_from_metadata
 
 if TYPE_CHECKING:
-    from tailrace.arrow_frames import Frame
+    from tailrace.arrow_frames import Frame, Piece
 
 EXIT_TIMEOUT_S = 30.0
 KNOWN_KEYS_MAX = 100_000
@@ -250,26 +248,24 @@ class Producer:
         target_bytes = min(max(self.settings.batch_size, 4096), limit - BATCH_OVERHEAD_BYTES)
         handles = []
         choose = partial(self._partitioner, topic)
-        for number, piece, piece_bytes in arrow_frames.cut(frame, info, key_column, partition, choose, target_bytes, stamp_us):
-            handles.append(self._send_frame(topic, number, piece, piece_bytes, stamp_us))
+        for piece in arrow_frames.cut(frame, info, key_column, partition, choose, target_bytes, stamp_us):
+            handles.append(self._send_piece(topic, piece))
         if self._sender.callbacks:
             self._sender.make_callbacks()
         return BatchesHandle(handles)
 
-    def _send_frame(self, topic: str, partition: int, piece: Any, byte_count: int, stamp_us: int) -> Handle:
-        from tailrace.arrow_batch import timestamp_range
-
+    def _send_piece(self, topic: str, piece: Piece) -> Handle:
         with self._sender.lock:
             self._sender.check_usable()
-            if self._sender.buffered_bytes + byte_count > self.settings.buffer_memory:
-                self._sender.block_for_memory(byte_count)
-            queue = self._by_topic[topic][partition]
+            if self._sender.buffered_bytes + piece.byte_count > self.settings.buffer_memory:
+                self._sender.block_for_memory(piece.byte_count)
+            queue = self._by_topic[topic][piece.partition]
             self._sender.close_batch(queue)  # rows sent before stay before
-            batch = ProducerBatch(self._sender, queue.info, partition, self._sender.now_ns(), self._sender.next_order())
-            batch.frame = piece
-            batch.count = piece.num_rows
-            batch.stamps_us = np.array(timestamp_range(piece, stamp_us))
-            batch.reserved_bytes = BATCH_OVERHEAD_BYTES + byte_count
+            batch = ProducerBatch(self._sender, queue.info, piece.partition, self._sender.now_ns(), self._sender.next_order())
+            batch.frame = piece.batch
+            batch.count = piece.batch.num_rows
+            batch.stamps_us = piece.stamps_us
+            batch.reserved_bytes = BATCH_OVERHEAD_BYTES + piece.byte_count
             batch.state = BatchState.READY
             self._sender.buffered_bytes += batch.reserved_bytes
             self._sender.unended_count += 1

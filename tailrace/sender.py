@@ -37,6 +37,7 @@ NS_PER_MS = 1_000_000
 RETRY_BACKOFF_MAX_MS = 1_000
 CREDIT_ASK_NS = 50_000_000
 RECEIVED_TIMEOUT_MS = 5_000
+BUSY_BATCHES = 16
 RESERVE_BYTES = 64 << 10
 """How much buffer memory an open batch takes at a time: between, a record is added without looking at what others need."""
 _ACKS = {0: 0, 1: 1, "all": requests.ACKS_ALL}
@@ -137,7 +138,12 @@ class Sender:
 
     def see_to(self, queue: PartitionQueue) -> None:
         """A batch was opened: without linger send it at once, if it may be; else have the helper look at it in time."""
-        if not self._linger_ns and not queue.ready and len(queue.in_flight) < self._settings.max_in_flight_requests_per_connection:
+        if (
+            not self._linger_ns
+            and not self.is_busy
+            and not queue.ready
+            and len(queue.in_flight) < self._settings.max_in_flight_requests_per_connection
+        ):
             self.close_batch(queue)
             self.pump()
         elif self._lingering and self._lingering[0][0] < self._helper_wakes_ns:
@@ -168,6 +174,13 @@ class Sender:
         for queue in self.queues.values():
             self.close_batch(queue)
         self.pump()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether so many batches are under way that one more would only wait elsewhere: an open one goes on filling instead. Kafka's limit of requests
+        on a connection has this effect.
+        """
+        return self.in_flight_count >= BUSY_BATCHES
 
     def enlist(self, queue: PartitionQueue) -> None:
         if not queue.is_listed:
@@ -213,6 +226,8 @@ class Sender:
         connection.process()
         lingering = self._lingering
         while lingering and (lingering[0][0] <= now_ns or lingering[0][2].state is not BatchState.OPEN):
+            if lingering[0][2].state is BatchState.OPEN and self.is_busy:
+                break
             _, queue, batch = lingering.popleft()
             if queue.open is batch:
                 self.close_batch(queue)
@@ -508,7 +523,7 @@ class Sender:
         tick_ns = self.connection.next_tick_ns()
         if tick_ns is not None:
             times.append(tick_ns)
-        if self._lingering:
+        if self._lingering and not self.is_busy:
             times.append(self._lingering[0][0])
         times += [queue.muted_until_ns for queue in self._sendable if queue.muted_until_ns > now_ns]
         if self._sendable and self.connection.is_ready:

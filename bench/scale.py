@@ -1,0 +1,236 @@
+"""What a batch costs each process, and what follows for more cores: `make bench-scale`.
+
+1. Costs: microseconds of CPU per batch of every process, for batches of five sizes, and a straight line through them (fixed + per KiB).
+2. Model: with n_i processes of stage i and c cores, batches/s = min(min_i(n_i / cost_i), c / sum of costs). Checked where it can be: on one core and on two,
+   with 1 and 2 workers, 1 and 2 fronts. Beyond that it is paper: memory bandwidth and the disk are not in it.
+3. Width: one producer, `send()` of 100 bytes, to 1 partition, 64 partitions of a topic, 200 topics; and what the appliance costs with all of them idle.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+
+from bench.measure import machine
+from bench.suite import RESULTS
+from tailrace import Admin, NewTopic, Producer
+from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+
+SECONDS = 2.0
+ROWS = (10, 160, 650, 2_600, 10_400)
+"""Records of 100 bytes in a batch: about 1 KiB to 1 MiB."""
+MODEL_ROWS = 650
+REPETITIONS = 5
+_CONTEXT = multiprocessing.get_context("spawn")
+
+
+@contextmanager
+def appliance(workers: int = 1, fronts: int = 1) -> Iterator[EmbeddedAppliance]:
+    """On a fresh directory. Two workers are pinned, one to each of the first cores that we may use."""
+    cores = sorted(os.sched_getaffinity(0))
+    settings: dict[str, Any] = {"ring_bytes": 64 << 20, "fronts": fronts}
+    if workers > 1:
+        settings["cores"] = json.dumps((cores * workers)[:workers] if len(cores) >= workers else cores)
+    with tempfile.TemporaryDirectory(prefix="tailrace-scale-", dir=os.environ.get("TAILRACE_BENCH_DIR")) as directory:
+        running = start_embedded(data_dir=f"{directory}/data", settings=settings, auto_create_topics=False)
+        try:
+            yield running
+        finally:
+            running.stop()
+
+
+def run_times(pid: int) -> dict[str, tuple[float, int]]:
+    """Seconds on a CPU and context switches of each process of an appliance, by name; all threads of each."""
+    found: dict[str, tuple[float, int]] = {}
+    for process in psutil.Process(pid).children():
+        nanoseconds = 0
+        for thread in os.listdir(f"/proc/{process.pid}/task"):
+            with open(f"/proc/{process.pid}/task/{thread}/schedstat", encoding="ascii") as file:
+                nanoseconds += int(file.read().split()[0])
+        with open(f"/proc/{process.pid}/comm", encoding="ascii") as file:
+            name = file.read().strip().removeprefix("tr-").rpartition("-")[0]
+        seconds, switches = found.get(name, (0.0, 0))
+        counts = process.num_ctx_switches()
+        found[name] = seconds + nanoseconds / 1e9, switches + counts.voluntary + counts.involuntary
+    return found
+
+
+def _produce(address: str, topic: str, partition: int, rows: int, barrier: Any, results: Any) -> None:
+    batch = pa.record_batch({"value": pa.array([os.urandom(100)] * rows, pa.binary())})
+    with Producer(address, acks=1, batch_size=max(1 << 20, 200 * rows)) as producer:
+        for _ in range(20):
+            producer.send_arrow(topic, batch, partition=partition).result(30)
+        barrier.wait(60)
+        used, begun, count = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter(), 0
+        while time.perf_counter() - begun < SECONDS:
+            producer.send_arrow(topic, batch, partition=partition)
+            count += 1
+        producer.flush()
+        seconds, now = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_SELF)
+    results.put((count, seconds, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime))
+
+
+def load(running: EmbeddedAppliance, rows: int, producers: int = 1) -> tuple[float, dict[str, float], dict[str, float]]:
+    """(batches/s, CPU microseconds per batch by process, context switches per batch by process)."""
+    topic = f"t{time.monotonic_ns()}"
+    with Admin(running.address) as admin:
+        admin.create_topics([NewTopic(topic, max(2, producers))])
+    barrier, results = _CONTEXT.Barrier(producers + 1), _CONTEXT.Queue()
+    addresses = [running.addresses[number % len(running.addresses)] for number in range(producers)]
+    children = [_CONTEXT.Process(target=_produce, args=(a, topic, n, rows, barrier, results)) for n, a in enumerate(addresses)]
+    for child in children:
+        child.start()
+    barrier.wait(60)
+    before = run_times(running.pid)
+    found = [results.get(timeout=120) for _ in children]
+    after = run_times(running.pid)
+    for child in children:
+        child.join()
+    count = sum(item[0] for item in found)
+    rate = sum(item[0] / item[1] for item in found)
+    costs = {name: (after[name][0] - before[name][0]) / count * 1e6 for name in after}
+    costs["producer"] = sum(item[2] for item in found) / count * 1e6
+    return rate, costs, {name: (after[name][1] - before[name][1]) / count for name in after}
+
+
+def costs() -> dict[str, Any]:
+    """Part 1."""
+    stages = ("producer", "front", "worker", "flusher")
+    table: dict[int, dict[str, float]] = {}
+    print(
+        f"{'RECORDS OF 100 B':<18}"
+        + "".join(f"{stage:>12}" for stage in stages)
+        + "   CPU us per batch (median), context switches per batch"
+    )
+    with appliance() as running:
+        for rows in ROWS:
+            runs = [load(running, rows) for _ in range(REPETITIONS)]
+            table[rows] = {stage: statistics.median(run[1][stage] for run in runs) for stage in stages}
+            switches = {stage: statistics.median(run[2][stage] for run in runs) for stage in stages[1:]}
+            shown = ", ".join(f"{stage} {value:.1f}" for stage, value in switches.items())
+            print(f"{rows:<18,}" + "".join(f"{table[rows][stage]:>12.0f}" for stage in stages) + f"   {shown}")
+    kib = np.array([rows * 116 / 1024 for rows in ROWS])
+    lines = {}
+    for stage in stages:
+        slope, fixed = np.polyfit(
+            kib, np.array([table[rows][stage] for rows in ROWS]), 1, w=1 / np.array([table[rows][stage] for rows in ROWS])
+        )
+        lines[stage] = {"fixed_us": float(fixed), "us_per_kib": float(slope)}
+        print(f"  {stage:<10} {fixed:6.0f} us + {slope:.2f} us per KiB")
+    return {"table": {str(rows): values for rows, values in table.items()}, "lines": lines}
+
+
+def predict(cost: dict[str, float], cores: int, workers: int, fronts: int, producers: int) -> float:
+    """Batches/s of the model; `cost` in CPU microseconds per batch."""
+    counts = {"producer": producers, "front": fronts, "worker": workers, "flusher": 1}
+    return 1e6 * min(min(counts[stage] / cost[stage] for stage in counts), cores / sum(cost[stage] for stage in counts))
+
+
+def model() -> list[dict[str, Any]]:
+    """Part 2."""
+    rows: list[dict[str, Any]] = []
+    cost: dict[str, float] = {}
+    everything = sorted(os.sched_getaffinity(0))
+    print(f"\n{'CORES WORKERS FRONTS':<24}{'MEASURED':>12}{'PREDICTED':>12}   batches of {MODEL_ROWS} x 100 B a second, 2 producers")
+    for cores in range(1, min(2, len(everything)) + 1):
+        for workers, fronts in ((1, 1), (2, 1), (1, 2), (2, 2)):
+            if workers > cores:
+                continue  # a worker has a core of its own
+            os.sched_setaffinity(0, everything[:cores])
+            try:
+                with appliance(workers, fronts) as running:
+                    runs = [load(running, MODEL_ROWS, 2) for _ in range(REPETITIONS)]
+            finally:
+                os.sched_setaffinity(0, everything)
+            rates = [run[0] for run in runs]
+            cost = {stage: statistics.median(run[1][stage] for run in runs) for stage in ("producer", "front", "worker", "flusher")}
+            predicted = predict(cost, cores, workers, fronts, 2)
+            print(
+                f"{cores:<6}{workers:<8}{fronts:<10}{statistics.median(rates):>12,.0f}{predicted:>12,.0f}   {min(rates):,.0f} .. {max(rates):,.0f}"
+            )
+            rows.append({"cores": cores, "workers": workers, "fronts": fronts, "measured": rates, "predicted": predicted, "cost_us": cost})
+    for cores in (4, 8, 16, 64):
+        workers = max(1, cores - 4)
+        predicted = predict(cost, cores, workers, 2, cores)
+        print(
+            f"{cores:<6}{workers:<8}{2:<10}{'':>12}{predicted:>12,.0f}   on paper: {predicted * MODEL_ROWS / 1e6:.1f} M records/s; one flusher, 2 fronts"
+        )
+        rows.append({"cores": cores, "workers": workers, "fronts": 2, "predicted": predicted})
+    return rows
+
+
+def _send(address: str, topics: Sequence[str], partitions: int, results: Any) -> None:
+    payload, rates = b"x" * 100, []
+    with Producer(address, acks=1) as producer:
+        targets = [(topic, partition) for topic in topics for partition in range(partitions)]
+        for topic, partition in targets:
+            producer.send(topic, payload, partition=partition)
+        producer.flush()
+        keys = [b"k%d" % number for number in range(1024)]
+        for _ in range(REPETITIONS):
+            begun, count = time.perf_counter(), 0
+            while time.perf_counter() - begun < SECONDS:
+                for number in range(1024):
+                    producer.send(topics[number % len(topics)], payload, keys[number])
+                count += 1024
+            producer.flush()
+            rates.append(count / (time.perf_counter() - begun))
+    results.put(rates)
+
+
+def width() -> list[dict[str, Any]]:
+    """Part 3."""
+    rows = []
+    print(f"\n{'ONE PRODUCER TO':<34}{'RECORDS/S':>12}{'LEAST':>12}{'MOST':>12}{'OF ONE':>8}")
+    with appliance() as running:
+        with Admin(running.address) as admin:
+            admin.create_topics([NewTopic("one", 1), NewTopic("wide", 64), *(NewTopic(f"topic-{n}", 1) for n in range(200))])
+        first = 0.0
+        for name, topics, partitions in (
+            ("one partition", ["one"], 1), ("64 partitions of a topic", ["wide"], 64), ("200 topics", [f"topic-{n}" for n in range(200)], 1),
+        ):  # fmt: skip
+            results = _CONTEXT.Queue()
+            child = _CONTEXT.Process(target=_send, args=(running.address, topics, partitions, results))
+            child.start()
+            rates = results.get(timeout=120)
+            child.join()
+            median = statistics.median(rates)
+            first = first or median
+            print(f"{name:<34}{median:>12,.0f}{min(rates):>12,.0f}{max(rates):>12,.0f}{median / first:>8.2f}")
+            rows.append({"name": name, "rates": rates, "of_one": median / first})
+        time.sleep(12)  # the last segments' ages and credits have been looked at
+        before = run_times(running.pid)
+        time.sleep(10)
+        after = run_times(running.pid)
+        idle = sum(after[name][0] - before[name][0] for name in after) / 10
+        wakes = sum(after[name][1] - before[name][1] for name in after) / 10
+        print(f"idle, with all of them: {idle * 100:.2f} % of a core, {wakes:.1f} context switches a second")
+        rows.append({"name": "idle", "share_of_a_core": idle, "switches_per_s": wakes})
+    return rows
+
+
+def main() -> int:
+    where = machine()
+    print(f"Tailrace at scale, on {where['cpu']}, {where['cores']} cores, commit {where['commit']}\n")
+    found = {"costs": costs(), "model": model(), "width": width()}
+    path = RESULTS / f"scale-{where['date']}-{where['commit']}.json"
+    path.write_text(json.dumps({"command": "make bench-scale", "machine": where, **found}, indent=1) + "\n")
+    print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
