@@ -19,7 +19,7 @@ import numpy as np
 
 from tailrace import arrow_batch, few_rows
 from tailrace.arrow_batch import Headers
-from tailrace.batch_header import NO_PRODUCER, NO_SEQUENCE, SEQUENCE_MODULUS, stamp_producer
+from tailrace.batch_header import NO_PRODUCER, NO_SEQUENCE, REMEMBERED_BATCHES, SEQUENCE_MODULUS, stamp_producer
 from tailrace.errors import ClientClosedError, RequestTimeoutError, TailraceError
 from tailrace.few_rows import FEW
 from tailrace.records import BatchMetadata, RecordMetadata
@@ -46,7 +46,7 @@ class ProducerBatch:
 
     __slots__ = (
         "attempts", "base_offset", "base_sequence", "callbacks", "children", "count", "created_ns", "data", "epoch", "error", "frame", "headers",
-        "info", "last_refusal", "order", "partition", "producer_id", "reserved_bytes", "room", "rows", "stamps_us", "state", "timestamps_us",
+        "info", "last_refusal", "order", "ordinal", "partition", "producer_id", "reserved_bytes", "room", "rows", "stamps_us", "state", "timestamps_us",
         "waiter", "waits", "was_sent",
     )  # fmt: skip
 
@@ -79,6 +79,8 @@ class ProducerBatch:
         """What the appliance said when it was sent last."""
         self.was_sent = False
         """Whether it may have been appended without our knowing: then only its sequence tells a second copy from a first."""
+        self.ordinal = 0
+        """Its place among the batches of its partition that were given a sequence."""
         self.producer_id = NO_PRODUCER
         self.epoch = -1
         self.base_sequence = NO_SEQUENCE
@@ -325,7 +327,18 @@ class BatchesHandle:
 class PartitionQueue:
     """The batches of one partition, from open to answered."""
 
-    __slots__ = ("in_flight", "info", "is_gone", "is_listed", "muted_until_ns", "next_sequence", "open", "partition", "ready")
+    __slots__ = (
+        "in_flight",
+        "info",
+        "is_gone",
+        "is_listed",
+        "muted_until_ns",
+        "next_ordinal",
+        "next_sequence",
+        "open",
+        "partition",
+        "ready",
+    )
 
     def __init__(self, info: TopicInfo, partition: int) -> None:
         self.info = info
@@ -334,6 +347,7 @@ class PartitionQueue:
         self.ready: deque[ProducerBatch] = deque()
         self.in_flight: deque[ProducerBatch] = deque()
         self.next_sequence = 0
+        self.next_ordinal = 0
         self.muted_until_ns = 0
         """Not to be sent from before this: a retry is waiting for its time."""
         self.is_gone = False
@@ -349,10 +363,18 @@ class PartitionQueue:
         self.open = None
         return True
 
-    def take_sequence(self, count: int) -> int:
-        sequence = self.next_sequence
-        self.next_sequence = (sequence + count) % SEQUENCE_MODULUS
-        return sequence
+    def number(self, batch: ProducerBatch, producer_id: int, epoch: int) -> None:
+        """Give a batch that was not sent before its sequence."""
+        batch.ordinal = self.next_ordinal
+        self.next_ordinal += 1
+        batch.number(producer_id, epoch, self.next_sequence)
+        self.next_sequence = (self.next_sequence + batch.count) % SEQUENCE_MODULUS
+
+    def window_is_full(self) -> bool:
+        """Whether one more sequence would make the worker forget a batch whose fate is not known: answers need not come in order, and a request that
+        has timed out may have been carried out.
+        """
+        return bool(self.in_flight) and self.next_ordinal - min(batch.ordinal for batch in self.in_flight) >= REMEMBERED_BATCHES
 
     def first_of_unknown_fate(self) -> int:
         """Where among `ready` the first batch stands that may have been appended, -1: there is none. What was never sent comes behind all that was."""

@@ -46,6 +46,8 @@ ATTRIBUTE_LOG_APPEND_TIME = 16
 ATTRIBUTE_COMPRESSED = 32
 KNOWN_ATTRIBUTES = 63
 
+REMEMBERED_BATCHES = 5
+"""How many batches of a producer a partition's worker remembers; so many sequences, and no more, may a producer have whose fate it does not know."""
 NO_PRODUCER = -1
 NO_SEQUENCE = -1
 SEQUENCE_MODULUS = 1 << 31

@@ -259,6 +259,8 @@ class Sender:
                 if position < 0:
                     return False
             batch = queue.ready[position]
+            if self._idempotent and batch.producer_id < 0 and queue.window_is_full():
+                return True
             data = self._encoded(queue, batch)
             if data is None:
                 continue
@@ -266,7 +268,7 @@ class Sender:
                 self._ask_credit(len(data), now_ns)
                 return False
             if self._idempotent and batch.producer_id < 0:
-                batch.number(self._producer_id, self._epoch, queue.take_sequence(batch.count))
+                queue.number(batch, self._producer_id, self._epoch)
                 assert batch.data is not None
                 data = batch.data
             request = requests.ProduceRequest(queue.info.topic_id, queue.partition, self._acks, self._settings.request_timeout_ms)

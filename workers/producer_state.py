@@ -13,10 +13,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, NamedTuple
 
-from tailrace.batch_header import SEQUENCE_MODULUS
+from tailrace.batch_header import REMEMBERED_BATCHES, SEQUENCE_MODULUS
 from tailrace.protocol.errors import ErrorCode
-
-REMEMBERED_BATCHES = 5
 
 
 class Remembered(NamedTuple):

@@ -1,0 +1,33 @@
+"""What a producer may send next: the partition remembers five batches, and a timed-out one may have been appended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tailrace import arrow_batch
+from tailrace.accumulator import PartitionQueue, ProducerBatch
+from tailrace.topics import TopicInfo
+
+
+def test_a_later_answer_does_not_let_a_sixth_sequence_out_before_the_oldest_is_settled() -> None:
+    described: dict[str, Any] = {
+        "name": "t", "topic_id": "00" * 16, "version": 1, "typed": False, "schema_id": 1, "schema": "", "settings": {}, "partitions": [{}],
+    }  # fmt: skip
+    info = TopicInfo(described)
+    queue = PartitionQueue(info, 0)
+    batches = []
+    for number in range(5):
+        batch = ProducerBatch(queue, info, 0, 0, (number,))  # type: ignore[arg-type]
+        batch.count = 1
+        rows = arrow_batch.default_rows([1], [None], [b"x"], None)
+        batch.data = arrow_batch.encode(rows, schema_id=1, seed=0, compression="none", first_timestamp_us=1, max_timestamp_us=1)
+        assert not queue.window_is_full()
+        queue.number(batch, 7, 0)
+        queue.in_flight.append(batch)
+        batches.append(batch)
+    assert queue.window_is_full()
+    queue.in_flight.remove(batches[4])  # answered
+    assert queue.window_is_full(), "the first may have been appended, and would be forgotten"
+    queue.in_flight.remove(batches[0])
+    assert not queue.window_is_full()
+    assert [batch.base_sequence for batch in batches] == list(range(5))
