@@ -421,13 +421,17 @@ class Flusher:
     ) -> tuple[PartitionLog | None, Verdict]:
         """Recovery found this batch in the file: write it to its place once more, and sync."""
         outcome = stage.ring.outcome(number)
-        if outcome.verdict is not Verdict.NONE:
-            try:
-                if log.write_again(descriptor.base_offset, outcome.segment_base, outcome.file_position, stage.ring.bytes_of(descriptor)):
-                    group.touched[descriptor.slot] = log
-            except OSError as error:
-                self._logs.take_offline(log, error)
-                return None, Verdict.FAILED
+        if outcome.verdict is Verdict.NONE:
+            return None, Verdict.FAILED  # nobody placed it: what the log has there is another batch
+        try:
+            if log.write_again(descriptor.base_offset, outcome.segment_base, outcome.file_position, stage.ring.bytes_of(descriptor)):
+                group.touched[descriptor.slot] = log
+        except LogGapError as error:
+            logger.error("not_what_was_placed directory=%s error=%r", log.directory, str(error))
+            return None, Verdict.FAILED
+        except OSError as error:
+            self._logs.take_offline(log, error)
+            return None, Verdict.FAILED
         return log, self._good_verdict(log)
 
     @staticmethod

@@ -315,11 +315,13 @@ class PartitionLog:
 
     def write_again(self, base_offset: int, segment_base: int, position: int, data: Readable) -> bool:
         """Bytes that recovery found in the file already: they were not known to be synced, and a sync that failed leaves pages that look clean, so
-        they are made dirty anew. False: their segment is sealed, which was synced. Raises OSError.
+        they are made dirty anew. False: their segment is sealed, which was synced. Raises OSError, and LogGapError when other bytes are there.
         """
         live = self.live
         if live is None or live.base != segment_base or position + len(data) > live.end:
             return False
+        if self._files.read_at(live.fd, len(data), position) != data:
+            raise LogGapError(f"segment {segment_base} has another batch at {position} than the ring has for offset {base_offset}")
         self._files.write_at(live.fd, [data], position)
         live.synced_end, live.synced_next = min(live.synced_end, position), min(live.synced_next, base_offset)
         return True

@@ -60,6 +60,7 @@ logger = logging.getLogger(__name__)
 
 LANE_NEWS_BYTES = 64 << 10
 """So much room given back in a lane is news for the front: batches may be waiting for it."""
+NO_EPOCH = -1
 LANE_QUANTUM = 64
 """Messages taken from one lane before the next has its turn."""
 EXPIRY_INTERVAL_NS = 600_000_000_000
@@ -78,7 +79,9 @@ class Partition:
     log_append_time: bool
     next_offset: int
     leader_epoch: int = 0
-    """The partition table's, when `next_offset` was taken from there. Another one there means that the log's end was decided anew."""
+    """The partition table's, when `next_offset` was taken from there. Another one there means that the log's end was decided anew. NO_EPOCH: the log could
+    not be opened, and where it ends is not known.
+    """
     last_append_us: int = 0
     producers: ProducerTable = field(default_factory=ProducerTable)
 
@@ -270,6 +273,8 @@ class Worker:
                 next_offset = 0  # refused since, by a disk that failed
             self._take_up(partition, max(next_offset, state.log_end_offset), state.leader_epoch)
             partition.last_append_us = max(append_us, state.last_append_us)
+            if state.state is SlotState.UNREADABLE:
+                partition.leader_epoch = NO_EPOCH
         return partition
 
     def _take_up(self, partition: Partition, next_offset: int, leader_epoch: int) -> None:
@@ -329,7 +334,7 @@ class Worker:
         """The flusher has decided the log's end anew (its disk had failed): what this worker appended beyond it was refused."""
         assignment = partition.assignment
         state = self._tables[assignment.data_dir].read(assignment.slot)
-        if state.topic_id == assignment.topic_id:
+        if state.topic_id == assignment.topic_id and state.state is not SlotState.UNREADABLE:
             self._take_up(partition, state.log_end_offset, state.leader_epoch)
             logger.info(
                 "epoch_taken_up topic=%s partition=%d epoch=%d next_offset=%d",
