@@ -139,6 +139,13 @@ class ProcessContext:
         self.slot.store(ProcessWord.READY_GENERATION, self.spec.generation)
         self.bell(Role.COORDINATOR, 0).ring()
         self.bell(Role.SUPERVISOR, 0).ring()
+        if self.spec.generation > 1:
+            self.ring_everybody()
+
+    def ring_everybody(self) -> None:
+        """A predecessor may have been killed between publishing something and ringing who waits for it."""
+        for fd in self.spec.doorbells.values():
+            Doorbell(fd).ring()
 
 
 def start() -> ProcessContext:

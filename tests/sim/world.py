@@ -91,6 +91,10 @@ class SimContext(ProcessContext):
     def bell(self, role: Role, index: int) -> Doorbell:
         return self._world.bells[process_name(role, index)]
 
+    def ring_everybody(self) -> None:
+        for bell in self._world.bells.values():
+            bell.ring()
+
 
 class SimMachine(coordinator.Machine):
     def __init__(self, files: SimFiles) -> None:
