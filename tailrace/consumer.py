@@ -203,7 +203,7 @@ class Consumer:
             key = TopicPartition(*given)
             try:
                 when_us = to_timestamp_us(when)
-            except TypeError as error:
+            except (TypeError, ValueError) as error:
                 raise InvalidRequestError(str(error)) from None
             start = self._offsets([key], when_us)[key]
             result[key] = None if start < 0 else self._first_at_or_after(key, start, when_us)

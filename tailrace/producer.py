@@ -426,5 +426,5 @@ def _checked_headers(headers: object) -> tuple[Sequence[tuple[str, bytes]], int]
 def _timestamp_us(value: datetime | int) -> int:
     try:
         return to_timestamp_us(value)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise InvalidRecordError(str(error)) from None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import pyarrow as pa
 
+TIMESTAMP_MAX_MS = (2**63 - 1) // 1000
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -94,10 +95,14 @@ class TopicBatch:
 
 
 def to_timestamp_us(value: Any) -> int:
-    """A timestamp as users give it (aware or naive-UTC datetime, or int milliseconds) in microseconds. Raises TypeError."""
+    """A timestamp as users give it (aware or naive-UTC datetime, or int milliseconds) in microseconds. Raises TypeError, and ValueError for what 64 bits
+    do not hold (some 292,000 years before and after 1970).
+    """
     if isinstance(value, dt.datetime):
         aware = value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
         return int((aware - _EPOCH) // dt.timedelta(microseconds=1))
     if isinstance(value, int) and not isinstance(value, bool):
+        if not -TIMESTAMP_MAX_MS <= value <= TIMESTAMP_MAX_MS:
+            raise ValueError(f"a timestamp of {value} ms is out of range; is it in microseconds or nanoseconds? It takes milliseconds")
         return int(value) * 1000
     raise TypeError(f"a timestamp is a datetime or int milliseconds, not {type(value).__name__}")

@@ -19,6 +19,7 @@ from tailrace.connection import Connection
 from tailrace.errors import (
     CorruptBatchError,
     InvalidRecordError,
+    InvalidRequestError,
     InvalidSchemaError,
     InvalidSettingError,
     InvalidTopicNameError,
@@ -340,3 +341,18 @@ def test_a_data_directory_on_a_read_only_mount(tmp_path: pathlib.Path) -> None:
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 73
     assert "Read-only file system" in sentence_of(done)
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+@pytest.mark.parametrize("timestamp", [10**18, -(10**18), 2**62])
+def test_a_timestamp_that_64_bits_do_not_hold_is_refused_and_the_producer_lives(
+    appliance: EmbeddedAppliance, topic: str, compression: str, timestamp: int
+) -> None:
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(topic)])
+    with Producer(appliance.address, compression_type=compression) as producer:
+        with pytest.raises(InvalidRecordError, match="out of range"):
+            producer.send(topic, b"v", timestamp=timestamp)
+        assert producer.send(topic, b"after").result(10).offset == 0
+    with Consumer(topic, bootstrap=appliance.address) as consumer, pytest.raises(InvalidRequestError, match="out of range"):
+        consumer.offsets_for_times({TopicPartition(topic, 0): timestamp})
