@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +72,16 @@ def private_memory_mb(pids: list[int]) -> tuple[float, float]:
     return (total - shared) * 1024 / 1e6, shared * 1024 / 1e6
 
 
+def paced(rate: int, count: int) -> Iterator[int]:
+    """When each of `count` records, `rate` a second, is due, by the clock of `time.perf_counter_ns`; not before it is. Late ones follow at once."""
+    begun = time.perf_counter_ns()
+    for number in range(count):
+        due = begun + number * 1_000_000_000 // rate
+        while (wait := due - time.perf_counter_ns()) > 0:
+            time.sleep(wait / 1e9)
+        yield due
+
+
 def end_to_end(address: str, topic: str, rate: int, seconds: float = 5.0, size: int = 1000) -> list[float]:
     """Milliseconds from when each record should have been sent, `rate` a second, until a consumer has it. The producer is a process of its own; the first
     tenth, in which buffers grow, is left out.
@@ -94,16 +105,14 @@ def end_to_end(address: str, topic: str, rate: int, seconds: float = 5.0, size: 
 
 
 _SENDER = """
-import sys, time
+import sys
+from bench.measure import paced
 from tailrace import Producer, arrow_batch
 address, topic, rate, count, size = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
 arrow_batch.default_rows([0], [None], [b""], None)
 with Producer(address, acks="all", linger_ms=1) as producer:
     producer.partitions_for(topic)
-    filler, begun = b"x" * (size - 8), time.perf_counter_ns()
-    for number in range(count):
-        due = begun + number * 1_000_000_000 // rate
-        while (wait := due - time.perf_counter_ns()) > 0:
-            time.sleep(wait / 1e9)
+    filler = b"x" * (size - 8)
+    for due in paced(rate, count):
         producer.send(topic, due.to_bytes(8, "big") + filler)
 """

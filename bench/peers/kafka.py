@@ -9,7 +9,7 @@ import subprocess
 import time
 from typing import Any
 
-from bench.measure import percentile
+from bench.measure import paced, percentile
 from bench.peers.servers import Missing, Server, free_port, in_child
 
 CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tailrace-bench", "kafka-4.3.0")
@@ -215,11 +215,8 @@ def _end_to_end(bootstrap: str, topic: str, rate: int, seconds: float, size: int
 def _send_at(bootstrap: str, topic: str, rate: int, count: int, size: int) -> None:
     producer = _producer(bootstrap, 1, **{"linger.ms": 1})
     producer.list_topics(topic)
-    filler, begun = b"x" * (size - 8), time.perf_counter_ns()
-    for number in range(count):
-        due = begun + number * 1_000_000_000 // rate
-        while (wait := due - time.perf_counter_ns()) > 0:
-            time.sleep(wait / 1e9)
+    filler = b"x" * (size - 8)
+    for number, due in enumerate(paced(rate, count)):
         producer.produce(topic, due.to_bytes(8, "big") + filler)
         if not number & 255:
             producer.poll(0)
