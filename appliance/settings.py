@@ -102,7 +102,9 @@ class Settings:
         for address in self.listen:
             check_address(address)
             if address.startswith("tcp://") and int(address.rpartition(":")[2]) + self.fronts - 1 > 65535:
-                raise InvalidSettingError(f"listen is {address!r}: {self.fronts} fronts need as many ports from there on; choose a lower port")
+                raise InvalidSettingError(
+                    f"listen is {address!r}: {self.fronts} fronts need as many ports from there on; choose a lower port"
+                )
         for name, value in (("ring_bytes", self.ring_bytes), ("lane_bytes", self.lane_bytes)):
             if value % 4096:
                 raise InvalidSettingError(f"{name} is {value}; it must be a multiple of 4096")
