@@ -34,10 +34,17 @@ from tailrace.settings import ProducerSettings
 from tailrace.topics import TopicInfo
 
 NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
 RETRY_BACKOFF_MAX_MS = 1_000
 CREDIT_ASK_NS = 50_000_000
 RECEIVED_TIMEOUT_MS = 5_000
 BUSY_BATCHES = 16
+FAST_RECORDS_PER_S = 100_000
+SMALL_BATCHES_PER_S = 400
+"""A producer that takes records faster than that sends at most so many batches a second that are not full: between 64 partitions or 200 topics it would
+spend itself on what each batch costs (see docs/performance.md).
+"""
+LOAD_CHECK_NS = 20 * NS_PER_MS
 RESERVE_BYTES = 64 << 10
 """How much buffer memory an open batch takes at a time: between, a record is added without looking at what others need."""
 _ACKS = {0: 0, 1: 1, "all": requests.ACKS_ALL}
@@ -63,6 +70,12 @@ class Sender:
         self.queues: dict[tuple[bytes, int], PartitionQueue] = {}
         self._sendable: deque[PartitionQueue] = deque()
         self._lingering: deque[tuple[int, PartitionQueue, ProducerBatch]] = deque()
+        self._held_ns = 0
+        """How long beyond linger_ms open batches fill now, because records come so fast."""
+        self._closed_records = 0
+        """How many records were in batches that filled, or filled long enough."""
+        self._load_checked = 0, 0
+        """When the load was looked at, and how many records there had been."""
         self.buffered_bytes = 0
         self.in_flight_count = 0
         self.unended_count = 0
@@ -146,8 +159,20 @@ class Sender:
         ):
             self.close_batch(queue)
             self.pump()
-        elif self._lingering and self._lingering[0][0] < self._helper_wakes_ns:
+        elif self._lingering and self._linger_ends_ns() < self._helper_wakes_ns:
             self._wake_helper()
+
+    def _linger_ends_ns(self) -> int:
+        return self._lingering[0][0] + self._held_ns
+
+    def _look_at_load(self, now_ns: int) -> None:
+        """Decide how long open batches may fill beyond their linger."""
+        then_ns, then_count = self._load_checked
+        open_batches = [batch for _, _, batch in self._lingering if batch.state is BatchState.OPEN]
+        count = self._closed_records + sum(len(batch.rows) // 3 for batch in open_batches)
+        self._load_checked = now_ns, count
+        fast = (count - then_count) * NS_PER_S > FAST_RECORDS_PER_S * (now_ns - then_ns)
+        self._held_ns = len(open_batches) * NS_PER_S // SMALL_BATCHES_PER_S if fast and self._linger_ns else 0
 
     def next_order(self) -> tuple[int, ...]:
         self._order += 1
@@ -166,6 +191,7 @@ class Sender:
         batch = queue.open
         if batch is not None and queue.close_open():
             self.buffered_bytes -= batch.close()
+            self._closed_records += batch.count
             self.enlist(queue)
             if batch.ends_without_key:
                 self._on_keyless_batch(queue.info)
@@ -225,7 +251,9 @@ class Sender:
         connection = self.connection
         connection.process()
         lingering = self._lingering
-        while lingering and (lingering[0][0] <= now_ns or lingering[0][2].state is not BatchState.OPEN):
+        if now_ns - self._load_checked[0] > LOAD_CHECK_NS:
+            self._look_at_load(now_ns)
+        while lingering and (self._linger_ends_ns() <= now_ns or lingering[0][2].state is not BatchState.OPEN):
             if lingering[0][2].state is BatchState.OPEN and self.is_busy:
                 break
             _, queue, batch = lingering.popleft()
@@ -421,6 +449,7 @@ class Sender:
             return
         if batch.state is BatchState.OPEN:
             self.buffered_bytes -= batch.close()
+            self._closed_records += batch.count
         if error is not None:
             self.counters["errors"] += batch.count
         self.buffered_bytes -= batch.reserved_bytes
@@ -526,7 +555,7 @@ class Sender:
         if tick_ns is not None:
             times.append(tick_ns)
         if self._lingering and not self.is_busy:
-            times.append(self._lingering[0][0])
+            times.append(min(self._linger_ends_ns(), self._load_checked[0] + LOAD_CHECK_NS) if self._held_ns else self._linger_ends_ns())
         times += [queue.muted_until_ns for queue in self._sendable if queue.muted_until_ns > now_ns]
         if self._sendable and self.connection.is_ready:
             times.append(now_ns + 20 * NS_PER_MS)  # waiting for credit
@@ -555,7 +584,7 @@ class Sender:
                     return
                 now_ns = self.now_ns()
                 caller_is_active = now_ns - self._last_io_ns < 3 * NS_PER_MS
-                linger_due = bool(self._lingering) and self._lingering[0][0] <= now_ns
+                linger_due = bool(self._lingering) and self._linger_ends_ns() <= now_ns
                 if not caller_is_active or linger_due:
                     last_io_ns = self._last_io_ns
                     self.pump()
