@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pyarrow as pa
 
@@ -36,20 +38,35 @@ class Tailrace:
             admin.create_topics([NewTopic(name, partitions, {"durability": durability})])
         return name
 
+    @contextmanager
+    def throwaway(self, durability: str) -> Iterator[str]:
+        """A topic for one run: what five rounds write would fill a tmpfs."""
+        name = self.topic(durability)
+        try:
+            yield name
+        finally:
+            with Admin(self.address) as admin:
+                admin.delete_topics([name])
+
     def produce(self, size: int, count: int, acks: int | str, durability: str, topic: str | None = None) -> float:
         """Records a second of `send()` with a key."""
-        return float(in_child(_produce, self.address, topic or self.topic(durability), size, count, acks))
+        if topic is not None:
+            return float(in_child(_produce, self.address, topic, size, count, acks))
+        with self.throwaway(durability) as name:
+            return float(in_child(_produce, self.address, name, size, count, acks))
 
     def produce_arrow(self, size: int, rows: int, count: int, durability: str) -> float:
         """Records a second of prebuilt batches, acks=1."""
-        return float(in_child(_produce_arrow, self.address, self.topic(durability), size, rows, count))
+        with self.throwaway(durability) as name:
+            return float(in_child(_produce_arrow, self.address, name, size, rows, count))
 
     def consume(self, topic: str, count: int, *, arrow: bool) -> float:
         return float(in_child(_consume, self.address, topic, count, arrow))
 
     def latency(self, count: int, acks: int | str, durability: str, address: str | None = None) -> list[float]:
-        found: list[float] = in_child(_latency, address or self.address, self.topic(durability), count, acks)
-        return found
+        with self.throwaway(durability) as name:
+            found: list[float] = in_child(_latency, address or self.address, name, count, acks)
+            return found
 
     def end_to_end(self, rate: int, seconds: float, size: int) -> list[float]:
         self._made += 1
