@@ -16,14 +16,15 @@ from typing import Any
 
 import orjson
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 PRODUCER_EPOCH_MAX = 32767
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS schemas (schema_id INTEGER PRIMARY KEY, message BLOB NOT NULL UNIQUE) STRICT;
 CREATE TABLE IF NOT EXISTS topics (
     topic_id BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, state TEXT NOT NULL CHECK (state IN ('changing', 'active', 'deleting')),
-    version INTEGER NOT NULL, typed INTEGER NOT NULL, schema_id INTEGER NOT NULL REFERENCES schemas, settings TEXT NOT NULL, created_us INTEGER NOT NULL
+    version INTEGER NOT NULL, typed INTEGER NOT NULL, schema_id INTEGER NOT NULL REFERENCES schemas, settings TEXT NOT NULL, created_us INTEGER NOT NULL,
+    delay_of BLOB NOT NULL DEFAULT x''
 ) STRICT;
 CREATE TABLE IF NOT EXISTS partitions (
     topic_id BLOB NOT NULL REFERENCES topics ON DELETE CASCADE, partition INTEGER NOT NULL, data_dir INTEGER NOT NULL, slot INTEGER NOT NULL,
@@ -57,6 +58,8 @@ class Topic:
     given: dict[str, Any]
     partitions: tuple[PartitionRow, ...]
     created_us: int
+    delay_of: bytes = b""
+    """Of a delay log: the id of the topic whose delayed records it holds."""
 
 
 class MissingDirectoryError(RuntimeError):
@@ -81,6 +84,11 @@ class Catalog:
         self._db.execute("PRAGMA foreign_keys=ON")
         self._db.executescript(_TABLES)
         found = self._meta("schema_version", SCHEMA_VERSION)
+        if found == 2:  # before delays
+            with _Transaction(self._db):
+                self._db.execute("ALTER TABLE topics ADD COLUMN delay_of BLOB NOT NULL DEFAULT x''")
+                self._db.execute("UPDATE meta SET value = 3 WHERE name = 'schema_version'")
+            found = 3
         if found != SCHEMA_VERSION:
             raise RuntimeError(f"{path} has catalog version {found}; this build reads {SCHEMA_VERSION}")
 
@@ -127,7 +135,7 @@ class Catalog:
         ):
             by_topic.setdefault(topic_id, []).append(PartitionRow(*rest))
         rows = self._db.execute(
-            "SELECT topic_id, name, state, version, typed, schema_id, message, settings, created_us FROM topics JOIN schemas USING (schema_id) ORDER BY name"
+            "SELECT topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of FROM topics JOIN schemas USING (schema_id) ORDER BY name"
         )
         return [
             Topic(
@@ -141,22 +149,25 @@ class Catalog:
                 orjson.loads(settings),
                 tuple(by_topic.get(topic_id, ())),
                 created_us,
+                delay_of,
             )
-            for topic_id, name, state, version, typed, schema_id, message, settings, created_us in rows
+            for topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of in rows
         ]
 
     def topic(self, name: str) -> Topic | None:
         return next((topic for topic in self.topics() if topic.name == name), None)
 
-    def create_topic(self, name: str, partitions: int, given: dict[str, Any], schema: bytes, typed: bool, now_us: int) -> Topic:
+    def create_topic(
+        self, name: str, partitions: int, given: dict[str, Any], schema: bytes, typed: bool, now_us: int, delay_of: bytes = b""
+    ) -> Topic:
         """Decide a new topic, in state `changing`. Raises CatalogFullError; the name must be free."""
         topic_id = self._random_bytes(16)
         with _Transaction(self._db):
             self._db.execute("INSERT OR IGNORE INTO schemas (message) VALUES (?)", (schema,))
             (schema_id,) = self._db.execute("SELECT schema_id FROM schemas WHERE message = ?", (schema,)).fetchone()
             self._db.execute(
-                "INSERT INTO topics VALUES (?, ?, 'changing', 1, ?, ?, ?, ?)",
-                (topic_id, name, int(typed), schema_id, orjson.dumps(given).decode(), now_us),
+                "INSERT INTO topics VALUES (?, ?, 'changing', 1, ?, ?, ?, ?, ?)",
+                (topic_id, name, int(typed), schema_id, orjson.dumps(given).decode(), now_us, delay_of),
             )
             self._add_partitions(topic_id, 0, partitions)
         created = self.topic(name)

@@ -36,6 +36,7 @@ from shm.lane import LaneReader, LaneWriter
 from shm.layout import ProcessWord, Role, SlotState
 from shm.partition_table import PartitionTable
 from shm.process import ProcessContext, configure_logging, process_name, run, start
+from tailrace.delays import delay_log_name
 from tailrace.errors import (
     InvalidRequestError,
     InvalidSettingError,
@@ -50,6 +51,8 @@ logger = logging.getLogger(__name__)
 CHANGE_TIMEOUT_NS = 30_000_000_000
 LEASE_MAX_MS = 86_400_000
 PENDING_RETRY_NS = 50_000_000
+_READERS = (Role.FRONT, Role.SCHEDULER)
+"""Who may only know what is finished."""
 
 
 @dataclass(slots=True)
@@ -243,13 +246,15 @@ class Coordinator:
         return count
 
     def _assignments(self, topic: Topic, *, revive: bool = False) -> list[Assignment]:
+        delay_log = self._topics.get(delay_log_name(topic.name))
         settings = topic_settings.complete(topic.given, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
         return [
             Assignment(
                 topic=topic.name, topic_id=topic.topic_id, partition=row.partition, partition_count=len(topic.partitions), slot=row.slot,
                 version=topic.version, worker=self._worker_of(topic, row), front=row.slot % self._front_count,
                 data_dir=self._dir_index[row.data_dir], schema_id=topic.schema_id, schema=topic.schema, typed=topic.typed,
-                dropped=topic.state == "deleting", delete_before=row.delete_before, revive=revive, settings=settings,
+                dropped=topic.state == "deleting", delete_before=row.delete_before, revive=revive, settings=settings, delay_of=topic.delay_of.hex(),
+                delay_log=delay_log.topic_id.hex() if delay_log is not None else "",
             )
             for row in topic.partitions
         ]  # fmt: skip
@@ -260,6 +265,8 @@ class Coordinator:
             return assignment.worker == out.index
         if out.role is Role.FLUSHER:
             return assignment.data_dir == out.index
+        if out.role is Role.SCHEDULER:
+            return assignment.has_delays
         return True
 
     def _feed_whoever_asks(self) -> int:
@@ -268,11 +275,11 @@ class Coordinator:
             wanted = out.slot.load(ProcessWord.WANTS_FEED)
             if wanted in (out.feeding, out.slot.load(ProcessWord.FED_GENERATION)):
                 continue
-            if out.role is Role.FRONT and self._awaits_workers():
+            if out.role in _READERS and self._awaits_workers():
                 continue
             for topic in self._topics.values():
                 # A front may only know what is finished; a topic that is being deleted is nobody's to open.
-                if topic.state == "deleting" or (out.role is Role.FRONT and topic.state != "active"):
+                if topic.state == "deleting" or (out.role in _READERS and topic.state != "active"):
                     continue
                 for assignment in self._assignments(topic):
                     if self._concerns(out, assignment):
@@ -291,11 +298,11 @@ class Coordinator:
             else:
                 self._unconnected.setdefault(assignment.worker, []).append(payload)
 
-    def _tell_fronts(self, topic: Topic) -> None:
+    def _tell_readers(self, topic: Topic) -> None:
         for assignment in self._assignments(topic):
             payload = assignment.encode()
             for out in self._outgoing:
-                if out.role is Role.FRONT:
+                if out.role in _READERS and self._concerns(out, assignment):
                     out.queue.append((LaneKind.ASSIGN, 0, 0, 0, 0, payload))
 
     def _send(self) -> int:
@@ -365,14 +372,15 @@ class Coordinator:
             try:
                 if not isinstance(item, dict):
                     raise InvalidRequestError("each entry of `topics` must be an object")
-                topic = decide(item, bool(request.get("validate_only", False)))
-                if topic is not None:
+                decided = decide(item, bool(request.get("validate_only", False)))
+                if decided:
                     crash_point("coordinator.after_decision")
+                self._topics.update({topic.name: topic for topic in decided})
+                for topic in decided:
                     topics.append(topic)
-                    self._topics[topic.name] = topic
                     self._give_workers(topic)
                     if topic.state == "deleting":
-                        self._tell_fronts(topic)  # before the files go: nothing more is sent there
+                        self._tell_readers(topic)  # before the files go: nothing more is sent there
                     self._tell_workers(topic, revive=bool(item.get("online")))
             except TailraceError as error:
                 result.update(code=int(error.code), message=error.detail)
@@ -452,7 +460,7 @@ class Coordinator:
         active = self._catalog.topic(topic.name)
         assert active is not None
         self._topics[topic.name] = active
-        self._tell_fronts(active)
+        self._tell_readers(active)
         logger.info("topic_changed topic=%s version=%d partitions=%d", topic.name, topic.version, len(topic.partitions))
         for row in topic.partitions:
             state = self._table(row).read(row.slot)
@@ -471,8 +479,8 @@ class Coordinator:
             "cluster_id": self._cluster_id,
             "processes": self._describe_processes(),
             "data_dirs": self._describe_dirs(),
-            "topics": len(self._topics),
-            "partitions": len(partitions),
+            "topics": sum(not topic.delay_of for topic in self._topics.values()),
+            "partitions": sum(not topic.delay_of for topic, _, _ in partitions),
             "bytes": sum(state.size_bytes for _, _, state in partitions),
             "offline": [
                 {
@@ -496,7 +504,7 @@ def build(context: ProcessContext, catalog: Catalog, dir_numbers: list[int], mac
     spec, settings, control = context.spec, context.spec.settings, context.control
     worker_dirs, front_count = list(settings["worker_dirs"]), int(settings["fronts"])
     roles = [(Role.FRONT, f) for f in range(front_count)]
-    roles += [(Role.WORKER, w) for w in range(len(worker_dirs))]
+    roles += [(Role.SCHEDULER, 0), *((Role.WORKER, w) for w in range(len(worker_dirs)))]
     roles += [(Role.FLUSHER, d) for d in range(len(spec.data_dirs))]
 
     dedicated = DedicatedWorkers({w: control.process(Role.WORKER, w) for w in settings["spare_workers"]}, len(spec.data_dirs))

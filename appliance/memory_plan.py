@@ -33,6 +33,7 @@ def plan_worker(settings: Settings, worker: int, fronts: int) -> list[RegionPlan
     return [
         RegionPlan(f"ring-{worker}", RegionKind.RING, ring.size, settings.ring_bytes, settings.ring_descriptors),
         _lane("coordinator", f"worker-{worker}", CONTROL_LANE_BYTES),
+        _lane("scheduler-0", f"worker-{worker}", settings.lane_bytes),
         *(_lane(f"front-{f}", f"worker-{worker}", settings.lane_bytes) for f in range(fronts)),
     ]
 
@@ -45,7 +46,10 @@ def plan_regions(settings: Settings, workers: int, fronts: int, flushers: int) -
         plans.append(_lane("coordinator", f"flusher-{d}", CONTROL_LANE_BYTES))
     for w in range(workers):
         plans += plan_worker(settings, w, fronts)
+    plans.append(_lane("coordinator", "scheduler-0", CONTROL_LANE_BYTES))
     for f in range(fronts):
+        plans.append(_lane("scheduler-0", f"front-{f}", CONTROL_LANE_BYTES))
+        plans.append(_lane(f"front-{f}", "scheduler-0", CONTROL_LANE_BYTES))
         plans.append(_lane("coordinator", f"front-{f}", CONTROL_LANE_BYTES))
         plans.append(_lane(f"front-{f}", "coordinator", CONTROL_LANE_BYTES))
     return plans

@@ -6,9 +6,9 @@ region of
     an earlier run that still holds something is named in the manifest until it is drained.
 Crash: children die with it (PDEATHSIG); what was acknowledged is in the rings, which outlive everybody, and the next start drains them.
 
-Start:  lock, identity | old rings found | regions, bells | coordinator, flusher, workers, fronts | flusher recovered: RUNNING | front
+Start:  lock, identity | old rings found | regions, bells | coordinator, flusher, workers, scheduler, fronts | flusher recovered: RUNNING | front
 bound: READY
-Stop:   fronts (nothing new) | workers (lanes empty) | flusher (rings settled, files synced) | coordinator | regions removed
+Stop:   fronts (nothing new) | scheduler | workers (lanes empty) | flusher (rings settled, files synced) | coordinator | regions removed
 
 Run as `python -P -m appliance.supervisor`; `tailrace serve` does.
 """
@@ -48,10 +48,11 @@ logger = logging.getLogger("appliance.supervisor")
 _MODULES = {
     Role.COORDINATOR: "appliance.coordinator",
     Role.FLUSHER: "workers.flusher",
+    Role.SCHEDULER: "workers.delays.scheduler",
     Role.WORKER: "workers.worker",
     Role.FRONT: "netfront.front",
 }
-_STOP_ORDER = (Role.FRONT, Role.WORKER, Role.FLUSHER, Role.COORDINATOR)
+_STOP_ORDER = (Role.FRONT, Role.SCHEDULER, Role.WORKER, Role.FLUSHER, Role.COORDINATOR)
 NS_PER_MS = 1_000_000
 
 
@@ -143,6 +144,7 @@ class Supervisor:
         for w in range(len(self._worker_dirs)):
             core = self._plan.workers[w] if w < len(self._plan.workers) else None
             children.append(Child(Role.WORKER, w, others if core is None else [core]))
+        children.append(Child(Role.SCHEDULER, 0, others))
         return [*children, *(Child(Role.FRONT, f, others) for f in range(self.settings.fronts))]
 
     def _other_cores(self) -> list[int] | None:

@@ -1,6 +1,7 @@
 """What may become of topics: each request is checked, then decided in the catalog. Nobody is told here.
 
-Owner: the coordinator. Each method takes one entry of a request, and answers the topic as decided; None: it was only to be checked. Raises TailraceError,
+A topic with delays has a second one, its delay log (`tailrace.delays`), which is made, changed and deleted with it.
+Owner: the coordinator. Each method takes one entry of a request, and answers the topics as decided; none: it was only to be checked. Raises TailraceError,
 CatalogFullError; then nothing is decided.
 """
 
@@ -12,21 +13,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from appliance import topic_settings
-from appliance.catalog import Catalog, PartitionRow, Topic
+from appliance.catalog import Catalog, CatalogFullError, PartitionRow, Topic
 from appliance.dedicated_workers import DedicatedWorkers
-from appliance.default_schema import DEFAULT_SCHEMA_MESSAGE
+from appliance.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
 from shm.partition_table import PartitionState
 from tailrace.arrow_metadata import ArrowMetadataError, read_schema
+from tailrace.delays import DELAY_COLUMNS, delay_log_name
 from tailrace.errors import (
     InvalidRequestError,
     InvalidSchemaError,
     InvalidSettingError,
+    InvalidTopicNameError,
     OffsetOutOfRangeError,
     TopicExistsError,
     UnknownTopicError,
 )
 
 SCHEMA_MAX_BYTES = 256 << 10
+_DELAY_NODES = read_schema(DEFAULT_DELAY_SCHEMA_MESSAGE).nodes[-len(DELAY_COLUMNS) :]
 
 
 class TopicDecisions:
@@ -52,7 +56,7 @@ class TopicDecisions:
         self._ring_bytes = ring_bytes
         self._lane_bytes = lane_bytes
 
-    def create(self, item: dict[str, Any], validate_only: bool) -> Topic | None:
+    def create(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
         name = item.get("name")
         topic_settings.check_topic_name(name)  # type: ignore[arg-type]
         assert isinstance(name, str)
@@ -64,7 +68,39 @@ class TopicDecisions:
         schema = self._checked_schema(item["schema"]) if typed else DEFAULT_SCHEMA_MESSAGE
         if given.get("worker.dedicated"):
             self._dedicated.check_room(partitions)
-        return None if validate_only else self._catalog.create_topic(name, partitions, given, schema, typed, self._now_us())
+        delay_schema = self._checked_delay_schema(name, item, schema) if given.get("delay.enabled") else b""
+        if validate_only:
+            return []
+        decided = [self._catalog.create_topic(name, partitions, given, schema, typed, self._now_us())]
+        if delay_schema:
+            try:
+                decided.append(self._create_delay_log(decided[0], given, partitions, delay_schema))
+            except CatalogFullError:
+                self._catalog.forget(decided[0].topic_id)
+                raise
+        return decided
+
+    def _create_delay_log(self, topic: Topic, given: dict[str, Any], partitions: int, schema: bytes) -> Topic:
+        return self._catalog.create_topic(
+            delay_log_name(topic.name), partitions, topic_settings.delay_log_settings(given), schema, topic.typed, self._now_us(), topic.topic_id
+        )
+
+    def _checked_delay_schema(self, name: str, item: dict[str, Any], schema: bytes) -> bytes:
+        """The schema of the topic's delay log: the topic's with the columns of delays behind. Clients that make typed topics send it along, because
+        nobody here knows how to make one.
+        """
+        if len(name) > topic_settings.DELAY_NAME_MAX:
+            raise InvalidTopicNameError(f"a topic with delays has a name of at most {topic_settings.DELAY_NAME_MAX} characters")
+        if schema == DEFAULT_SCHEMA_MESSAGE:
+            return DEFAULT_DELAY_SCHEMA_MESSAGE
+        if item.get("delay_schema") is None:
+            raise InvalidSchemaError("a typed topic with delays needs `delay_schema`: its own schema with the columns of delays (see docs/protocol.md)")
+        message = self._checked_schema(item["delay_schema"])
+        own, delayed = read_schema(schema), read_schema(message)
+        mine, theirs = own.nodes + _DELAY_NODES, delayed.nodes
+        if theirs != mine:
+            raise InvalidSchemaError("delay_schema is not the topic's schema with the columns @due_us, @origin and @repeat behind")
+        return message
 
     def _checked_settings(self, given: Any) -> dict[str, Any]:
         if not isinstance(given, dict):
@@ -89,17 +125,20 @@ class TopicDecisions:
 
     def existing(self, item: dict[str, Any]) -> Topic:
         topic = self._topics.get(str(item.get("name")))
-        if topic is None or topic.state == "deleting":
+        if topic is None or topic.state == "deleting" or topic.delay_of:
             raise UnknownTopicError(f"there is no topic {item.get('name')!r}")
         return topic
 
-    def delete(self, item: dict[str, Any], validate_only: bool) -> Topic | None:
+    def delete(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
         topic = self.existing(item)
         if validate_only:
-            return None
-        return self._catalog.mark_deleting(topic)
+            return []
+        return [self._catalog.mark_deleting(each) for each in (topic, self._delay_log_of(topic)) if each is not None]
 
-    def alter(self, item: dict[str, Any], validate_only: bool) -> Topic | None:
+    def _delay_log_of(self, topic: Topic) -> Topic | None:
+        return self._topics.get(delay_log_name(topic.name))
+
+    def alter(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
         topic = self.existing(item)
         changed = self._checked_settings(item.get("configs") or {})
         dedicated = bool(topic.given.get("worker.dedicated"))
@@ -114,9 +153,19 @@ class TopicDecisions:
         topic_settings.complete(given, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
         if dedicated:
             self._dedicated.check_room(partitions - len(topic.partitions))
-        return None if validate_only else self._catalog.alter_topic(topic, given, partitions)
+        delay_log = self._delay_log_of(topic)
+        needs_log = delay_log is None and given.get("delay.enabled")
+        delay_schema = self._checked_delay_schema(topic.name, item, topic.schema) if needs_log else b""
+        if validate_only:
+            return []
+        decided = [self._catalog.alter_topic(topic, given, partitions)]
+        if delay_log is not None:
+            decided.append(self._catalog.alter_topic(delay_log, topic_settings.delay_log_settings(given), partitions))
+        elif needs_log:
+            decided.append(self._create_delay_log(topic, given, partitions, delay_schema))
+        return decided
 
-    def delete_records(self, item: dict[str, Any], validate_only: bool) -> Topic | None:
+    def delete_records(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
         """`partitions`: partition -> offset below which records go; -1: everything that consumers see now."""
         topic = self.existing(item)
         wanted = item.get("partitions")
@@ -133,4 +182,4 @@ class TopicDecisions:
             before[row.partition] = state.high_watermark if offset == -1 else offset
         if len(before) != len(wanted):
             raise InvalidRequestError(f"topic {topic.name!r} has {len(topic.partitions)} partitions, not all of {', '.join(wanted)}")
-        return None if validate_only else self._catalog.delete_records(topic, before)
+        return [] if validate_only else [self._catalog.delete_records(topic, before)]

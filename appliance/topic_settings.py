@@ -11,11 +11,15 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from tailrace.delays import parse_levels
 from tailrace.errors import InvalidSettingError, InvalidTopicNameError
 
 PARTITIONS_MAX = 1024
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _NEVER = 2**62
+DELAY_SEGMENT_BYTES = 64 << 20
+DELAY_NAME_MAX = 200
+"""Characters that the name of a topic with delays may have: its delay log's directory has a longer one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +43,14 @@ _TABLE = (
     TopicSetting("retention.ms", int, 7 * 86_400_000, "A segment is removed when its newest record is older than this (records that are old when they come stay five minutes), ms; -1: never.", minimum=-1),
     TopicSetting("retention.bytes", int, -1, "Closed segments are removed, oldest first, while the partition without them still holds this many bytes; -1: never.", minimum=-1),
     TopicSetting("durability", str, "disk", "disk: consumers see, and acks=all waits for, what was fdatasync'd. memory: what was written to the page cache.", allowed=("disk", "memory")),
+    TopicSetting("delay.enabled", bool, False, "Whether producers may have records of this topic delivered later (deliver_at, deliver_after); turned off, what is pending is still delivered.", allowed=("true", "false")),
+    TopicSetting("delay.levels", str, "", "Delays that there are, such as `5s 10s 1m 1h`: others are rounded up to one; empty: any delay, to 10 ms."),
     TopicSetting("worker.dedicated", bool, False, "A worker process with a ring of its own for each partition of the topic; only when it is created.", allowed=("true", "false")),
 )  # fmt: skip
 TOPIC_SETTINGS: dict[str, TopicSetting] = {setting.name: setting for setting in _TABLE}
 
 LATER = {
     "min.insync.replicas": "there are no replicas yet",
-    "delay.enabled": "there is no delayed delivery yet",
-    "delay.levels": "there is no delayed delivery yet",
 }
 """Settings of the public face that this version does not obey: refused with this reason rather than taken and ignored."""
 
@@ -56,6 +60,12 @@ def check_topic_name(name: str) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
         shown = name if isinstance(name, str) and len(name) <= 60 else f"{str(name)[:57]}..."
         raise InvalidTopicNameError(f"topic name {shown!r} ({len(str(name))} characters) is not allowed")
+
+
+def delay_log_settings(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a topic's delay log: as safe as the topic, and kept until the scheduler has taken everything elsewhere."""
+    inherited: dict[str, Any] = {name: given[name] for name in ("durability", "max.message.bytes", "compression.type", "delay.enabled", "delay.levels") if name in given}
+    return {**inherited, "retention.ms": -1, "segment.bytes": min(int(given.get("segment.bytes", DELAY_SEGMENT_BYTES)), DELAY_SEGMENT_BYTES)}
 
 
 def check_partitions(count: Any) -> int:
@@ -85,6 +95,9 @@ def parse(name: str, value: Any) -> Any:
         return number
     if setting.kind is bool and (isinstance(value, bool) or value in setting.allowed):
         return value in (True, "true")
+    if name == "delay.levels" and isinstance(value, str):
+        parse_levels(value)
+        return " ".join(value.replace(",", " ").split())
     if value not in setting.allowed:
         raise InvalidSettingError(f"topic setting {name} is {value!r}; allowed are {', '.join(setting.allowed)}")
     return value

@@ -19,7 +19,7 @@ import select
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import orjson
@@ -36,7 +36,7 @@ from netfront.sessions import Session, Sessions
 from shm.assignments import Assignment, LaneKind
 from shm.control import ProcessSlot
 from shm.doorbell import Doorbell
-from shm.lane import LaneReader, LaneWriter
+from shm.lane import LaneMessage, LaneReader, LaneWriter
 from shm.layout import ACKS_ALL, ACKS_LEADER, ACKS_NONE, ProcessWord, RegionKind, Role
 from shm.process import EXIT_ADDRESS_IN_USE, ProcessContext, configure_logging, process_name, run, start
 from shm.ring import Ring
@@ -69,6 +69,7 @@ SESSION_IDLE_NS = 600_000_000_000
 CREDIT_IDLE_NS = 60_000_000_000
 DECISION_TIMEOUT_MS = 35_000
 """The coordinator answers within 30 s, unless it was killed."""
+DELAYS_TIMEOUT_MS = 15_000
 OVERDRAFT_BYTES = 1 << 20
 _ACKS = {0: ACKS_NONE, 1: ACKS_LEADER, requests.ACKS_ALL: ACKS_ALL}
 
@@ -104,6 +105,17 @@ class WorkerLink:
     waiting: deque[Waiting]
 
 
+@dataclass(slots=True)
+class DeciderLink:
+    """The way to the coordinator, or to the scheduler, and back."""
+
+    to_it: LaneWriter
+    from_it: LaneReader
+    bell: Doorbell
+    requests: deque[tuple[int, int, int, bytes]] = field(default_factory=deque)
+    """(API, session, correlation id, JSON) of requests that do not fit the lane yet."""
+
+
 class Front:
     """An agent (see `shm.process`)."""
 
@@ -115,9 +127,8 @@ class Front:
         process_generation: int,
         workers: dict[int, WorkerLink],
         connect_worker: Callable[[int], WorkerLink],
-        to_coordinator: LaneWriter,
-        from_coordinator: LaneReader,
-        coordinator_bell: Doorbell,
+        coordinator: DeciderLink,
+        scheduler: DeciderLink,
         coordinator_generation: Callable[[], int],
         front_ports: Callable[[], list[int]],
         routing: Routing,
@@ -135,9 +146,8 @@ class Front:
         self._process_generation = process_generation
         self._workers = workers
         self._connect_worker = connect_worker
-        self._to_coordinator = to_coordinator
-        self._from_coordinator = from_coordinator
-        self._coordinator_bell = coordinator_bell
+        self._coordinator = coordinator
+        self._scheduler = scheduler
         self._coordinator_generation = coordinator_generation
         self._known_coordinator = coordinator_generation()
         self._front_ports = front_ports
@@ -155,7 +165,6 @@ class Front:
         self._unanswered: dict[tuple[int, int], tuple[int, Timer[tuple[int, int]]]] = {}
         """(session word, correlation id) -> (API, timeout) of a request that a worker or the coordinator has."""
         self._timeouts: TimingWheel[tuple[int, int]] = TimingWheel(start_ns)
-        self._requests: deque[tuple[int, int, int, bytes]] = deque()
         self._fed = False
         self._stopping = False
         self._next_check_ns = start_ns + SESSION_CHECK_NS
@@ -174,6 +183,9 @@ class Front:
             Api.LEASE_OFFSETS: self._on_decision,
             Api.INIT_PRODUCER_ID: self._on_decision,
             Api.DESCRIBE_CLUSTER: self._on_decision,
+            Api.LIST_DELAYS: self._on_delays,
+            Api.CHANGE_DELAYS: self._on_delays,
+            Api.DESCRIBE_DELAYS: self._on_delays,
         }
 
     @property
@@ -185,7 +197,7 @@ class Front:
 
     def step(self, now_ns: int) -> int:
         self._now_ns = now_ns
-        work = self._read_coordinator()
+        work = self._read_coordinator() + self._read_scheduler()
         if self.takes_input:
             work += self._receive()
         work += self._pass_on()
@@ -231,7 +243,7 @@ class Front:
     def _read_coordinator(self) -> int:
         if self._coordinator_generation() != self._known_coordinator:
             self._on_other_coordinator()
-        lane = self._from_coordinator
+        lane = self._coordinator.from_it
         count = 0
         while (message := lane.peek()) is not None:
             if message.kind == LaneKind.ASSIGN:
@@ -245,25 +257,42 @@ class Front:
                 self._fed = True
                 self._on_ready()
             elif message.kind == LaneKind.RESPONSE:
-                session = self._sessions.by_word(message.session)
-                api = self._take_unanswered((message.session, message.correlation_id))
-                if session is not None and api:
-                    self._send(session, api, 1, message.correlation_id, ErrorCode(message.flags), [bytes(message.payload)])
+                self._pass_back(message)
             lane.advance(message)
             lane.consume()
             count += 1
         return count
 
+    def _read_scheduler(self) -> int:
+        lane = self._scheduler.from_it
+        count = 0
+        while (message := lane.peek()) is not None:
+            self._pass_back(message)
+            lane.advance(message)
+            lane.consume()
+            count += 1
+        return count
+
+    def _pass_back(self, message: LaneMessage) -> None:
+        """An answer of the coordinator or the scheduler, to whoever asked."""
+        session = self._sessions.by_word(message.session)
+        api = self._take_unanswered((message.session, message.correlation_id))
+        if session is not None and api:
+            self._send(session, api, 1, message.correlation_id, ErrorCode(message.flags), [bytes(message.payload)])
+
     def _on_decision(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
         """Pass a request on to the coordinator."""
         self._one_frame(header, body)
         requests.decode_json(body[0])
-        if len(body[0]) > self._to_coordinator.payload_max:
-            raise WireError(
-                ErrorCode.REQUEST_TOO_LARGE, f"{len(body[0])} bytes of JSON; {self._to_coordinator.payload_max} are allowed here"
-            )
         self._expect_answer(session, header, DECISION_TIMEOUT_MS)
-        self._requests.append((header.api, session.word, header.correlation_id, body[0]))
+        self._coordinator.requests.append((header.api, session.word, header.correlation_id, body[0]))
+
+    def _on_delays(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
+        """Pass a request on to the scheduler."""
+        self._one_frame(header, body)
+        requests.decode_json(body[0])
+        self._expect_answer(session, header, DELAYS_TIMEOUT_MS)
+        self._scheduler.requests.append((header.api, session.word, header.correlation_id, body[0]))
 
     # ---- requests --------------------------------------------------------------------------------------------------------------------
 
@@ -318,12 +347,12 @@ class Front:
         limit = session.credit.limit if session else 0
         self._transport.try_send(identity, encode_response(api, 1, correlation_id, error.code, limit, self._generation, body))
 
-    @staticmethod
-    def _one_frame(header: RequestHeader, body: list[bytes]) -> None:
+    def _one_frame(self, header: RequestHeader, body: list[bytes]) -> None:
         if len(body) != 1:
             raise WireError(ErrorCode.MALFORMED_REQUEST, f"API {header.api} takes one body frame, {len(body)} came")
-        if len(body[0]) > JSON_MAX_BYTES:
-            raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"{len(body[0])} bytes; {JSON_MAX_BYTES} are allowed")
+        limit = min(JSON_MAX_BYTES, self._coordinator.to_it.payload_max)
+        if len(body[0]) > limit:
+            raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"{len(body[0])} bytes of JSON; {limit} are allowed")
 
     def _on_handshake(self, identity: bytes, header: RequestHeader, body: list[bytes]) -> None:
         self._one_frame(header, body)
@@ -458,6 +487,8 @@ class Front:
             return ErrorCode.PARTITION_OUT_OF_RANGE if self._routing.knows(topic_id) else ErrorCode.UNKNOWN_TOPIC
         if len(batch) > int(route.settings["max.message.bytes"]):
             return ErrorCode.RECORD_TOO_LARGE
+        if route.delay_of and not route.settings["delay.enabled"]:
+            return ErrorCode.DELAY_NOT_ENABLED
         return ErrorCode.OK if len(batch) > HEADER_BYTES else ErrorCode.UNSUPPORTED_BATCH
 
     def _write(self, link: WorkerLink, item: Waiting) -> bool:
@@ -481,14 +512,15 @@ class Front:
                 count += 1
             if link.lane.publish():
                 link.bell.ring()
-        while self._requests:
-            api, session, correlation_id, payload = self._requests[0]
-            if not self._to_coordinator.try_write(LaneKind.REQUEST, api, 0, session, correlation_id, self._now_ns, (payload,)):
-                break
-            self._requests.popleft()
-            count += 1
-        if self._to_coordinator.publish():
-            self._coordinator_bell.ring()
+        for decider in (self._coordinator, self._scheduler):
+            while decider.requests:
+                api, session, correlation_id, payload = decider.requests[0]
+                if not decider.to_it.try_write(LaneKind.REQUEST, api, 0, session, correlation_id, self._now_ns, (payload,)):
+                    break
+                decider.requests.popleft()
+                count += 1
+            if decider.to_it.publish():
+                decider.bell.ring()
         return count
 
     def _walk_rings(self) -> int:
@@ -606,6 +638,10 @@ def build(context: ProcessContext, transport: Transport, files: LogFiles, pool: 
         lane = context.lane_writer(process_name(Role.WORKER, worker))
         return WorkerLink(lane, context.bell(Role.WORKER, worker), ring, AckWalker(ring, spec.index, generation), deque())
 
+    def decider(role: Role) -> DeciderLink:
+        name = process_name(role, 0)
+        return DeciderLink(context.lane_writer(name), context.lane_reader(name), context.bell(role, 0))
+
     coordinator = context.control.process(Role.COORDINATOR, 0)
     lane_half = int(settings["lane_bytes"]) // 2
     front = Front(
@@ -614,9 +650,8 @@ def build(context: ProcessContext, transport: Transport, files: LogFiles, pool: 
         process_generation=spec.generation,
         workers={w: connect(w) for w in range(int(settings["workers"]))},
         connect_worker=connect,
-        to_coordinator=context.lane_writer("coordinator"),
-        from_coordinator=context.lane_reader("coordinator"),
-        coordinator_bell=context.bell(Role.COORDINATOR, 0),
+        coordinator=decider(Role.COORDINATOR),
+        scheduler=decider(Role.SCHEDULER),
         coordinator_generation=lambda: coordinator.load(ProcessWord.READY_GENERATION),
         front_ports=lambda: [context.control.port(f).load() for f in range(int(settings["fronts"]))],
         routing=Routing(),

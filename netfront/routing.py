@@ -17,6 +17,7 @@ class Routing:
     def __init__(self) -> None:
         self._routes: dict[tuple[bytes, int], Assignment] = {}
         self._topics: dict[str, bytes] = {}
+        """Delay logs are no topics: they are found by id only."""
 
     def apply(self, assignment: Assignment) -> None:
         """Take in one partition's news."""
@@ -30,7 +31,8 @@ class Routing:
                 del self._topics[assignment.topic]
             return
         self._routes[key] = assignment
-        self._topics[assignment.topic] = assignment.topic_id
+        if not assignment.delay_of:
+            self._topics[assignment.topic] = assignment.topic_id
 
     def find(self, topic_id: bytes, partition: int) -> Assignment | None:
         return self._routes.get((topic_id, partition))
@@ -56,8 +58,10 @@ class Routing:
         if first is None:
             return None
         routes = [self._routes.get((first.topic_id, p)) for p in range(first.partition_count)]
+        delay_log = self._routes.get((bytes.fromhex(first.delay_log), 0)) if first.delay_log else None
         return {
             "name": topic,
+            "delay_log": None if delay_log is None else _schema_of(delay_log),
             "topic_id": first.topic_id.hex(),
             "version": first.version,
             "typed": first.typed,
@@ -66,3 +70,12 @@ class Routing:
             "settings": first.settings,
             "partitions": [{"front": r.front} for r in routes if r is not None],
         }
+
+
+def _schema_of(delay_log: Assignment) -> dict[str, Any]:
+    """What a producer needs to know of a topic's delay log, beside the topic itself."""
+    return {
+        "topic_id": delay_log.topic_id.hex(),
+        "schema_id": delay_log.schema_id,
+        "schema": base64.b64encode(delay_log.schema).decode("ascii"),
+    }

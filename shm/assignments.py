@@ -59,8 +59,17 @@ class Assignment:
     """Records below this offset are to be deleted."""
     revive: bool = False
     """The disk of a partition that is offline is said to be good again; only the news says so, a replay never does."""
+    delay_of: str = ""
+    """Of a delay log: the id, hexadecimal, of the topic whose delayed records it holds."""
+    delay_log: str = ""
+    """Of a topic that has one: its delay log's id."""
     settings: dict[str, Any] = field(default_factory=dict)
     """The topic's settings, complete and of the right types (see `appliance.topic_settings`)."""
+
+    @property
+    def has_delays(self) -> bool:
+        """Whether the scheduler looks at this partition: a delay log, or what is delivered to."""
+        return bool(self.delay_of or self.delay_log)
 
     @property
     def directory_name(self) -> str:

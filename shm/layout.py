@@ -49,7 +49,7 @@ DESCRIPTOR_BYTES = 128
 OUTCOME_BYTES = 32
 ALIGNMENT_BYTES = 64
 
-DESCRIPTOR = struct.Struct("<QQIIqqQQQIHHqihhIIqq16x")
+DESCRIPTOR = struct.Struct("<QQIIqqQQQIHHqihhIIqqqq")
 assert DESCRIPTOR.size == DESCRIPTOR_BYTES
 
 ACKS_NONE = 0
@@ -59,6 +59,10 @@ ACKS_MASK = 3
 FLAG_CONTROL = 4
 FLAG_DUPLICATE = 8
 FLAG_BYTES = 16
+FLAG_DELIVERED = 32
+"""A batch that the scheduler delivered: (delay_ordinal, delay_position) is its last row."""
+FLAG_CLOSED = 64
+"""A mark in a delay log: ordinals below `delay_ordinal` are closed."""
 
 
 class Verdict(IntEnum):
@@ -180,6 +184,10 @@ class SlotWord(IntEnum):
     LIVE_SINCE_US = 14
     LAST_APPEND_US = 15
     SEGMENT_COUNT = 16
+    DELIVERED_ORDINAL = 17
+    DELIVERED_POSITION = 18
+    DELIVERED_AGAIN = 19
+    """The ordinal once more: a reader that finds both alike has a pair that belongs together (see `PartitionTable.delivered`)."""
 
 
 @dataclass(frozen=True, slots=True)

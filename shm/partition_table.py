@@ -39,6 +39,9 @@ class PartitionState(NamedTuple):
     last_append_us: int
     segment_count: int
     """Changes with every segment that comes or goes, so that readers know when to look at the directory again."""
+    delivered_ordinal: int = 0
+    """Of the last delayed row that is as safe as the topic promises, with the next: 0, 0 when there is none."""
+    delivered_position: int = 0
 
     @classmethod
     def empty(cls, topic_id: bytes, partition: int, state: SlotState, version: int) -> PartitionState:
@@ -65,7 +68,7 @@ class PartitionTable:
         """All words of a slot; the watermark is read first, so the others are at least as new."""
         start = self.layout.word(slot, SlotWord(0)) // 8
         watermark = self._words[start + SlotWord.HIGH_WATERMARK]  # SYNC POINT: high watermark
-        w = self._words[start : start + len(SlotWord)].tolist()
+        w = self._words[start : start + SlotWord.DELIVERED_ORDINAL].tolist()
         return PartitionState(
             _ID.pack(w[0], w[1]),
             w[2],
@@ -83,7 +86,19 @@ class PartitionTable:
             w[14],
             w[15],
             w[16],
+            *self.delivered(slot),
         )
+
+    def delivered(self, slot: int) -> tuple[int, int]:
+        """(ordinal, position) of the last delivered row. The writer stores ordinal, position, ordinal; read in the other order, and alike, they belong
+        together: both only grow.
+        """
+        start = self.layout.word(slot, SlotWord(0)) // 8
+        while True:
+            again = self._words[start + SlotWord.DELIVERED_AGAIN]
+            position = self._words[start + SlotWord.DELIVERED_POSITION]
+            if self._words[start + SlotWord.DELIVERED_ORDINAL] == again:
+                return again, position
 
     def all(self) -> list[PartitionState]:
         """Every slot that has ever been written."""
@@ -95,7 +110,7 @@ class PartitionTable:
         """The flusher: replace a slot, watermark last."""
         start = self.layout.word(slot, SlotWord(0)) // 8
         high, low = _ID.unpack(state.topic_id)
-        values = (high, low, *state[1:])
+        values = (high, low, *state[1:], state.delivered_ordinal)
         for index, value in enumerate(values):
             if index != SlotWord.HIGH_WATERMARK:
                 self._words[start + index] = value

@@ -65,6 +65,8 @@ class Descriptor(NamedTuple):
     leader_epoch: int
     append_time_us: int
     max_timestamp_us: int
+    delay_ordinal: int
+    delay_position: int
 
     @property
     def acks(self) -> int:
@@ -195,13 +197,14 @@ class RingWriter(Ring):
 
     def append(self, position: int, length: int, slot: int, base_offset: int, next_offset: int, session: int, correlation_id: int,
                lane_position: int, flags: int, source_lane: int, result: int, producer_id: int, base_sequence: int, producer_epoch: int,
-               last_offset_delta: int, leader_epoch: int, append_time_us: int, max_timestamp_us: int) -> None:  # fmt: skip
+               last_offset_delta: int, leader_epoch: int, append_time_us: int, max_timestamp_us: int,
+               delay_ordinal: int = 0, delay_position: int = 0) -> None:  # fmt: skip
         """Write the next descriptor. Nobody sees it before `publish`."""
         number = self.next_number
         DESCRIPTOR.pack_into(
             self._descriptors, number % self.capacity * DESCRIPTOR_BYTES, number + 1, position, length, slot, base_offset, next_offset,
             session, correlation_id, lane_position, flags, source_lane, result, producer_id, base_sequence, producer_epoch, 0,
-            last_offset_delta, leader_epoch, append_time_us, max_timestamp_us,
+            last_offset_delta, leader_epoch, append_time_us, max_timestamp_us, delay_ordinal, delay_position,
         )  # fmt: skip
         self.next_number = number + 1
         self.tail = position + length

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from tailrace.admin import Admin, NewTopic
+    from tailrace.admin import Admin, NewTopic, PendingDelay
     from tailrace.consumer import Consumer
     from tailrace.errors import (
         BufferExhaustedError,
         ClientClosedError,
         CorruptBatchError,
+        DelayNotEnabledError,
         DeliveryTimeoutError,
         DiskFullError,
         InvalidRecordError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         StorageError,
         TailraceError,
         TopicExistsError,
+        UnknownDelayError,
         UnknownSequenceError,
         UnknownTopicError,
         UnsafeBatchError,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from tailrace.private_appliance import EmbeddedAppliance, embedded
     from tailrace.producer import Producer
     from tailrace.records import BatchMetadata, OffsetAndTimestamp, Record, RecordMetadata, TopicBatch, TopicPartition
+    from tailrace.recurrence import Recurrence, RecurrenceError
 
 _HOMES = {
     "Admin": "admin",
@@ -62,6 +65,9 @@ _HOMES = {
     "OffsetAndTimestamp": "records",
     "Record": "records",
     "RecordMetadata": "records",
+    "Recurrence": "recurrence",
+    "RecurrenceError": "recurrence",
+    "PendingDelay": "admin",
     "TopicBatch": "records",
     "TopicPartition": "records",
 }
@@ -73,6 +79,7 @@ __all__ = [
     "ClientClosedError",
     "Consumer",
     "CorruptBatchError",
+    "DelayNotEnabledError",
     "DeliveryTimeoutError",
     "DiskFullError",
     "EmbeddedAppliance",
@@ -91,10 +98,13 @@ __all__ = [
     "OutOfOrderSequenceError",
     "PartitionOfflineError",
     "PartitionOutOfRangeError",
+    "PendingDelay",
     "Producer",
     "Record",
     "RecordMetadata",
     "RecordTooLargeError",
+    "Recurrence",
+    "RecurrenceError",
     "RequestTimeoutError",
     "SchemaMismatchError",
     "StaleProducerEpochError",
@@ -103,6 +113,7 @@ __all__ = [
     "TopicBatch",
     "TopicExistsError",
     "TopicPartition",
+    "UnknownDelayError",
     "UnknownSequenceError",
     "UnknownTopicError",
     "UnsafeBatchError",

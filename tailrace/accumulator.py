@@ -20,6 +20,7 @@ import numpy as np
 from tailrace import arrow_batch, few_rows
 from tailrace.arrow_batch import Headers
 from tailrace.batch_header import NO_PRODUCER, NO_SEQUENCE, REMEMBERED_BATCHES, SEQUENCE_MODULUS, stamp_producer
+from tailrace.delays import DelayIds, delay_id
 from tailrace.errors import ClientClosedError, RequestTimeoutError, TailraceError
 from tailrace.few_rows import FEW
 from tailrace.records import BatchMetadata, RecordMetadata
@@ -45,8 +46,8 @@ class ProducerBatch:
     """Records of one partition that are sent together: a flat list of rows while it is open, bytes once it is encoded."""
 
     __slots__ = (
-        "attempts", "base_offset", "base_sequence", "callbacks", "children", "count", "created_ns", "data", "epoch", "error", "frame", "headers",
-        "info", "last_refusal", "order", "ordinal", "partition", "producer_id", "reserved_bytes", "room", "rows", "stamps_us", "state", "timestamps_us",
+        "attempts", "base_offset", "base_sequence", "callbacks", "children", "count", "created_ns", "data", "dues_us", "epoch", "error", "frame",
+        "headers", "info", "last_refusal", "order", "ordinal", "partition", "producer_id", "repeats", "reserved_bytes", "room", "rows", "stamps_us", "state", "timestamps_us",
         "waiter", "waits", "was_sent",
     )  # fmt: skip
 
@@ -69,6 +70,10 @@ class ProducerBatch:
         self.timestamps_us: dict[int, int] | None = None
         """row -> the timestamp that was given for it, in the place of the time of its `send`."""
         self.headers: dict[int, Headers] | None = None
+        self.dues_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]] = [] if info.delay_of else ()
+        """When each row of a delay log's batch is due."""
+        self.repeats: dict[int, str] | None = None
+        """row -> how it recurs."""
         self.stamps_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]] = ()
         """The records' timestamps, known once it is encoded. Of a frame: its first and its largest; with LogAppendTime: the appliance's."""
         self.frame: pa.RecordBatch | None = None
@@ -125,9 +130,14 @@ class ProducerBatch:
             stamps[row] = stamp_us
         self.stamps_us = stamps
         if self.info.typed:
-            return arrow_batch.rows_from_dicts(values, self.info.schema)
-        headers = [self.headers.get(row) for row in range(self.count)] if self.headers else None
-        return arrow_batch.default_rows(stamps, keys, values, headers)
+            rows = arrow_batch.rows_from_dicts(values, self.info.schema)
+        else:
+            headers = [self.headers.get(row) for row in range(self.count)] if self.headers else None
+            rows = arrow_batch.default_rows(stamps, keys, values, headers)
+        if self.info.delay_of:
+            repeats = [self.repeats.get(row) for row in range(self.count)] if self.repeats else None
+            rows = arrow_batch.with_delays(rows, self.info.schema, self.dues_us, repeats)
+        return rows
 
     def encode(self, compression: str) -> bytearray:
         """The batch as bytes, kept for retries. Raises InvalidRecordError."""
@@ -137,6 +147,7 @@ class ProducerBatch:
             and compression == "none"
             and self.count <= FEW
             and not self.info.typed
+            and not self.info.delay_of
             and not self.headers
         ):
             self.data = self._encode_few()
@@ -147,7 +158,7 @@ class ProducerBatch:
                 first_timestamp_us=int(self.stamps_us[0]), max_timestamp_us=int(np.max(self.stamps_us)),
             )  # fmt: skip
         self.rows = []
-        self.timestamps_us = self.headers = None
+        self.timestamps_us = self.headers = self.repeats = None
         return self.data
 
     def _encode_few(self) -> bytearray:
@@ -185,6 +196,7 @@ class ProducerBatch:
             half.frame = arrow_batch.cut_out(frame, start, end - start)
             half.count = end - start
             half.stamps_us = self.stamps_us[start:end] if len(self.stamps_us) == self.count else self.stamps_us
+            half.dues_us = self.dues_us[start:end]
             half.reserved_bytes = self.reserved_bytes // 2 if side else self.reserved_bytes - self.reserved_bytes // 2
             half.state = BatchState.READY
             halves.append(half)
@@ -211,7 +223,17 @@ class ProducerBatch:
     def metadata(self, row: int) -> RecordMetadata:
         offset = None if self.base_offset is None else self.base_offset + row
         stamp_us = self.stamps_us[min(row, len(self.stamps_us) - 1)]
+        if self.info.delay_of:
+            name = None if offset is None else delay_id(self.info.topic_id, self.partition, offset, int(self.dues_us[row]))
+            return RecordMetadata(self.info.delay_of, self.partition, None, int(stamp_us) // 1000, name)
         return RecordMetadata(self.info.name, self.partition, offset, int(stamp_us) // 1000)
+
+    def batch_metadata(self) -> BatchMetadata:
+        """Of all rows together."""
+        if not self.info.delay_of:
+            return BatchMetadata(self.info.name, self.partition, self.base_offset, self.count)
+        ids = () if self.base_offset is None else DelayIds(self.info.topic_id, self.partition, self.base_offset, self.dues_us)
+        return BatchMetadata(self.info.delay_of, self.partition, None, self.count, ids)
 
     def end(
         self, base_offset: int | None, error: TailraceError | None
@@ -321,7 +343,7 @@ class BatchesHandle:
         error = self.exception(timeout)
         if error is not None:
             raise error
-        return [BatchMetadata(b.info.name, b.partition, b.base_offset, b.count) for b in _leaves(self._handles)]
+        return [batch.batch_metadata() for batch in _leaves(self._handles)]
 
 
 class PartitionQueue:

@@ -8,20 +8,29 @@ the files exist, or are gone.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+import datetime as dt
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tailrace.connection import Connection
 from tailrace.environment import REAL, Environment
-from tailrace.errors import InvalidRequestError, OffsetOutOfRangeError, error_for
+from tailrace.delays import due_time_us, moment_us
+from tailrace.errors import InvalidRequestError, OffsetOutOfRangeError, TailraceError, error_for
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES
 from tailrace.protocol.wire import Api
 from tailrace.records import TopicPartition
+from tailrace.recurrence import Recurrence
 from tailrace.settings import DEFAULT_BOOTSTRAP
 from tailrace.topics import TopicInfo, topics_from_metadata
+
+
+DELAYS_PAGE = 1_000
+DELAYS_AT_ONCE = 2_000
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class NewTopic:
@@ -39,12 +48,35 @@ class NewTopic:
         return f"NewTopic(name={self.name!r}, partitions={self.partitions}, configs={self.configs}, schema={'given' if self.schema is not None else None})"
 
 
+class PendingDelay(NamedTuple):
+    """A record that waits for its time, as `Admin.list_delays` shows it."""
+
+    delay_id: str
+    topic: str
+    partition: int
+    due: dt.datetime
+    """When it is delivered; of a recurring one: the next time. In UTC."""
+    key: bytes | None
+    repeat: Recurrence | None
+
+
 def create_request(
     name: str, partitions: int = 1, configs: Mapping[str, Any] | None = None, schema_message: bytes | None = None
 ) -> dict[str, Any]:
     """One entry of a CREATE_TOPICS request."""
-    schema = None if schema_message is None else base64.b64encode(schema_message).decode("ascii")
-    return {"name": name, "partitions": partitions, "configs": dict(configs or {}), "schema": schema}
+    request: dict[str, Any] = {"name": name, "partitions": partitions, "configs": dict(configs or {}), "schema": None}
+    if schema_message is not None:
+        request["schema"] = base64.b64encode(schema_message).decode("ascii")
+        if "delay.enabled" in request["configs"]:
+            request["delay_schema"] = _delay_schema_of(schema_message)
+    return request
+
+
+def _delay_schema_of(schema_message: bytes) -> str:
+    """The schema of the delay log of a topic that has this one, for JSON."""
+    from tailrace.schema import delay_schema, from_message, to_message
+
+    return base64.b64encode(to_message(delay_schema(from_message(schema_message)))).decode("ascii")
 
 
 class Admin:
@@ -108,7 +140,13 @@ class Admin:
 
     def alter_topics(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
         """Change settings: topic -> {setting: value}; others stay. Raises UnknownTopicError, InvalidSettingError."""
-        self._change(Api.ALTER_TOPICS, [{"name": name, "configs": dict(values)} for name, values in configs.items()])
+        items: list[dict[str, Any]] = [{"name": name, "configs": dict(values)} for name, values in configs.items()]
+        delayed = [item["name"] for item in items if "delay.enabled" in item["configs"]]
+        infos = self.topic_info(delayed) if delayed else {}
+        for item in items:
+            if item["name"] in infos and infos[item["name"]].typed:
+                item["delay_schema"] = _delay_schema_of(infos[item["name"]].schema_message)
+        self._change(Api.ALTER_TOPICS, items)
 
     def create_partitions(self, counts: Mapping[str, int]) -> None:
         """Raise the number of partitions: topic -> total. Keys then go elsewhere than before, as in Kafka. Raises UnknownTopicError,
@@ -183,6 +221,64 @@ class Admin:
             start = self._call(Api.LEASE_OFFSETS, request)["log_start_offset"]
             if ttl_ms and start > offset:
                 raise OffsetOutOfRangeError(f"{key[0]}-{key[1]} begins at offset {start}, not {offset}")
+
+    # ---- delayed records -------------------------------------------------------------------------------------------------------------
+
+    def list_delays(
+        self,
+        topic: str,
+        *,
+        partition: int | None = None,
+        key: bytes | None = None,
+        due_from: dt.datetime | None = None,
+        due_to: dt.datetime | None = None,
+    ) -> Iterator[PendingDelay]:
+        """What waits in a topic, by partition and due time, fetched page by page. Raises UnknownTopicError, InvalidRequestError."""
+        request: dict[str, Any] = {"topic": topic, "partition": partition, "limit": DELAYS_PAGE, "after": None}
+        request["key"] = None if key is None else key.hex()
+        request["from_us"] = None if due_from is None else moment_us("due_from", due_from)
+        request["to_us"] = None if due_to is None else moment_us("due_to", due_to)
+        return self._pages(request)
+
+    def _pages(self, request: dict[str, Any]) -> Iterator[PendingDelay]:
+        while True:
+            answer = self._call(Api.LIST_DELAYS, request)
+            for row in answer["delays"]:
+                yield PendingDelay(
+                    row["delay_id"], row["topic"], row["partition"], _EPOCH + dt.timedelta(microseconds=row["due_us"]),
+                    None if row["key"] is None else base64.b64decode(row["key"]), Recurrence(**row["repeat"]) if row["repeat"] else None,
+                )  # fmt: skip
+            request["after"] = answer["after"]
+            if answer["after"] is None:
+                return
+
+    def cancel_delays(self, delay_ids: Sequence[str], *, topic: str | None = None) -> dict[str, TailraceError | None]:
+        """Have delayed records not delivered. Answers for each id None, or why not: UnknownDelayError when it came too late. `topic`: ids of other topics
+        are refused. Raises InvalidRequestError, RequestTimeoutError.
+        """
+        return {name: found if isinstance(found, TailraceError) else None for name, found in self._change_delays(dict.fromkeys(delay_ids), topic).items()}
+
+    def reschedule_delays(self, dues: Mapping[str, dt.datetime], *, topic: str | None = None) -> dict[str, str | TailraceError]:
+        """Have delayed records delivered at another time: id -> when (a datetime with a time zone). Answers for each its new id, by which it goes from now
+        on, or why not. Raises InvalidRequestError, InvalidRecordError, RequestTimeoutError.
+        """
+        return self._change_delays({name: due_time_us(due, None, time.time_ns() // 1000) for name, due in dues.items()}, topic)
+
+    def _change_delays(self, changes: Mapping[str, int | None], topic: str | None) -> dict[str, Any]:
+        answers: dict[str, Any] = {}
+        items = [{"delay_id": name, "due_us": due_us} for name, due_us in changes.items()]
+        for start in range(0, len(items), DELAYS_AT_ONCE):
+            piece = items[start : start + DELAYS_AT_ONCE]
+            found = self._call(Api.CHANGE_DELAYS, {"changes": piece, "topic": topic})["results"]
+            for item, result in zip(piece, found, strict=True):
+                refused = result["code"] != ErrorCode.OK
+                answers[str(item["delay_id"])] = error_for(code_of(result["code"]), result.get("message", "")) if refused else result.get("delay_id")
+        return answers
+
+    def describe_delays(self) -> list[dict[str, Any]]:
+        """Per partition of topics with delays: how many records wait, when the next is due, how many were delivered, how late the last one was."""
+        partitions: list[dict[str, Any]] = self._call(Api.DESCRIBE_DELAYS, {})["partitions"]
+        return partitions
 
     # ---- the appliance ---------------------------------------------------------------------------------------------------------------
 

@@ -73,19 +73,28 @@ def default_rows(
         raise InvalidRecordError(f"a record cannot be stored: {error}") from None
 
 
+def with_delays(rows: pa.RecordBatch, schema: pa.Schema, dues_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]], repeats: list[str | None] | None) -> pa.RecordBatch:
+    """Rows of a topic as rows of its delay log, whose schema is given."""
+    count = rows.num_rows
+    repeat = pa.nulls(count, pa.utf8()) if repeats is None else pa.array(repeats, pa.utf8())
+    return pa.RecordBatch.from_arrays([*rows.columns[: len(schema) - 3], pa.array(dues_us, pa.int64()), pa.nulls(count, pa.int64()), repeat], schema=schema)
+
+
 def encode(
     batch: pa.RecordBatch, *, schema_id: int, seed: int, compression: str, first_timestamp_us: int, max_timestamp_us: int
 ) -> bytearray:
     """`batch` as bytes for the wire and the log; offsets, producer and append time are filled in later, in place."""
-    if compression == "none":
-        return with_header(
-            batch.serialize(), batch.num_rows, schema_id=schema_id, seed=seed, first_timestamp_us=first_timestamp_us,
-            max_timestamp_us=max_timestamp_us,
-        )  # fmt: skip
     header = BatchHeader(
         record_count=batch.num_rows, last_offset_delta=batch.num_rows - 1, first_timestamp_us=first_timestamp_us, max_timestamp_us=max_timestamp_us,
         schema_id=schema_id,
     )  # fmt: skip
+    return encode_as(batch, header, seed, compression)
+
+
+def encode_as(batch: pa.RecordBatch, header: BatchHeader, seed: int, compression: str) -> bytearray:
+    """`batch` as bytes under this header."""
+    if compression == "none":
+        return insert_header(batch.serialize(), header, seed)
     header.attributes |= ATTRIBUTE_COMPRESSED
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:

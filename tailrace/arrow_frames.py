@@ -5,6 +5,7 @@ Invariants: rows of a partition keep their order; every piece has exactly the to
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -14,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.arrow_batch import cut_out, null_headers, timestamp_range
-from tailrace.errors import SchemaMismatchError
-from tailrace.schema import DEFAULT_SCHEMA, conform, schema_of, to_message, to_table
+from tailrace.delays import HORIZON_DAYS, HORIZON_US, parse_levels, rounded_to_level
+from tailrace.errors import InvalidRecordError, SchemaMismatchError
+from tailrace.schema import DEFAULT_SCHEMA, DELAY_FIELDS, conform, schema_of, to_message, to_table
 from tailrace.topics import TopicInfo
 
 _DEFAULT_NAMES = set(DEFAULT_SCHEMA.names)
@@ -26,6 +28,47 @@ Frame = Any
 def schema_message_of(frame: Frame) -> bytes:
     """The canonical schema of a frame as a message: what a topic made for it has. Raises InvalidSchemaError."""
     return to_message(schema_of(to_table(frame)))
+
+
+def with_due_times(frame: Frame, delay_column: str | None, due_us: int, levels: str) -> pa.Table:
+    """The frame with the columns of a delay log. `delay_column` names the frame's column that says when each row is due: timestamps (without a zone they
+    are nobody's), or durations from `due_us` on, which else is when all of them are due. Raises InvalidRecordError, SchemaMismatchError.
+    """
+    table = to_table(frame)
+    if delay_column is None:
+        dues = np.full(table.num_rows, due_us, np.int64)
+    else:
+        if delay_column not in table.column_names:
+            raise SchemaMismatchError(f"delay_column is {delay_column!r}; the frame has {', '.join(table.column_names)}")
+        column = table.column(delay_column)
+        table = table.drop_columns([delay_column])
+        if column.null_count:
+            raise InvalidRecordError(f"delay_column {delay_column!r} has {column.null_count} rows without a due time")
+        if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+            dues = _numbers(column.cast(pa.timestamp("us", "UTC")))
+        elif pa.types.is_duration(column.type):
+            after = _numbers(column.cast(pa.duration("us")))
+            if len(after) and after.min() < 0:
+                raise InvalidRecordError("a delay cannot be negative")
+            dues = due_us + after
+        else:
+            raise InvalidRecordError(f"delay_column {delay_column!r} is {column.type}; it takes timestamps with a time zone, or durations")
+    if levels and len(dues):
+        known = parse_levels(levels)
+        after = dues - due_us
+        rounded_to_level(int(after.max()), known)
+        dues = np.where(after > 0, due_us + np.asarray(known, np.int64)[np.searchsorted(known, after).clip(0, len(known) - 1)], due_us)
+    if len(dues) and dues.max() - time.time_ns() // 1000 > HORIZON_US:
+        raise InvalidRecordError(f"a row would be due in more than {HORIZON_DAYS} days, the longest delay that there is")
+    count = table.num_rows
+    table = table.append_column(DELAY_FIELDS[0], pa.array(np.maximum(dues, 0), pa.int64()))
+    table = table.append_column(DELAY_FIELDS[1], pa.nulls(count, pa.int64()))
+    return table.append_column(DELAY_FIELDS[2], pa.nulls(count, pa.utf8()))
+
+
+def _numbers(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
+    found: np.ndarray[Any, np.dtype[np.int64]] = column.cast(pa.int64()).to_numpy()
+    return found
 
 
 def _with_default_columns(table: pa.Table, stamp_us: int) -> pa.Table:

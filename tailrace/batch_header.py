@@ -69,6 +69,7 @@ OFFSET_APPEND_TIME = 48
 OFFSET_PRODUCER = 56
 OFFSET_LEADER_EPOCH = 72
 OFFSET_DURABLE_OFFSET = 80
+OFFSET_MIN_TICK = 104
 
 
 class BatchFormatError(ValueError):
@@ -103,8 +104,11 @@ class BatchHeader:
     schema_id: int = 0
     durable_offset: int = 0
     due_us: int = -1
+    """In a delay log: a number by which the scheduler finds again what it appended. In a topic: when the last row was due."""
     delay_position: int = -1
+    """In a batch that the scheduler delivered: the offset of its last row in the delay log."""
     min_tick: int = -1
+    """In a delay log: the first ordinal (`tailrace.delays`) that was open when this was appended; in a delivered batch: the last row's ordinal."""
     extension_length: int = 0
     header_crc32c: int = 0
     reserved_a: int = 0
@@ -282,6 +286,12 @@ def insert_header(message: Readable, header: BatchHeader, seed: int) -> bytearra
     with memoryview(batch) as writable:
         seal_header(writable, body_start, 0, seed)
     return batch
+
+
+def stamp_min_tick(batch: memoryview, position: int, header: BatchHeader, min_tick: int) -> None:
+    """What the worker writes into a batch of a delay log: the first ordinal that is not closed. Before `stamp_appended`."""
+    header.min_tick = min_tick
+    _APPEND.pack_into(batch, position + OFFSET_MIN_TICK, min_tick)
 
 
 def stamp_append_time(batch: memoryview, position: int, header: BatchHeader, append_time_us: int) -> None:

@@ -157,6 +157,16 @@ class InvalidRequestError(TailraceError):
     default_code = ErrorCode.INVALID_REQUEST
 
 
+class DelayNotEnabledError(TailraceError):
+    default_code = ErrorCode.DELAY_NOT_ENABLED
+
+
+class UnknownDelayError(TailraceError):
+    """A cancel or a reschedule came too late, or for nothing that was ever there."""
+
+    default_code = ErrorCode.UNKNOWN_DELAY
+
+
 _BY_CODE: dict[ErrorCode, type[TailraceError]] = {subclass.default_code: subclass for subclass in TailraceError.__subclasses__()}
 
 

@@ -10,11 +10,11 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from time import time_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailrace.accumulator import (
     BATCH_OVERHEAD_BYTES,
@@ -27,10 +27,11 @@ from tailrace.accumulator import (
     ProducerBatch,
 )
 from tailrace.arrow_batch import Headers
+from tailrace.delays import DUE_COLUMN, due_time_us
 from tailrace.environment import REAL, Environment
 from tailrace.errors import (
     InvalidRecordError,
-    NotSupportedError,
+    DelayNotEnabledError,
     PartitionOutOfRangeError,
     RecordTooLargeError,
     TailraceError,
@@ -42,6 +43,7 @@ from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
 from tailrace.records import to_timestamp_us
+from tailrace.recurrence import Recurrence, RecurrenceError
 from tailrace.sender import Sender
 from tailrace.settings import ProducerSettings, build
 from tailrace.topics import TopicInfo, topics_from_metadata
@@ -70,6 +72,30 @@ def _close_at_exit() -> None:
     for producer in list(_live_producers):
         if not producer._sender.forked:
             producer.close(timeout=EXIT_TIMEOUT_S)
+
+
+class Delay(NamedTuple):
+    """When a record is to be delivered."""
+
+    at: datetime | None
+    after: timedelta | None
+    repeat: Recurrence | None
+
+
+def _first_occurrence(delay: Delay, now_us: int) -> datetime:
+    """Of a recurring record: when it was asked to begin, else its first time from now on. Raises InvalidRecordError."""
+    if not isinstance(delay.repeat, Recurrence):
+        raise InvalidRecordError(f"repeat is a {type(delay.repeat).__name__}; it must be a tailrace.Recurrence")
+    try:
+        delay.repeat.checked()
+        first_us = delay.repeat.after(now_us)
+    except RecurrenceError as error:
+        raise InvalidRecordError(str(error)) from None
+    if delay.at is not None or delay.after is not None:
+        first_us = due_time_us(delay.at, delay.after, now_us)
+    if first_us is None:
+        raise InvalidRecordError("repeat has no occurrence in the future")
+    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=first_us)
 
 
 class Producer:
@@ -104,11 +130,14 @@ class Producer:
         on_delivery: OnDelivery | None = None,
         deliver_at: datetime | None = None,
         deliver_after: timedelta | None = None,
+        repeat: Recurrence | None = None,
     ) -> Handle:
         """Add one record to its partition's batch; sends the batch when it is full. Answers at once, unless `buffer_memory` is full.
 
         `value` and `key` are bytes (text is taken as UTF-8); on a typed topic `value` is a dict of column -> value.
         `on_delivery(metadata, error)` is called once the record has ended, in whatever thread finds out.
+        On a topic with `delay.enabled`, `deliver_at` (a datetime with a time zone) or `deliver_after` has it delivered then, and `repeat` again and again from
+        then on; its metadata has a `delay_id` and no offset.
 
         Raises UnknownTopicError, PartitionOutOfRangeError, InvalidRecordError, RecordTooLargeError, NotReachableError, and
         BufferExhaustedError after `max_block_ms`.
@@ -116,7 +145,7 @@ class Producer:
         # Most records are a few bytes for a key that was seen before, in a batch that has room: this much is done for each of them, and no more.
         if (
             type(value) is bytes and headers is None and partition is None and timestamp is None and on_delivery is None and deliver_at is None
-            and deliver_after is None
+            and deliver_after is None and repeat is None
         ):  # fmt: skip
             try:
                 queue, key, byte_count = self._known[topic][key]
@@ -133,7 +162,8 @@ class Producer:
                         return Handle((batch, len(rows)))
                 finally:
                     self._release()
-        return self._send_any(topic, value, key, headers, partition, timestamp, on_delivery, deliver_at, deliver_after)
+        delay = None if deliver_at is None and deliver_after is None and repeat is None else Delay(deliver_at, deliver_after, repeat)
+        return self._send_any(topic, value, key, headers, partition, timestamp, on_delivery, delay)
 
     def _send_any(
         self,
@@ -144,14 +174,15 @@ class Producer:
         partition: int | None,
         timestamp: datetime | int | None,
         on_delivery: OnDelivery | None,
-        deliver_at: datetime | None,
-        deliver_after: timedelta | None,
+        delay: Delay | None,
     ) -> Handle:
         """A record that needs more thought: see `send`."""
         sender = self._sender
         info = self._topics.get(topic) or self._load_topic(topic)
-        if deliver_at is not None or deliver_after is not None:
-            raise NotSupportedError("delayed delivery is not part of this version: send the record when it is due")
+        due_us, target = 0, topic
+        if delay is not None:
+            info, due_us = self._delayed(info, delay)
+            target = info.name
         if type(key) is not bytes and key is not None:
             key = _as_bytes("key", key)
         if info.typed:
@@ -164,7 +195,7 @@ class Producer:
             headers, header_bytes = _checked_headers(headers)
             size += header_bytes
         partition_count = len(info.partitions)
-        is_default_choice = partition is None and not info.typed and isinstance(self._partitioner, DefaultPartitioner)
+        is_default_choice = partition is None and delay is None and not info.typed and isinstance(self._partitioner, DefaultPartitioner)
         if partition is None:
             partition = self._partitioner(topic, key, partition_count)
         if not 0 <= partition < partition_count:
@@ -177,11 +208,11 @@ class Producer:
         stamp_us = None if timestamp is None else _timestamp_us(timestamp)
         with sender.lock:
             sender.check_usable()
-            queue = self._by_topic[topic][partition]
+            queue = self._by_topic[target][partition]
             if queue.is_gone:
                 self._topics.pop(topic, None)
                 self._known.pop(topic, None)
-                return self._send_any(topic, value, key, headers, partition, timestamp, on_delivery, None, None)
+                return self._send_any(topic, value, key, headers, partition, timestamp, on_delivery, delay)
             batch = queue.open
             capacity = min(self.settings.batch_size, limit)
             if batch is not None and batch.reserved_bytes - batch.room + size > capacity:
@@ -197,6 +228,10 @@ class Producer:
             if batch.room < size:
                 sender.reserve(batch, size, capacity)
             row = batch.add(time_ns(), stamp_us, key, value, headers, size)
+            if delay is not None:
+                batch.dues_us.append(due_us)  # type: ignore[union-attr]
+                if delay.repeat is not None:
+                    batch.repeats = {**(batch.repeats or {}), row: delay.repeat.to_json()}
             if on_delivery is not None:
                 batch.callbacks = [*(batch.callbacks or []), (row, on_delivery)]
             if batch.reserved_bytes - batch.room >= self.settings.batch_size:
@@ -210,6 +245,18 @@ class Producer:
         if sender.callbacks:
             sender.make_callbacks()
         return Handle((batch, 3 * (row + 1)))
+
+    def _delayed(self, info: TopicInfo, delay: Delay) -> tuple[TopicInfo, int]:
+        """(the topic's delay log, when the record is due). Raises DelayNotEnabledError, InvalidRecordError."""
+        if info.delay_log is None or not info.settings["delay.enabled"]:
+            info = self._load_topic(info.name)  # it may have been enabled since
+            if info.delay_log is None or not info.settings["delay.enabled"]:
+                raise DelayNotEnabledError(f"topic {info.name!r} takes no delayed records: delay.enabled is false")
+        now_us = time_ns() // 1000
+        if delay.repeat is not None:
+            first = _first_occurrence(delay, now_us)
+            return info.delay_log, due_time_us(first, None, now_us)
+        return info.delay_log, due_time_us(delay.at, delay.after, now_us, info.settings["delay.levels"])
 
     def _remember(self, topic: str, key: bytes | None, queue: PartitionQueue) -> None:
         """What the default partitioner has chosen. Without a key that is until its batch is closed."""
@@ -226,14 +273,17 @@ class Producer:
         key_column: str | None = None,
         partition: int | None = None,
         timestamp: datetime | int | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after: timedelta | None = None,
+        delay_column: str | None = None,
     ) -> BatchesHandle:
         """Send the rows of a pyarrow Table or RecordBatch, a pandas or polars frame; columns stay columns.
 
         The frame must have the columns of the topic's schema (types are cast where that is safe). Rows go to the partition that
         `key_column` says, by the
         hash of each value as text or bytes, or to `partition`, or all to one sticky partition. Their order is kept within each
-        partition. Raises what `send` does, and
-        SchemaMismatchError.
+        partition. `deliver_at` or `deliver_after` delay all rows; `delay_column` names a column, not one of the topic's, of timestamps or durations that says
+        it for each. Raises what `send` does, and SchemaMismatchError.
         """
         from tailrace import arrow_frames
 
@@ -242,6 +292,13 @@ class Producer:
         if partition is not None and not 0 <= partition < partition_count:
             raise PartitionOutOfRangeError(f"topic {topic!r} has partitions 0 to {partition_count - 1}, not {partition}")
         stamp_us = time.time_ns() // 1000 if timestamp is None else _timestamp_us(timestamp)
+        target = topic
+        if deliver_at is not None or deliver_after is not None or delay_column is not None:
+            if delay_column is not None and (deliver_at is not None or deliver_after is not None):
+                raise InvalidRecordError("delay_column is given beside deliver_at or deliver_after; a row has one due time")
+            delay_log, due_us = self._delayed(info, Delay(deliver_at, timedelta(0) if delay_column is not None else deliver_after, None))
+            frame = arrow_frames.with_due_times(frame, delay_column, due_us, info.settings["delay.levels"])
+            info, target = delay_log, delay_log.name
         limit = min(self.settings.max_request_size, info.settings["max.message.bytes"])
         if partition is None and key_column is None:
             partition = self._partitioner(topic, None, partition_count)
@@ -249,7 +306,7 @@ class Producer:
         handles = []
         choose = partial(self._partitioner, topic)
         for piece in arrow_frames.cut(frame, info, key_column, partition, choose, target_bytes, stamp_us):
-            handles.append(self._send_piece(topic, piece))
+            handles.append(self._send_piece(target, piece))
         if self._sender.callbacks:
             self._sender.make_callbacks()
         return BatchesHandle(handles)
@@ -263,6 +320,8 @@ class Producer:
             self._sender.close_batch(queue)  # rows sent before stay before
             batch = ProducerBatch(self._sender, queue.info, piece.partition, self._sender.now_ns(), self._sender.next_order())
             batch.frame = piece.batch
+            if queue.info.delay_of:
+                batch.dues_us = piece.batch.column(DUE_COLUMN).to_numpy()
             batch.count = piece.batch.num_rows
             batch.stamps_us = piece.stamps_us
             batch.reserved_bytes = BATCH_OVERHEAD_BYTES + piece.byte_count
@@ -386,6 +445,8 @@ class Producer:
         self._by_topic[info.name] = queues
         self._known.pop(info.name, None)
         self._topics[info.name] = info
+        if info.delay_log is not None:
+            self._adopt(info.delay_log)
 
 
 def _as_bytes(part: str, value: object) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -44,12 +45,14 @@ class Record(NamedTuple):
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record went. `offset` is None with acks=0; `timestamp` in milliseconds."""
+    """Where a record went. `offset` is None with acks=0, and of a delayed record; `timestamp` in milliseconds."""
 
     topic: str
     partition: int
     offset: int | None
     timestamp: int
+    delay_id: str | None = None
+    """Of a delayed record: what it is cancelled or rescheduled by."""
 
 
 class BatchMetadata(NamedTuple):
@@ -59,6 +62,8 @@ class BatchMetadata(NamedTuple):
     partition: int
     base_offset: int | None
     record_count: int
+    delay_ids: Sequence[str] = ()
+    """Of delayed rows: what each is cancelled or rescheduled by."""
 
 
 class OffsetAndTimestamp(NamedTuple):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tailrace.delays import DELAY_COLUMNS, DUE_COLUMN, ORIGIN_COLUMN, REPEAT_COLUMN
 from tailrace.errors import InvalidSchemaError, SchemaMismatchError
 
 if TYPE_CHECKING:
@@ -27,6 +28,18 @@ DEFAULT_SCHEMA = pa.schema(
         pa.field("headers", HEADER_TYPE),
     ]
 )
+
+
+DELAY_FIELDS = (pa.field(DUE_COLUMN, pa.int64()), pa.field(ORIGIN_COLUMN, pa.int64()), pa.field(REPEAT_COLUMN, pa.utf8()))
+"""What a delay log has beside its topic's columns: when the row is due (null: it cancels), which row it replaces or cancels, and how it recurs (JSON)."""
+
+
+def delay_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema of a topic's delay log. Raises InvalidSchemaError when the topic has a column of such a name."""
+    taken = [name for name in DELAY_COLUMNS if name in schema.names]
+    if taken:
+        raise InvalidSchemaError(f"a topic with delays cannot have a column {taken[0]!r}")
+    return pa.schema([*schema, *DELAY_FIELDS])
 
 
 def to_message(schema: pa.Schema) -> bytes:

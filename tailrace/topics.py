@@ -9,6 +9,7 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from tailrace.batch_header import checksum_seed
+from tailrace.delays import delay_log_name
 from tailrace.errors import UnknownTopicError
 from tailrace.protocol.errors import ErrorCode
 
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class TopicInfo:
-    """One topic."""
+    """One topic; or, with `delay_of`, the log that holds a topic's delayed records."""
 
-    def __init__(self, described: dict[str, Any]) -> None:
+    def __init__(self, described: dict[str, Any], delay_of: str = "") -> None:
         self.name: str = described["name"]
         self.topic_id = bytes.fromhex(described["topic_id"])
         self.version: int = described["version"]
@@ -30,6 +31,12 @@ class TopicInfo:
         self.partitions: list[dict[str, int]] = described["partitions"]
         self.seeds = [checksum_seed(self.topic_id, p) for p in range(len(self.partitions))]
         self._schema: pa.Schema | None = None
+        self.delay_of = delay_of
+        """Of a delay log: the topic's name."""
+        self.delay_log: TopicInfo | None = None
+        delay_log = described.get("delay_log")
+        if delay_log is not None:
+            self.delay_log = TopicInfo({**described, **delay_log, "name": delay_log_name(self.name), "delay_log": None}, self.name)
 
     @property
     def schema(self) -> pa.Schema:

@@ -22,7 +22,7 @@ from shm.control import ProcessSlot
 from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader
-from shm.layout import ProcessWord, RegionKind, Role, Verdict
+from shm.layout import FLAG_CLOSED, FLAG_DELIVERED, ProcessWord, RegionKind, Role, Verdict
 from shm.partition_table import PartitionTable
 from shm.process import ProcessContext, configure_logging, run, start
 from shm.ring import Descriptor, Ring
@@ -95,6 +95,7 @@ class Flusher:
         workers: dict[int, Doorbell],
         connect_worker: Callable[[int], tuple[Ring, Doorbell]],
         coordinator: Doorbell,
+        scheduler: Doorbell,
         slot: ProcessSlot,
         settings: FlusherSettings,
         on_ready: Callable[[], None],
@@ -111,6 +112,7 @@ class Flusher:
         self._workers = workers
         self._connect_worker = connect_worker
         self._coordinator = coordinator
+        self._scheduler = scheduler
         self._slot = slot
         self._settings = settings
         self._on_ready = on_ready
@@ -411,6 +413,10 @@ class Flusher:
                 descriptor.producer_id, descriptor.producer_epoch, descriptor.base_sequence, descriptor.last_offset_delta,
                 descriptor.base_offset, descriptor.next_offset, descriptor.append_time_us,
             )  # fmt: skip
+        if descriptor.flags & FLAG_DELIVERED:
+            log.producers.deliver(descriptor.delay_ordinal, descriptor.delay_position)
+        elif descriptor.flags & FLAG_CLOSED:
+            log.producers.close_below(descriptor.delay_ordinal)
         group.touched[descriptor.slot] = log
         group.placed.setdefault(descriptor.slot, []).append(number)
         group.byte_count += descriptor.length
@@ -458,13 +464,15 @@ class Flusher:
         for log in group.touched.values():
             log.settled()
             if not log.refusal:
-                log.high_watermark = log.next_offset
+                log.raise_watermark()
                 self._logs.publish(log)
         crash_point("flusher.after_verdicts")
         stage.cursor = group.end
         stage.ring.settled.store(group.end)  # SYNC POINT: settled (verdicts and watermarks before it)
         for bell in self._fronts:
             bell.ring()
+        if any(log.assignment.has_delays for log in group.touched.values()):
+            self._scheduler.ring()
         if stage.worker >= 0 and stage.ring.is_crowded():
             self._workers[stage.worker].ring()
         if not group.touched:
@@ -539,6 +547,7 @@ def build(context: ProcessContext, files: Files) -> Flusher:
         workers={w: context.bell(Role.WORKER, w) for w in followed},
         connect_worker=connect,
         coordinator=context.bell(Role.COORDINATOR, 0),
+        scheduler=context.bell(Role.SCHEDULER, 0),
         slot=context.slot,
         settings=FlusherSettings(
             int(settings["flush.linger_ms"]) * 1_000_000,

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from workers.delays.manifest import read_cursor
 from workers.group_commit import GroupCommit
 from workers.log_set import LogSet
 from workers.partition_log import FULL_DISK, PartitionLog
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 RETENTION_LOOK_MAX_MS = 3_600_000
 RETENTION_LOOK_MIN_MS = 100
+DELAY_LOG_LOOK_MS = 10_000
 
 Act = Callable[[], int]
 
@@ -129,13 +131,15 @@ class Housekeeping:
             and live.first_append_us
             and retention_ms != KEEP_FOR_EVER
             and not log.group
-            and expires_us(live.max_timestamp_us, log.last_append_us, retention_ms) < now_us
+            and expires_us(_newest_us(log, live.max_timestamp_us, log.last_append_us), log.last_append_us, retention_ms) < now_us
         ):
             self._seal(log)  # comes back here
             return 1
+        if log.assignment.delay_of:
+            return self._remove_scheduled(log)
         leased = min((offset for offset, _ in self._leases.get(slot, {}).values()), default=None)
         start = new_start(
-            log.closed_segments(), live.base if live else log.next_offset, live.end if live else 0, retention_ms=retention_ms,
+            [s._replace(max_timestamp_us=_newest_us(log, s.max_timestamp_us, s.last_append_us)) for s in log.closed_segments()], live.base if live else log.next_offset, live.end if live else 0, retention_ms=retention_ms,
             retention_bytes=retention_bytes, now_us=now_us, leased_from=leased,
         )  # fmt: skip
         removed = 0
@@ -156,15 +160,32 @@ class Housekeeping:
         self._look_again(log, retention_ms, now_us)
         return removed
 
+    def _remove_scheduled(self, log: PartitionLog) -> int:
+        """A delay log: its segments go when the scheduler has everything in them elsewhere, durably (`workers.delays.manifest`)."""
+        removed = 0
+        try:
+            cursor = read_cursor(log.files, log.directory, log.assignment.topic_id)
+            bases = [segment.base for segment in log.closed_segments()] + [log.live.base if log.live is not None else log.next_offset]
+            start = max((base for base in bases if base <= cursor), default=log.log_start_offset)
+            if start > log.log_start_offset:
+                removed = log.advance_start(start)
+                self._logs.publish(log)
+        except OSError as error:
+            logger.error("retention_failed directory=%s error=%r", log.directory, str(error))
+        if log.closed_segments():
+            deadline_ns = self._now_ns + DELAY_LOG_LOOK_MS * 1_000_000
+            self._retentions[log.assignment.slot] = self._wheel.add(deadline_ns, lambda: self.retain(log))
+        return removed
+
     def _look_again(self, log: PartitionLog, retention_ms: int, now_us: int) -> None:
         """A timer for when the oldest segment will have had its time. By bytes, segments are looked at whenever one is closed."""
         if retention_ms == KEEP_FOR_EVER:
             return
         oldest = next(iter(log.closed_segments()), None)
         if oldest is not None:
-            end_us = expires_us(oldest.max_timestamp_us, oldest.last_append_us, retention_ms)
+            end_us = expires_us(_newest_us(log, oldest.max_timestamp_us, oldest.last_append_us), oldest.last_append_us, retention_ms)
         elif log.live is not None and log.live.first_append_us:
-            end_us = expires_us(log.live.max_timestamp_us, log.last_append_us, retention_ms)
+            end_us = expires_us(_newest_us(log, log.live.max_timestamp_us, log.last_append_us), log.last_append_us, retention_ms)
         else:
             return
         wait_ms = min(max((end_us - now_us) // 1000, RETENTION_LOOK_MIN_MS), RETENTION_LOOK_MAX_MS)
@@ -188,3 +209,8 @@ class Housekeeping:
         self._leases.get(slot, {}).pop(name, None)
         log = self._logs.get(slot)
         return self.retain(log) if log is not None else 0
+
+
+def _newest_us(log: PartitionLog, max_timestamp_us: int, last_append_us: int) -> int:
+    """From when on retention.ms counts. Where records are delivered late, with the timestamps they had, it is when they came."""
+    return max(max_timestamp_us, last_append_us) if log.assignment.delay_log else max_timestamp_us

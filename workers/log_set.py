@@ -150,7 +150,7 @@ class LogSet:
         log.settled()
         if count:
             log.sync()
-        log.high_watermark = log.next_offset
+        log.raise_watermark()
         return count
 
     def _drop(self, log: PartitionLog | None, assignment: Assignment) -> None:
@@ -196,6 +196,8 @@ class LogSet:
                 live_since_us=live.first_append_us if live else 0,
                 last_append_us=log.last_append_us,
                 segment_count=len(log.sealed) + (live is not None),
+                delivered_ordinal=log.delivered[0],
+                delivered_position=log.delivered[1],
             ),
         )
 

@@ -104,6 +104,8 @@ class PartitionLog:
         self.live: LiveSegment | None = None
         self.next_offset = 0
         self.high_watermark = 0
+        self.delivered = (0, 0)
+        """Of the last delayed row below the high watermark (see `ProducerTable.delivered`)."""
         self.max_timestamp_us = 0
         self.last_append_us = 0
         self.producers = ProducerTable()
@@ -123,6 +125,10 @@ class PartitionLog:
     def _new_file(self) -> PartitionFile:
         a = self.assignment
         return PartitionFile(a.topic, a.partition, a.topic_id, {a.schema_id: a.schema})
+
+    @property
+    def files(self) -> Files:
+        return self._files
 
     @property
     def key(self) -> tuple[bytes, int]:
@@ -168,6 +174,7 @@ class PartitionLog:
         self.max_timestamp_us = recovered.max_timestamp_us
         self.last_append_us = recovered.last_append_us
         self.producers = recovered.producers
+        self.delivered = self.producers.delivered
         self._checkpoint_number = recovered.checkpoint_number
         if recovered.live_base >= 0:
             self._reopen_live(recovered)
@@ -329,6 +336,11 @@ class PartitionLog:
     def remember(self, data: Readable) -> None:
         """Add what a batch says of its producer to the flusher's copy. Raises BatchFormatError."""
         record_producer(self.producers, verify_batch(memoryview(data), self.file.seed))
+
+    def raise_watermark(self) -> None:
+        """Everything placed is as safe as the topic promises."""
+        self.high_watermark = self.next_offset
+        self.delivered = self.producers.delivered
 
     def settled(self) -> None:
         """The group has its verdicts: its bytes may leave the ring."""

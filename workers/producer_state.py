@@ -1,4 +1,4 @@
-"""Deduplication: what a partition remembers of each idempotent producer, and the decision on its next batch.
+"""Deduplication: what a partition remembers of each idempotent producer and of its delays, and the decision on the next batch.
 
 Kafka's rules (KIP-98): a producer numbers its records per partition; the last five batches are remembered, so that a retry of any that may
 be in flight is recognised and answered with its first offset; a gap is refused; a higher epoch starts at sequence 0.
@@ -42,6 +42,10 @@ class Verdict(NamedTuple):
 _APPEND = Verdict(Decision.APPEND)
 
 
+_DELAYS = "delays"
+"""In the place of a producer's id in a snapshot: what is known of delays."""
+
+
 class _Producer:
     __slots__ = ("batches", "epoch")
 
@@ -51,13 +55,25 @@ class _Producer:
 
 
 class ProducerTable:
-    """The producers of one partition."""
+    """The producers of one partition, and how far its delays are: what decides whether a batch is new."""
 
     def __init__(self) -> None:
         self._producers: dict[int, _Producer] = {}
+        self.open_ordinal = 0
+        """Of a delay log: the first ordinal (`tailrace.delays`) that is not closed; later rows are due then at the earliest."""
+        self.delivered = (0, 0)
+        """Of a topic: (ordinal, delay position) of the last delayed row that was delivered to it."""
 
     def __len__(self) -> int:
-        return len(self._producers)
+        return len(self._producers) + (self.open_ordinal > 0) + (self.delivered > (0, 0))
+
+    def close_below(self, ordinal: int) -> None:
+        """The delay log has a mark that closes all ordinals below."""
+        self.open_ordinal = max(self.open_ordinal, ordinal)
+
+    def deliver(self, ordinal: int, position: int) -> None:
+        """A batch of delayed rows was delivered up to this one."""
+        self.delivered = max(self.delivered, (ordinal, position))
 
     def decide(self, producer_id: int, epoch: int, base_sequence: int, last_offset_delta: int, forget_before_us: int = 0) -> Verdict:
         """What to do with a batch whose first record has `base_sequence` and which has `last_offset_delta + 1` of them.
@@ -120,12 +136,18 @@ class ProducerTable:
 
     def to_snapshot(self) -> list[Any]:
         """For `from_snapshot`; plain lists."""
-        return [[producer_id, p.epoch, [list(b) for b in p.batches]] for producer_id, p in self._producers.items()]
+        rows: list[Any] = [[producer_id, p.epoch, [list(b) for b in p.batches]] for producer_id, p in self._producers.items()]
+        if self.open_ordinal or self.delivered > (0, 0):
+            rows.append([_DELAYS, self.open_ordinal, list(self.delivered)])
+        return rows
 
     @classmethod
     def from_snapshot(cls, snapshot: list[Any]) -> ProducerTable:
         table = cls()
         for producer_id, epoch, batches in snapshot:
+            if producer_id == _DELAYS:
+                table.open_ordinal, table.delivered = epoch, (batches[0], batches[1])
+                continue
             producer = table._producers[producer_id] = _Producer(epoch)
             producer.batches = [Remembered(*fields) for fields in batches]
         return table

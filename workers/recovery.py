@@ -29,7 +29,7 @@ import orjson
 from shm.crash_points import crash_point
 from tailrace import checked_json
 from tailrace import segment_index as index_format
-from tailrace.batch_header import END_OF_STREAM, BatchHeader
+from tailrace.batch_header import ATTRIBUTE_CONTROL, ATTRIBUTE_DELAYED, END_OF_STREAM, BatchHeader
 from tailrace.checksum import Readable
 from tailrace.partition_file import Damage, PartitionFile
 from tailrace.segment import (
@@ -136,6 +136,12 @@ def load_producers(files: Files, directory: str, segment_base: int) -> ProducerT
 
 
 def record_producer(table: ProducerTable, header: BatchHeader) -> None:
+    """Remember what a batch in the log says of its producer, or of delays."""
+    if header.attributes & (ATTRIBUTE_CONTROL | ATTRIBUTE_DELAYED):
+        if header.is_control:
+            table.close_below(header.min_tick)
+        else:
+            table.deliver(header.min_tick, header.delay_position)
     if header.producer_id >= 0:
         table.record(
             header.producer_id, header.producer_epoch, header.base_sequence, header.last_offset_delta, header.base_offset,

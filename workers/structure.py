@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 
 from tailrace.arrow_metadata import ArrowMetadataError, BufferKind, SchemaLayout, read_record_batch
-from tailrace.batch_header import ATTRIBUTE_COMPRESSED, PREFIX_BYTES, BatchHeader, metadata_size_of
+from tailrace.batch_header import ATTRIBUTE_COMPRESSED, ATTRIBUTE_CONTROL, ATTRIBUTE_DELAYED, PREFIX_BYTES, BatchHeader, metadata_size_of
 from tailrace.checksum import Readable
 
 UNCOMPRESSED_MAX_BYTES = 1 << 30
@@ -26,10 +26,12 @@ class UnsafeBatchError(ValueError):
     """The batch would mislead or crash a reader; the sentence says how."""
 
 
-def check_structure(batch: Readable, header: BatchHeader, layout: SchemaLayout) -> None:
-    """Raise UnsafeBatchError unless `batch` (form and checksums already proven) can be read safely with the schema of `layout`."""
-    if header.is_control:
-        raise UnsafeBatchError("control batches are written by the appliance only")
+def check_structure(batch: Readable, header: BatchHeader, layout: SchemaLayout, *, is_ours: bool = False) -> None:
+    """Raise UnsafeBatchError unless `batch` (form and checksums already proven) can be read safely with the schema of `layout`. `is_ours`: it was
+    made by the appliance (the scheduler).
+    """
+    if header.attributes & (ATTRIBUTE_CONTROL | ATTRIBUTE_DELAYED) and not is_ours:
+        raise UnsafeBatchError("control batches and delivered ones are written by the appliance only")
     try:
         metadata = read_record_batch(batch, PREFIX_BYTES)
     except ArrowMetadataError as error:

@@ -25,9 +25,12 @@ from shm.layout import (
     ACKS_LEADER,
     ACKS_MASK,
     FLAG_BYTES,
+    FLAG_CLOSED,
     FLAG_CONTROL,
+    FLAG_DELIVERED,
     FLAG_DUPLICATE,
     SOURCE_COORDINATOR,
+    SOURCE_SCHEDULER,
     Phase,
     ProcessWord,
     RegionKind,
@@ -40,6 +43,7 @@ from shm.process import ProcessContext, configure_logging, process_name, run, st
 from shm.ring import RingWriter
 from tailrace.arrow_metadata import SchemaLayout, read_schema
 from tailrace.batch_header import (
+    ATTRIBUTE_DELAYED,
     BatchChecksumError,
     BatchFormatError,
     BatchHeader,
@@ -47,6 +51,7 @@ from tailrace.batch_header import (
     header_position,
     stamp_append_time,
     stamp_appended,
+    stamp_min_tick,
     verify_batch,
 )
 from tailrace.partition_file import PARTITION_FILE, PartitionFile
@@ -290,7 +295,12 @@ class Worker:
         for number in range(max(0, ring.next_number - ring.capacity), ring.next_number):
             d = ring.descriptor(number)
             mine = d.slot == slot and d.has_bytes and not d.is_control and d.leader_epoch == epoch
-            if mine and d.producer_id >= 0 and d.next_offset <= next_offset:
+            mine = mine and d.next_offset <= next_offset
+            if mine and d.flags & FLAG_DELIVERED:
+                partition.producers.deliver(d.delay_ordinal, d.delay_position)
+            elif mine and d.flags & FLAG_CLOSED:
+                partition.producers.close_below(d.delay_ordinal)
+            if mine and d.producer_id >= 0:
                 partition.producers.record(
                     d.producer_id, d.producer_epoch, d.base_sequence, d.last_offset_delta, d.base_offset, d.next_offset, d.append_time_us
                 )
@@ -311,10 +321,12 @@ class Worker:
         epoch = self._tables[partition.assignment.data_dir].load(message.slot, SlotWord.LEADER_EPOCH)
         if epoch != partition.leader_epoch:
             self._on_new_epoch(partition)
-        header, code = self._check(partition, batch)
+        header, code = self._check(partition, batch, source)
         if header is None:
             return self._refuse(source, message, code, next_offset)
         duplicate = False
+        if source == SOURCE_SCHEDULER and not self._is_next_delay(partition, header):
+            return self._refuse(source, message, ErrorCode.UNKNOWN_SEQUENCE, next_offset, header)
         if header.producer_id >= 0:
             forget_before_us = max(self._now_us(), partition.last_append_us) - self._producer_expiration_us
             verdict = partition.producers.decide(
@@ -330,6 +342,15 @@ class Worker:
             self._append_batch(partition, header, message, source, position)
         return True
 
+    @staticmethod
+    def _is_next_delay(partition: Partition, header: BatchHeader) -> bool:
+        """Whether what the scheduler sends is new: it sends again what it has not seen settled."""
+        if header.is_control:
+            return bool(partition.assignment.delay_of) and header.min_tick > partition.producers.open_ordinal
+        if header.attributes & ATTRIBUTE_DELAYED:
+            return (header.min_tick, header.delay_position) > partition.producers.delivered
+        return True
+
     def _on_new_epoch(self, partition: Partition) -> None:
         """The flusher has decided the log's end anew (its disk had failed): what this worker appended beyond it was refused."""
         assignment = partition.assignment
@@ -341,7 +362,7 @@ class Worker:
                 assignment.topic, assignment.partition, state.leader_epoch, state.log_end_offset,
             )  # fmt: skip
 
-    def _check(self, partition: Partition, batch: memoryview) -> tuple[BatchHeader | None, ErrorCode]:
+    def _check(self, partition: Partition, batch: memoryview, source: int) -> tuple[BatchHeader | None, ErrorCode]:
         """Everything that must hold before a batch may be stored, cheapest first."""
         assignment = partition.assignment
         if len(batch) > partition.max_message_bytes:
@@ -355,7 +376,7 @@ class Worker:
             header = verify_batch(batch, partition.seed)
             if header.schema_id != assignment.schema_id:
                 return None, ErrorCode.SCHEMA_MISMATCH
-            check_structure(batch, header, partition.layout)
+            check_structure(batch, header, partition.layout, is_ours=source == SOURCE_SCHEDULER)
         except BatchChecksumError:
             return None, ErrorCode.CORRUPT_BATCH
         except BatchFormatError:
@@ -373,7 +394,16 @@ class Worker:
         target = self._copy(position, batch)
         at = header_position(target)
         table = self._tables[partition.assignment.data_dir]
-        if partition.log_append_time:
+        flags = message.flags | FLAG_BYTES
+        if header.is_control:
+            flags |= FLAG_CLOSED
+            partition.producers.close_below(header.min_tick)
+        elif header.attributes & ATTRIBUTE_DELAYED:
+            flags |= FLAG_DELIVERED
+            partition.producers.deliver(header.min_tick, header.delay_position)
+        elif partition.assignment.delay_of:
+            stamp_min_tick(target, at, header, partition.producers.open_ordinal)
+        if partition.log_append_time and not header.is_control:
             stamp_append_time(target, at, header, append_us)
         stamp_appended(
             target, at, header, base_offset=base_offset, append_time_us=append_us, leader_epoch=partition.leader_epoch,
@@ -381,7 +411,7 @@ class Worker:
         )  # fmt: skip
         crash_point("worker.after_copy")
         self._append(
-            position, len(batch), message, source, message.flags | FLAG_BYTES, 0, base_offset, next_offset, header, partition, append_us
+            position, len(batch), message, source, flags, 0, base_offset, next_offset, header, partition, append_us
         )
         if header.producer_id >= 0:
             partition.producers.record(
@@ -419,6 +449,7 @@ class Worker:
             header.producer_id if header else -1, header.base_sequence if header else -1, header.producer_epoch if header else -1,
             header.last_offset_delta if header else 0, partition.leader_epoch if partition else 0, append_time_us,
             header.max_timestamp_us if header else 0,
+            *((header.min_tick, header.delay_position) if header and flags & (FLAG_CLOSED | FLAG_DELIVERED) else (0, 0)),
         )  # fmt: skip
 
 
@@ -439,6 +470,7 @@ def build(context: ProcessContext, files: Files) -> Worker:
     ring = RingWriter(context.attach(f"ring-{spec.index}", RegionKind.RING))
     resume = Worker.resume_positions(ring)
     lanes = {front: context.lane_reader(process_name(Role.FRONT, front), resume.get(front, 0)) for front in range(front_count)}
+    lanes[SOURCE_SCHEDULER] = context.lane_reader(process_name(Role.SCHEDULER, 0), resume.get(SOURCE_SCHEDULER, 0))
     lanes[SOURCE_COORDINATOR] = context.lane_reader("coordinator", resume.get(SOURCE_COORDINATOR, 0))
     fronts = [control.process(Role.FRONT, f) for f in range(front_count)]
     flushers = [control.process(Role.FLUSHER, d) for d in range(len(spec.data_dirs))]

@@ -25,6 +25,7 @@ _COMMANDS = {
     "topic": ("appliance.cli.topic", "Create, list, describe, alter and delete topics."),
     "produce": ("appliance.cli.produce", "Send lines, or a file's rows, to a topic."),
     "consume": ("appliance.cli.consume", "Read a topic."),
+    "delay": ("appliance.cli.delay", "List, cancel and reschedule delayed records."),
     "perf": ("appliance.cli.perf", "Measure throughput and latency, as Kafka's tools do."),
     "log": ("appliance.cli.log", "Look into segment files and verify them, offline."),
     "doctor": ("appliance.cli.doctor", "Say what would hurt, and what to do about it."),

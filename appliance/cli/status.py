@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import click
 
 from appliance.cli.main import CONNECT_TIMEOUT_MS
@@ -22,6 +24,7 @@ def command(bootstrap: str, as_json: bool) -> None:
     """
     with Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
         state = admin.describe_cluster()
+        state["delays"] = admin.describe_delays()
     if as_json:
         print_json(state)
         return
@@ -37,7 +40,21 @@ def command(bootstrap: str, as_json: bool) -> None:
         ["DATA DIRECTORY", "FREE", "SIZE", "STATE"],
         [[d["path"], human_bytes(d["free_bytes"]), human_bytes(d["total_bytes"]), d["state"]] for d in state["data_dirs"]],
     )
+    if state["delays"]:
+        click.echo()
+        print_table(
+            ["DELAYED IN", "PARTITION", "WAIT", "1 MINUTE", "1 HOUR", "1 DAY", "LATER", "RECUR", "NEXT DUE", "DELIVERED", "LATE", "LOST FILES"],
+            [
+                [d["topic"], d["partition"], d["pending"], *d["due_within"].values(), d["recurring"], _moment(d["next_due_us"]), d["delivered"],
+                 f"{d['lateness_us'] / 1000:.0f} ms", d["lost_files"]]
+                for d in state["delays"]
+            ],
+        )  # fmt: skip
     if state["offline"]:
         click.echo()
         print_table(["TAKES NO WRITES", "PARTITION", "REASON"], [[o["topic"], o["partition"], o["reason"]] for o in state["offline"]])
         click.echo("\nWhen its disk is good again: tailrace topic online TOPIC")
+
+
+def _moment(us: int | None) -> str:
+    return "" if us is None else dt.datetime.fromtimestamp(us / 1e6, dt.UTC).isoformat(timespec="seconds")

@@ -49,6 +49,8 @@ class ErrorCode(IntEnum):
     INVALID_RECORD = 34
     INTERNAL_ERROR = 35
     INVALID_REQUEST = 36
+    DELAY_NOT_ENABLED = 37
+    UNKNOWN_DELAY = 38
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ ERROR_TABLE: dict[ErrorCode, ErrorRow] = dict(
         _row(_C.INVALID_RECORD, False, "The record has a part of a wrong type.", "Pass bytes for key and value (a dict on a typed topic), and a list of (str, bytes) for headers."),
         _row(_C.INTERNAL_ERROR, False, "The appliance failed in a way that it should not.", "Look at its log and report it."),
         _row(_C.INVALID_REQUEST, False, "The request asks for something that makes no sense.", "Correct what the message names."),
+        _row(_C.DELAY_NOT_ENABLED, False, "The topic takes no delayed records.", "Allow them with `tailrace topic alter NAME --config delay.enabled=true`, or send the record when it is due."),
+        _row(_C.UNKNOWN_DELAY, False, "No such delayed record is pending: it was delivered, cancelled or rescheduled.", "Look at what is pending with `tailrace delay list TOPIC`."),
     )
 )  # fmt: skip
 assert set(ERROR_TABLE) == set(ErrorCode)

@@ -59,6 +59,9 @@ class Api(IntEnum):
     CREDIT = 12
     DELETE_RECORDS = 13
     LEASE_OFFSETS = 14
+    LIST_DELAYS = 15
+    CHANGE_DELAYS = 16
+    DESCRIBE_DELAYS = 17
 
 
 API_VERSIONS: dict[Api, tuple[int, int]] = {**dict.fromkeys(Api, (1, 1)), Api.FETCH: (2, 2)}

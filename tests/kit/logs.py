@@ -12,7 +12,7 @@ from shm.assignments import REPLAY, Assignment, LaneKind
 from shm.control import Control
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
-from shm.layout import SOURCE_COORDINATOR, ControlLayout, LaneLayout, ProcessWord, RegionKind, RingLayout, Role, TableLayout
+from shm.layout import SOURCE_COORDINATOR, SOURCE_SCHEDULER, ControlLayout, LaneLayout, ProcessWord, RegionKind, RingLayout, Role, TableLayout
 from shm.partition_table import PartitionTable
 from shm.region import Region
 from shm.ring import Ring, RingWriter
@@ -85,6 +85,7 @@ class Bench:
         lanes = {
             0: LaneReader(self.regions["front>worker"], resume.get(0, 0)),
             SOURCE_COORDINATOR: LaneReader(self.regions["coord>worker"]),
+            SOURCE_SCHEDULER: LaneReader(self.regions["scheduler>worker"], resume.get(SOURCE_SCHEDULER, 0)),
         }
         feed = LaneWriter(self.regions["coord>worker"])
 
@@ -107,7 +108,7 @@ class Bench:
             facts=RunFacts(self.run, self.lost_memory), slot=self.flusher_slot,
             rings={0: Ring(self.regions["ring"])},
             old_rings=[(Ring(r["ring"]), PartitionTable(r["table"])) for r in ([] if self.is_running else self.old)],
-            fronts=[], workers={0: self.bell}, connect_worker=lambda _: (self.ring, self.bell), coordinator=self.bell, settings=self.settings,
+            fronts=[], workers={0: self.bell}, connect_worker=lambda _: (self.ring, self.bell), coordinator=self.bell, scheduler=self.bell, settings=self.settings,
             on_ready=self._on_ready, now_us=lambda: self.now_us, start_ns=self.now_ns,
         )  # fmt: skip
         self._feed(feed)
@@ -177,7 +178,7 @@ def simulated_regions(ring_bytes: int = 1 << 18, descriptors: int = 256) -> dict
         "control": memory.simulated(RegionKind.CONTROL, ControlLayout().size, 0),
         **{
             name: memory.simulated(RegionKind.LANE, LaneLayout(lane).size, lane)
-            for name in ("front>worker", "coord>worker", "coord>flusher")
+            for name in ("front>worker", "coord>worker", "coord>flusher", "scheduler>worker")
         },
     }
 
@@ -191,6 +192,7 @@ def bench(directory: str, files: Files | None = None, settings: FlusherSettings 
             "control": stack.enter_context(memory.region(RegionKind.CONTROL, ControlLayout().size, 0)),
             "front>worker": stack.enter_context(memory.lane_region(1 << 18)),
             "coord>worker": stack.enter_context(memory.lane_region(1 << 18)),
+            "scheduler>worker": stack.enter_context(memory.lane_region(1 << 18)),
             "coord>flusher": stack.enter_context(memory.lane_region(1 << 18)),
         }
         yield Bench(directory, regions, files or DiskFiles(), settings or FlusherSettings(journal_bytes=1 << 20))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.default_schema import DEFAULT_SCHEMA_MESSAGE
+from appliance.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
 from tailrace.arrow_metadata import ArrowMetadataError, read_record_batch, read_schema
 from tailrace.schema import DEFAULT_SCHEMA, to_message
 
@@ -50,6 +50,7 @@ def test_types_that_are_not_canonical_are_refused_by_name(kind: pa.DataType) -> 
 
 def test_the_coordinators_default_schema_is_the_clients() -> None:
     assert to_message(DEFAULT_SCHEMA) == DEFAULT_SCHEMA_MESSAGE
+    assert to_message(delay_schema(DEFAULT_SCHEMA)) == DEFAULT_DELAY_SCHEMA_MESSAGE
 
 
 @given(st.binary(max_size=300))

@@ -1,0 +1,165 @@
+"""`tailrace delay`: what waits for its time: list, cancel, reschedule."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from itertools import islice
+from typing import Any
+
+import click
+
+from appliance.cli.main import CONNECT_TIMEOUT_MS, EXIT_FAILED
+from appliance.cli.options import bootstrap_option, json_option
+from appliance.cli.output import complain, print_json, print_table, say
+from tailrace.admin import Admin, PendingDelay
+from tailrace.errors import TailraceError
+
+TIME_HELP = "2027-01-31T08:00:00Z (or another offset from UTC), or from now: 90s, 15m, 2h, 3d."
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def connect(bootstrap: str) -> Admin:
+    return Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS)
+
+
+class Moment(click.ParamType[dt.datetime]):
+    """A point in time."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dt.datetime:
+        if isinstance(value, dt.datetime):
+            return value
+        text = str(value)
+        try:
+            if text[-1:] in _UNITS and text[:-1].isdigit():
+                return dt.datetime.now(dt.UTC) + dt.timedelta(seconds=int(text[:-1]) * _UNITS[text[-1]])
+            moment = dt.datetime.fromisoformat(text)
+        except (ValueError, OverflowError):
+            self.fail(f"{text!r} is no time; write {TIME_HELP}", param, ctx)
+        if moment.tzinfo is None:
+            self.fail(f"{text!r} has no offset from UTC; write {text}Z or {text}+02:00", param, ctx)
+        return moment
+
+
+@click.group()
+def command() -> None:
+    """List, cancel and reschedule delayed records.
+
+    \b
+    Example:
+      tailrace delay list orders
+      tailrace delay cancel orders --key u1
+    """
+
+
+def selection(function: Any) -> Any:
+    """Options that say which delayed records are meant."""
+    for option in (
+        click.option("--to", "due_to", type=Moment(), help="Due before this time."),
+        click.option("--from", "due_from", type=Moment(), help=f"Due at or after this time: {TIME_HELP}"),
+        click.option("--key", help="Only records with this key."),
+        click.option("--partition", type=int, help="Only this partition."),
+    ):
+        function = option(function)
+    return function
+
+
+def _found(admin: Admin, topic: str, partition: int | None, key: str | None, due_from: Any, due_to: Any) -> Any:
+    return admin.list_delays(topic, partition=partition, key=None if key is None else key.encode(), due_from=due_from, due_to=due_to)
+
+
+def _shown(delay: PendingDelay) -> dict[str, Any]:
+    return {
+        "delay_id": delay.delay_id, "topic": delay.topic, "partition": delay.partition, "due": delay.due.isoformat(),
+        "key": None if delay.key is None else delay.key.decode(errors="backslashreplace"),
+        "repeat": None if delay.repeat is None else delay.repeat.describe(),
+    }  # fmt: skip
+
+
+@command.command(name="list")
+@click.argument("topic")
+@selection
+@click.option("--max", "limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show so many at most.")
+@bootstrap_option
+@json_option
+def list_(topic: str, partition: int | None, key: str | None, due_from: Any, due_to: Any, limit: int, bootstrap: str, as_json: bool) -> None:
+    """Show what waits in a topic, by partition and due time.
+
+    \b
+    Example:
+      tailrace delay list orders --to 1h --max 20
+    """
+    with connect(bootstrap) as admin:
+        found = [_shown(delay) for delay in islice(_found(admin, topic, partition, key, due_from, due_to), limit + 1)]
+    rows = found[:limit]
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        say(f"nothing waits in {topic}")
+        return
+    print_table(
+        ["DUE", "PARTITION", "KEY", "REPEATS", "DELAY ID"],
+        [[row["due"], row["partition"], row["key"] or "", row["repeat"] or "", row["delay_id"]] for row in rows],
+    )
+    if len(found) > limit:
+        say(f"and more; raise --max {limit}, or narrow it down with --from and --to")
+
+
+@command.command()
+@click.argument("topic")
+@click.argument("delay_ids", nargs=-1)
+@selection
+@bootstrap_option
+@json_option
+def cancel(topic: str, delay_ids: tuple[str, ...], partition: int | None, key: str | None, due_from: Any, due_to: Any, bootstrap: str, as_json: bool) -> None:
+    """Have delayed records not delivered: those with these ids, or all that the options select. Exit status 1 when one came too late.
+
+    \b
+    Example:
+      tailrace delay cancel orders $(tailrace delay list orders --key u1 --json | jq -r '.[].delay_id')
+      tailrace delay cancel orders --key u1
+    """
+    with connect(bootstrap) as admin:
+        names = list(delay_ids)
+        if not names:
+            if partition is None and key is None and due_from is None and due_to is None:
+                raise click.UsageError("name delay ids, or say which with --key, --partition, --from, --to")
+            names = [delay.delay_id for delay in _found(admin, topic, partition, key, due_from, due_to)]
+        results: dict[str, TailraceError | None] = admin.cancel_delays(names, topic=topic)
+    _report("cancelled", {name: error for name, error in results.items() if error is not None}, len(results), as_json, {})
+
+
+@command.command()
+@click.argument("topic")
+@click.argument("due", type=Moment())
+@click.argument("delay_ids", nargs=-1, required=True)
+@bootstrap_option
+@json_option
+def reschedule(topic: str, due: dt.datetime, delay_ids: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
+    """Have delayed records delivered at another time; each has a new id then, which is printed.
+
+    \b
+    Example:
+      tailrace delay reschedule orders 2027-01-31T08:00:00Z DELAY_ID
+      tailrace delay reschedule orders 15m DELAY_ID
+    """
+    with connect(bootstrap) as admin:
+        results = admin.reschedule_delays(dict.fromkeys(delay_ids, due), topic=topic)
+    moved = {name: found for name, found in results.items() if isinstance(found, str)}
+    _report("rescheduled", {name: e for name, e in results.items() if isinstance(e, TailraceError)}, len(results), as_json, moved)
+
+
+def _report(done: str, refused: dict[str, TailraceError], count: int, as_json: bool, new_ids: dict[str, str]) -> None:
+    if as_json:
+        print_json({done: count - len(refused), "refused": {name: str(error) for name, error in refused.items()}, "new_ids": new_ids})
+    else:
+        for name in new_ids.values():
+            click.echo(name)
+        say(f"{done} {count - len(refused)} of {count}")
+        for name, error in refused.items():
+            complain(f"{name}: {error}")
+    if refused:
+        sys.exit(EXIT_FAILED)

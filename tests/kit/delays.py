@@ -1,0 +1,235 @@
+"""Delayed records in a little world: a real worker, flusher and DelayPartition over simulated memory and disk, stepped by hand; and what must come of them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from shm.assignments import Assignment, LaneKind
+from shm.lane import LaneWriter
+from tailrace import arrow_batch
+from tailrace.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
+from tailrace.delays import DUE_COLUMN, tick_of
+from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
+from tailrace.segment import Walk, file_name, schema_message_length, segment_bases, walk_batches
+from tests.kit.batches import TOPIC_ID
+from tests.kit.logs import Bench, assignment, simulated_regions
+from tests.kit.simdisk import SimDisk, SimFiles
+from workers.delays.delay_partition import Change, DelayPartition
+from workers.flusher import FlusherSettings
+
+LOG_ID = bytes(reversed(range(16)))
+SCHEMA = delay_schema(DEFAULT_SCHEMA)
+BEGIN_US = 1_700_000_000_000_000
+MS = 1_000
+
+
+class Killed(BaseException):
+    """SIGKILL, in the middle of a file operation or at a crash point."""
+
+
+@dataclass(slots=True)
+class Row:
+    """What is known of one scheduled row."""
+
+    name: str
+    offset: int
+    due_us: int
+    fate: str = "waits"
+    """waits, cancelled, or unknown: its canceller was killed before it heard."""
+
+
+class DelayWorld:
+    """See the module's docstring."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.disk = SimDisk()
+        self.disk.hook = self._count_down
+        self._doom: int | None = None
+        self.rows: dict[str, Row] = {}
+        self.runs = 0
+        self.wall_us = BEGIN_US
+        self.now_ns = 1_000_000_000
+        self.topic = replace(assignment(retention_ms=-1), delay_log=LOG_ID.hex())
+        self.log = Assignment(
+            topic="t@delay", topic_id=LOG_ID, partition=0, partition_count=1, slot=1, version=1, worker=0, front=0, data_dir=0, schema_id=1,
+            schema=to_message(SCHEMA), typed=False, delay_of=TOPIC_ID.hex(), settings=self.topic.settings,
+        )  # fmt: skip
+        self.bench = self._start(None)
+        self.partition = self._open()
+        self.token = 0
+
+    # ---- processes -------------------------------------------------------------------------------------------------------------------
+
+    def _start(self, old: Bench | None, *, power: bool = False) -> Bench:
+        self.runs += 1
+        bench = Bench(
+            "/data", simulated_regions(), SimFiles(self.disk), FlusherSettings(journal_bytes=1 << 16, checkpoint_bytes=1 << 15),
+            assignments=[self.topic, self.log], run=f"run{self.runs}", lost_memory=power, now_us=self.wall_us,
+            old=[] if old is None or power else [*old.old, old.regions],
+        )  # fmt: skip
+        bench.now_ns = self.now_ns
+        bench.settle()
+        return bench
+
+    def _open(self) -> DelayPartition:
+        bench = self.bench
+        lane = LaneWriter(bench.regions["scheduler>worker"])
+
+        def send(target: Assignment, data: Any) -> bool:
+            written = lane.try_write(LaneKind.PRODUCE, target.slot, 0, 0, 0, 0, (data,))
+            lane.publish()
+            return written
+
+        return DelayPartition(
+            SimFiles(self.disk), "/data/t@delay-0", self.log, self.topic, lambda: bench.table.read(1), lambda: bench.table.delivered(0), send,
+            self.now_ns, self.wall_us,
+        )  # fmt: skip
+
+    def _count_down(self, _operation: str, path: str) -> None:
+        if self._doom is not None and "pending" in path:
+            self._doom -= 1
+            if self._doom < 0:
+                self._doom = None
+                raise Killed
+
+    def kill_scheduler_soon(self) -> None:
+        self._doom = self.rng.randint(0, 12)
+
+    def restart_scheduler(self) -> None:
+        self._doom = None
+        for row in self.rows.values():
+            row.fate = "unknown" if row.fate.startswith("asked") else row.fate
+        self.partition = self._open()
+
+    def restart_everything(self, *, power: bool) -> None:
+        self._doom = None
+        if power:
+            self.disk = self.disk.lose_power(self.rng)
+            self.disk.hook = self._count_down
+        self.bench = self._start(self.bench, power=power)
+        self.restart_scheduler()
+
+    # ---- acting ----------------------------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        self.bench.now_us, self.bench.now_ns = self.wall_us, self.now_ns
+        self.bench.settle()
+
+    def step(self) -> int:
+        self.settle()
+        try:
+            work = self.partition.step(self.now_ns, self.wall_us)
+        except Killed:
+            self.restart_scheduler()
+            work = 1
+        self.settle()
+        return work
+
+    def pass_time(self, microseconds: int, jump_us: int = 0) -> None:
+        """`jump_us`: by how much the wall clock is set besides."""
+        self.now_ns += microseconds * 1000
+        self.wall_us += microseconds + jump_us
+
+    def _append(self, rows: pa.RecordBatch, token: int = -1) -> int:
+        """Rows into the delay log, acknowledged; answers the first one's offset."""
+        self.settle()
+        offset = self.bench.table.read(1).high_watermark
+        header = BatchHeader(record_count=rows.num_rows, last_offset_delta=rows.num_rows - 1, schema_id=1, due_us=token)
+        self.bench.send(arrow_batch.encode_as(rows, header, checksum_seed(LOG_ID, 0), "none"), slot=1)
+        self.settle()
+        assert self.bench.table.read(1).high_watermark == offset + rows.num_rows
+        return offset
+
+    def schedule(self, delays_us: list[int]) -> None:
+        names = [f"r{len(self.rows) + n}" for n in range(len(delays_us))]
+        dues = [self.wall_us + delay for delay in delays_us]
+        plain = arrow_batch.default_rows([1] * len(names), [None] * len(names), [name.encode() for name in names], None)
+        offset = self._append(arrow_batch.with_delays(plain, SCHEMA, dues, None))
+        for n, (name, due) in enumerate(zip(names, dues, strict=True)):
+            self.rows[name] = Row(name, offset + n, due)
+
+    def change(self, row: Row, due_us: int | None) -> None:
+        """Cancel or reschedule as the scheduler does it for a client."""
+        try:
+            self.partition.catch_up()
+            pending = self.partition.row_of(row.offset)
+            if pending is None:
+                return
+            assert pending.column("value")[0].as_py() == row.name.encode()
+            assert pending.column(DUE_COLUMN)[0].as_py() == row.due_us
+            self.token += 1
+            self.partition.changes[self.token] = Change()
+            data = self.partition.replacement(pending, due_us, row.offset)
+            row.fate = "asked"
+            self._append(data, self.token)
+            self.partition.catch_up()
+        except Killed:
+            self.restart_scheduler()
+            return
+        outcomes = self.partition.changes.pop(self.token).outcomes
+        if outcomes is None:  # a mark of a new epoch is in the way
+            row.fate = "unknown"
+            return
+        (found,) = outcomes
+        row.fate = "waits"
+        if found is None:
+            row.fate = "cancelled"
+        elif isinstance(found, tuple):
+            row.offset, row.due_us = found
+
+    # ---- checking --------------------------------------------------------------------------------------------------------------------
+
+    def delivered(self) -> list[tuple[str, BatchHeader]]:
+        """What the partition's log has, in order."""
+        files, found = SimFiles(self.disk), []
+        for base in segment_bases(files.list("/data/t-0")):
+            fd = files.open_for_read(f"/data/t-0/{file_name(base)}")
+
+            def read_at(length: int, position: int, fd: int = fd) -> bytes:
+                return files.read_at(fd, length, position)
+
+            walk = Walk(schema_message_length(read_at), base)
+            for position, header in walk_batches(read_at, files.size(fd), walk, checksum_seed(TOPIC_ID, 0)):
+                data = memoryview(read_at(header.batch_length, position))
+                batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), DEFAULT_SCHEMA)
+                found += [(value.decode(), header) for value in batch.column("value").to_pylist()]
+        return found
+
+    def check(self) -> None:
+        """Everything that was scheduled and not cancelled is there once, none early, in the order of keys."""
+        found = self.delivered()
+        names = [name for name, _ in found]
+        assert len(names) == len(set(names)), f"twice: {sorted(n for n in names if names.count(n) > 1)[:5]}"
+        keys = [(header.min_tick, header.delay_position) for _, header in found]
+        assert keys == sorted(keys)
+        for name, header in found:
+            row = self.rows[name]
+            assert row.fate != "cancelled", f"{name} was cancelled"
+            assert header.attributes & ATTRIBUTE_DELAYED
+            if row.fate == "waits":
+                assert header.append_time_us >= row.due_us, f"{name} came {row.due_us - header.append_time_us} us early"
+        missing = [row for row in self.rows.values() if row.fate == "waits" and row.name not in set(names)]
+        assert not missing, f"never came: {missing[:5]} of {len(missing)}"
+
+    def finish(self) -> None:
+        """No more faults: time passes until nothing waits."""
+        self._doom = None
+        for _ in range(100_000):
+            if self.step():
+                continue
+            if not self.partition.pending_count() and self.partition.is_settled:
+                break
+            due_us, deadline_ns = self.partition.next_due_us(), self.partition.next_deadline_ns()
+            waits = [due_us - self.wall_us] if due_us is not None else []
+            waits += [(deadline_ns - self.now_ns) // 1000 + 1] if deadline_ns is not None else []
+            assert waits, f"{self.partition.pending_count()} wait, and nobody for them"
+            self.pass_time(max(1_000, min(wait for wait in waits if wait > 0) if any(wait > 0 for wait in waits) else 10_000))
+        self.check()
+
+
+__all__ = ["DelayWorld", "Killed", "Row", "tick_of"]

@@ -1,0 +1,228 @@
+"""Delayed delivery through the real processes: when it is due, in due order, exactly once, never early."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import signal
+import time
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tailrace import Admin, Consumer, NewTopic, Producer, Record, Recurrence
+from tailrace.errors import (
+    DelayNotEnabledError,
+    InvalidRecordError,
+    InvalidRequestError,
+    InvalidSettingError,
+    UnknownDelayError,
+    UnknownTopicError,
+)
+from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.processes import wait_until
+
+
+def in_ms(milliseconds: float) -> dt.datetime:
+    return dt.datetime.now(dt.UTC) + dt.timedelta(milliseconds=milliseconds)
+
+
+def create(appliance: EmbeddedAppliance, name: str, partitions: int = 1, schema: object = None, **configs: object) -> None:
+    settings = {"delay.enabled": "true", **{k.replace("_", "."): v for k, v in configs.items()}}
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(name, partitions, settings, schema)])
+
+
+def take(consumer: Consumer, count: int) -> list[tuple[Record, float]]:
+    """Records, each with when it was seen, seconds since 1970."""
+    found: list[tuple[Record, float]] = []
+    while len(found) < count:
+        some = consumer.poll(timeout_ms=20_000)
+        assert some, f"only {len(found)} of {count} came"
+        found += [(record, time.time()) for record in some]
+    assert len(found) == count
+    return found
+
+
+def test_records_come_when_they_are_due_in_due_order_and_never_early(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic)
+    dues = {}
+    with Producer(appliance.address, acks="all") as producer, Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+        producer.send(topic, b"earlier", deliver_after=dt.timedelta(0)).result(10)  # everything is loaded
+        take(consumer, 1)
+        begin = in_ms(300)
+        for number, delay_ms in enumerate((900, 300, 600, 0, 450)):
+            dues[b"%d" % number] = due = begin + dt.timedelta(milliseconds=delay_ms)
+            metadata = producer.send(topic, b"%d" % number, b"k", [("h", b"1")], timestamp=1234, deliver_at=due).result(10)
+            assert metadata.offset is None
+            assert metadata.delay_id
+        undelayed = producer.send(topic, b"now").result(10)
+        assert undelayed.offset is not None
+        found = take(consumer, 6)
+        assert consumer.poll(timeout_ms=300) == []
+    delayed = [(record, seen) for record, seen in found if record.value != b"now"]
+    assert [record.value for record, _ in delayed] == [b"3", b"1", b"4", b"2", b"0"]
+    for record, seen in delayed:
+        assert seen >= dues[record.value].timestamp()
+        assert (record.key, record.headers, record.timestamp) == (b"k", [("h", b"1")], 1234)
+
+
+def test_keys_keep_their_partition_and_typed_rows_their_columns(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic, 3, pa.schema([("n", pa.int64()), ("words", pa.list_(pa.utf8()))]))
+    with Producer(appliance.address) as producer, Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+        expected = {}
+        for number in range(30):
+            row = {"n": number, "words": ["a"] * (number % 3)}
+            later = producer.send(topic, row, b"k%d" % (number % 5), deliver_after=dt.timedelta(milliseconds=100)).result(10)
+            expected[number] = later.partition
+            assert producer.send(topic, row, b"k%d" % (number % 5)).result(10).partition == later.partition
+        found = take(consumer, 60)
+    assert all(expected[record.value["n"]] == record.partition for record, _ in found)
+    assert sorted(record.value["n"] for record, _ in found) == sorted([*range(30), *range(30)])
+    assert all(record.value["words"] == ["a"] * (record.value["n"] % 3) for record, _ in found)
+
+
+def test_a_frame_with_a_delay_column_comes_row_by_row(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic)
+    count = 3000
+    with Producer(appliance.address) as producer, Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+        after = pa.array([(number * 7919) % 500 for number in range(count)], pa.duration("ms"))
+        begun = time.time()
+        frame = pa.table({"value": pa.array([b"%d" % n for n in range(count)]), "after": after})
+        (metadata,) = producer.send_arrow(topic, frame, delay_column="after").result(10)
+        assert metadata.base_offset is None
+        assert len(metadata.delay_ids) == count
+        assert len(set(metadata.delay_ids)) == count
+        found = take(consumer, count)
+    numbers = [int(record.value) for record, _ in found]
+    assert sorted(numbers) == list(range(count))
+    ticks = [(number * 7919) % 500 for number in numbers]
+    assert all(later >= earlier - 9 for earlier, later in zip(ticks, ticks[1:], strict=False)), "in due order, to a tick"
+    assert all(seen >= begun + tick / 1000 for (_, seen), tick in zip(found, ticks, strict=True))
+
+
+def test_cancel_reschedule_and_list_from_another_client(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic, 2)
+    with Producer(appliance.address) as producer, Admin(appliance.address) as admin:
+        ids: list[str] = []
+        for number in range(10):
+            metadata = producer.send(topic, b"%d" % number, b"k%d" % number, deliver_after=dt.timedelta(hours=1 + number)).result(10)
+            assert metadata.delay_id is not None
+            ids.append(metadata.delay_id)
+        listed = list(admin.list_delays(topic))
+        assert {delay.delay_id for delay in listed} == set(ids)
+        assert [d.due for d in listed if d.partition == 0] == sorted(d.due for d in listed if d.partition == 0)
+        assert [d.delay_id for d in admin.list_delays(topic, key=b"k3")] == [ids[3]]
+        soon = dt.datetime.now(dt.UTC) + dt.timedelta(hours=3.5)
+        assert {d.delay_id for d in admin.list_delays(topic, due_to=soon)} == set(ids[:3])
+        assert {d.delay_id for d in admin.list_delays(topic, due_from=soon)} == set(ids[3:])
+        assert admin.cancel_delays(ids[:4], topic=topic) == dict.fromkeys(ids[:4])
+        assert all(isinstance(error, UnknownDelayError) for error in admin.cancel_delays(ids[:4]).values())
+        moved = admin.reschedule_delays({ids[4]: in_ms(50), ids[5]: in_ms(2 * 3_600_000)})
+        assert isinstance(moved[ids[4]], str)
+        assert isinstance(moved[ids[5]], str)
+        with Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+            ((record, _),) = take(consumer, 1)
+            assert (record.value, record.key) == (b"4", b"k4")
+            assert consumer.poll(timeout_ms=200) == []
+        late = admin.cancel_delays([str(moved[ids[4]])])
+        assert isinstance(next(iter(late.values())), UnknownDelayError)
+        assert {d.delay_id for d in admin.list_delays(topic)} == {moved[ids[5]], *ids[6:]}
+        state = [d for d in admin.describe_delays() if d["topic"] == topic]
+        assert sum(d["pending"] for d in state) == 5
+        assert sum(d["due_within"]["1d"] for d in state) == 5
+
+
+def test_recurring_records_come_again_and_again_until_cancelled(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic)
+    with Producer(appliance.address) as producer, Admin(appliance.address) as admin:
+        every = Recurrence.every(dt.timedelta(milliseconds=120))
+        metadata = producer.send(topic, b"tick", deliver_after=dt.timedelta(0), repeat=every).result(10)
+        assert metadata.delay_id is not None
+        cron = producer.send(topic, b"yearly", repeat=Recurrence.cron("0 9 1 1 *", zone="Europe/Berlin")).result(10)
+        with Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+            found = take(consumer, 4)
+            assert all(later - earlier > 0.08 for (_, earlier), (_, later) in zip(found[1:], found[2:], strict=False))
+            listed = {delay.repeat: delay for delay in admin.list_delays(topic)}
+            assert every in listed
+            (yearly,) = [delay for repeat, delay in listed.items() if repeat is not None and repeat.expression]
+            assert (yearly.due.month, yearly.due.day, yearly.due.hour, yearly.due.minute) == (1, 1, 8, 0)
+            assert admin.cancel_delays([listed[every].delay_id, str(cron.delay_id)]) == {listed[every].delay_id: None, str(cron.delay_id): None}
+            consumer.poll(timeout_ms=100)
+            assert consumer.poll(timeout_ms=300) == []
+
+
+def test_what_cannot_be_a_delay_is_refused_with_a_sentence(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic, delay_levels="1s 1m")
+    with Producer(appliance.address) as producer, Admin(appliance.address) as admin:
+        bad: list[tuple[dict[str, Any], str]] = [
+            ({"deliver_at": dt.datetime(2030, 1, 1)}, "no time zone"),  # noqa: DTZ001
+            ({"deliver_at": 12.5}, "must be a datetime"),
+            ({"deliver_at": float("nan")}, "must be a datetime"),
+            ({"deliver_after": dt.timedelta(seconds=-1)}, "cannot be negative"),
+            ({"deliver_after": 5}, "must be a timedelta"),
+            ({"deliver_after": dt.timedelta(minutes=2)}, "last level"),
+            ({"deliver_at": in_ms(5), "deliver_after": dt.timedelta(1)}, "both given"),
+            ({"repeat": "daily"}, "must be a tailrace.Recurrence"),
+        ]
+        for arguments, words in bad:
+            with pytest.raises(InvalidRecordError, match=words):
+                producer.send(topic, b"x", **arguments)
+        metadata = producer.send(topic, b"x", deliver_after=dt.timedelta(seconds=2)).result(10)
+        (listed,) = admin.list_delays(topic)
+        assert listed.delay_id == metadata.delay_id
+        assert dt.timedelta(seconds=50) < listed.due - dt.datetime.now(dt.UTC) <= dt.timedelta(seconds=60), "rounded up to the level"
+        plain = f"{topic}-plain"
+        admin.create_topics([NewTopic(plain)])
+        with pytest.raises(DelayNotEnabledError):
+            producer.send(plain, b"x", deliver_after=dt.timedelta(seconds=1))
+        with pytest.raises(UnknownTopicError):
+            list(admin.list_delays(plain))
+        other = admin.cancel_delays([str(metadata.delay_id)], topic=plain)[str(metadata.delay_id)]
+        assert "belongs to topic" in str(other)
+        wrong = admin.cancel_delays(["nonsense"])["nonsense"]
+        assert isinstance(wrong, InvalidRequestError)
+        with pytest.raises(InvalidSettingError, match="delay.levels"):
+            admin.alter_topics({topic: {"delay.levels": "1m 1s"}})
+        admin.alter_topics({plain: {"delay.enabled": "true"}})
+        beyond = dt.timedelta(days=21 * 366)
+        with pytest.raises(InvalidRecordError, match="longest delay"):
+            producer.send(plain, b"x", deliver_after=beyond)
+        assert producer.send(plain, b"x", deliver_after=dt.timedelta(days=3650)).result(10).delay_id
+        assert producer.send(plain, b"past", deliver_at=dt.datetime(1999, 1, 1, tzinfo=dt.UTC)).result(10).delay_id
+        with Consumer(plain, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+            assert [record.value for record, _ in take(consumer, 1)] == [b"past"]
+        admin.alter_topics({plain: {"delay.enabled": "false"}})
+        with Producer(appliance.address) as another, pytest.raises(DelayNotEnabledError):
+            another.send(plain, b"x", deliver_after=dt.timedelta(seconds=1))
+        with pytest.raises(DelayNotEnabledError):
+            producer.send(plain, b"x", deliver_after=dt.timedelta(seconds=1)).result(10)
+        assert plain in admin.list_topics()
+        assert not [name for name in admin.list_topics() if "@" in name]
+        with pytest.raises(UnknownTopicError):
+            admin.delete_topics([f"{plain}@delay"])
+        admin.delete_topics([plain])
+        with pytest.raises(UnknownTopicError):
+            list(admin.list_delays(plain))
+
+
+def test_what_fell_due_while_the_appliance_was_down_is_delivered_at_the_next_start(tmp_path: Any, topic: str) -> None:
+    first = start_embedded(data_dir=str(tmp_path / "data"), auto_create_topics=False)
+    create(first, topic)
+    with Producer(first.address, acks="all") as producer:
+        due = in_ms(700)
+        for number in range(500):
+            producer.send(topic, b"%d" % number, deliver_at=due - dt.timedelta(milliseconds=number % 100))
+        far = producer.send(topic, b"far", deliver_after=dt.timedelta(days=400)).result(10)
+    os.kill(first.pid, signal.SIGKILL)
+    first.stop()
+    wait_until(lambda: dt.datetime.now(dt.UTC) > due, "everything is due")
+    second = start_embedded(data_dir=str(tmp_path / "data"), auto_create_topics=False)
+    with Consumer(topic, bootstrap=second.address, auto_offset_reset="earliest") as consumer, Admin(second.address) as admin:
+        found = [int(record.value) for record, _ in take(consumer, 500)]
+        assert sorted(found) == list(range(500))
+        assert all((later % 100) <= (earlier % 100) + 10 for earlier, later in zip(found, found[1:], strict=False)), "in due order"
+        assert [delay.delay_id for delay in admin.list_delays(topic)] == [far.delay_id]
+        assert admin.cancel_delays([str(far.delay_id)]) == {far.delay_id: None}
+    assert second.stop() == 0

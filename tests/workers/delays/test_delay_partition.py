@@ -1,0 +1,79 @@
+"""Delayed records against a model: random delays, cancels and reschedulings, kills anywhere, power loss, a clock that is set: each comes once, none early."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kit.delays import DelayWorld
+from workers.delays import bucket_files, delay_partition
+
+MS, SECOND = 1_000, 1_000_000
+SPANS = (0, 50 * MS, 2 * SECOND, 60 * SECOND, 7_200 * SECOND, 10 * 86_400 * SECOND, 900 * 86_400 * SECOND)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files, batches and intervals so small that a schedule sees all of them."""
+    monkeypatch.setattr(delay_partition, "SAVE_BYTES", 4_000)
+    monkeypatch.setattr(delay_partition, "SAVE_AFTER_NS", 300_000_000)
+    monkeypatch.setattr(delay_partition, "DELIVERY_ROWS", 5)
+    monkeypatch.setattr(delay_partition, "TIDY_INTERVAL_NS", 200_000_000)
+
+
+def run(seed: int, steps: int = 150) -> DelayWorld:
+    world = DelayWorld(seed)
+    rng = world.rng
+    sets_clock = rng.random() < 0.3
+    for _ in range(steps):
+        what = rng.random()
+        if what < 0.35:
+            span = rng.choice(SPANS)
+            world.schedule([rng.randint(0, span) for _ in range(rng.randint(1, 20))])
+        elif what < 0.5 and world.rows:
+            row = rng.choice(list(world.rows.values()))
+            if row.fate == "waits":
+                world.change(row, None if rng.random() < 0.5 else world.wall_us + rng.randint(0, rng.choice(SPANS)))
+        elif what < 0.7:
+            jump = rng.randint(-3_600, 3_600) * SECOND if sets_clock and rng.random() < 0.2 else 0
+            world.pass_time(rng.randint(1, rng.choice((20 * MS, 3 * SECOND, 60 * SECOND, 3_600 * SECOND))), jump)
+        elif what < 0.76:
+            world.kill_scheduler_soon()
+        elif what < 0.80:
+            world.restart_scheduler()
+        elif what < 0.82:
+            world.restart_everything(power=rng.random() < 0.5)
+        elif what < 0.84:
+            world.bench.kill_worker()
+        elif what < 0.86:
+            world.bench.kill_flusher()
+        for _ in range(rng.randint(0, 8)):
+            world.step()
+    world.finish()
+    return world
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_each_delayed_record_comes_once_and_none_early(chunk: int) -> None:
+    for seed in range(chunk * 10, chunk * 10 + 10):
+        try:
+            run(seed)
+        except BaseException:
+            print(f"seed {seed}")
+            raise
+
+
+def test_far_rows_lie_in_few_files_and_none_are_left_behind() -> None:
+    world = DelayWorld(1)
+    for _ in range(20):
+        world.schedule([world.rng.randint(0, 900 * 86_400 * SECOND) for _ in range(50)])
+        world.pass_time(400 * MS)
+        while world.step():
+            pass
+    described = world.partition.describe()
+    assert described["pending"] == 1000
+    assert described["memory_bytes"] < 50_000
+    assert 0 < described["files"] <= 64 * bucket_files.LEVELS_USED
+    world.finish()
+    while world.step() or world.partition.next_deadline_ns():
+        world.pass_time(300 * MS)
+    assert not [name for name in world.disk.names if name.endswith(bucket_files.BUCKET_SUFFIX)]

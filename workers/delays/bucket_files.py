@@ -1,0 +1,236 @@
+"""Bucket files: delayed rows on the disk, by when they are due; the timing wheel's far slots.
+
+A bucket of level L is for 64**L ticks (0.64 s, 41 s, 44 min, 47 h, 124 days, 22 years). A row goes to the lowest level whose 64 buckets reach its tick, so
+at most some hundred files are there, however many rows; when a bucket's time comes near, its rows are moved to lower buckets, and those of the lowest level
+into memory.
+
+Owner: the scheduler. Which bytes of a file count, the manifest says.
+Layout: chunks, one behind the other:
+
+    magic u32 | kind u32 | rows u32 | crc32c u32 | body u64 | first offset i64 | last offset i64 | min tick i64 | max tick i64      (56 B)
+    ticks i64[rows] | offsets i64[rows], ascending | body: an Arrow RecordBatch message of the delay log's schema                     kind 1
+    offsets i64[rows]                                                                                                                kind 2: cancelled
+
+Invariants: a chunk never changes; rows of a chunk ascend in offset; the checksum covers everything behind the header.
+Crash: what was appended behind the manifest's end is overwritten.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.checksum import crc32c
+from workers.delays.array_wheel import levels_of
+from workers.delays.manifest import FileEntry
+from workers.files import Files
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+BUCKET_SUFFIX = ".pending"
+LEVELS_USED = 6
+"""64 ** 6 ticks are 22 years, longer than any delay."""
+MAGIC = 0x31444254
+KIND_ROWS = 1
+KIND_CANCELLED = 2
+_HEAD = struct.Struct("<IIIIQqqqq")
+_BITS = 6
+
+
+class BucketDamagedError(Exception):
+    """A bucket file is not what was written; rows in it are lost."""
+
+
+class Chunk(NamedTuple):
+    """Where rows lie in a file."""
+
+    position: int
+    kind: int
+    rows: int
+    crc: int
+    body: int
+    first_offset: int
+    last_offset: int
+    min_tick: int
+    max_tick: int
+
+    @property
+    def keys(self) -> int:
+        return self.rows * (16 if self.kind == KIND_ROWS else 8)
+
+    @property
+    def end(self) -> int:
+        return self.position + _HEAD.size + self.keys + self.body
+
+
+def file_name(entry: FileEntry) -> str:
+    return f"{entry.level}-{entry.start:016d}-{entry.number:08d}{BUCKET_SUFFIX}"
+
+
+def buckets_of(ticks: Ints, current: int) -> tuple[Ints, Ints]:
+    """(level, first tick) of the bucket of each tick. Nothing goes below level 1."""
+    levels = np.maximum(levels_of(np.maximum(ticks, current), current), 1)
+    return levels, ticks >> (_BITS * levels) << (_BITS * levels)
+
+
+def width_of(level: int) -> int:
+    """Ticks that a bucket is for."""
+    return 1 << (_BITS * level)
+
+
+class BucketFile:
+    """One file; nothing is open between calls but what `open` says."""
+
+    def __init__(self, files: Files, directory: str, entry: FileEntry) -> None:
+        self.entry = entry
+        self._files = files
+        self.name = file_name(entry)
+        self.path = f"{directory}/{self.name}"
+        self.unsaved_cancels: set[int] = set()
+        """Offsets of rows here whose cancelling is in the delay log only."""
+        self.is_loaded = False
+        """Whether its rows are in memory: nothing is appended any more."""
+        self._chunks: list[Chunk] | None = None
+        self._cancelled: set[int] | None = None
+
+    @property
+    def takes_rows(self) -> bool:
+        return not self.is_loaded and not self.entry.delivered_below
+
+    @property
+    def last_tick(self) -> int:
+        return self.entry.start + width_of(self.entry.level) - 1
+
+    def append(self, kind: int, ticks: Ints, offsets: Ints, body: Any) -> None:
+        """Write a chunk behind the end; nobody counts it before the manifest does. Raises OSError."""
+        keys = [offsets.tobytes()] if kind == KIND_CANCELLED else [ticks.tobytes(), offsets.tobytes()]
+        crc = crc32c(body, crc32c(b"".join(keys)))
+        span = (int(ticks.min()), int(ticks.max())) if len(ticks) else (0, 0)
+        head = _HEAD.pack(MAGIC, kind, len(offsets), crc, len(body), int(offsets[0]), int(offsets[-1]), *span)
+        chunks = self.chunks()
+        fd = self._files.open_for_write(self.path)
+        try:
+            self._files.write_at(fd, [head, *keys, body], self.entry.end)
+        finally:
+            self._files.close(fd)
+        chunks.append(Chunk(self.entry.end, kind, len(offsets), crc, len(body), int(offsets[0]), int(offsets[-1]), *span))
+        self.entry.end = chunks[-1].end
+        if kind == KIND_ROWS:
+            self.entry.rows += len(offsets)
+        else:
+            self.entry.cancelled += len(offsets)
+            self.cancelled().update(offsets.tolist())
+
+    def sync(self) -> None:
+        fd = self._files.open_for_write(self.path)
+        try:
+            self._files.sync_data(fd)
+        finally:
+            self._files.close(fd)
+
+    def chunks(self) -> list[Chunk]:
+        """Every chunk between the entry's begin and end. Raises OSError, BucketDamagedError."""
+        if self._chunks is None:
+            self._chunks = []
+            if self.entry.end > self.entry.begin:
+                fd = self._open()
+                try:
+                    position = self.entry.begin
+                    while position < self.entry.end:
+                        self._chunks.append(self._read_head(fd, position))
+                        position = self._chunks[-1].end
+                    if position != self.entry.end:
+                        raise BucketDamagedError(f"{self.path} has a chunk over its end at {self.entry.end}")
+                finally:
+                    self._files.close(fd)
+        return self._chunks
+
+    def _open(self) -> int:
+        try:
+            return self._files.open_for_read(self.path)
+        except FileNotFoundError:
+            raise BucketDamagedError(f"{self.path} is missing") from None
+
+    def _read_head(self, fd: int, position: int) -> Chunk:
+        raw = self._files.read_at(fd, _HEAD.size, position)
+        if len(raw) < _HEAD.size:
+            raise BucketDamagedError(f"{self.path} ends at {position}")
+        magic, *fields = _HEAD.unpack(raw)
+        chunk = Chunk(position, *fields)
+        if magic != MAGIC or chunk.kind not in (KIND_ROWS, KIND_CANCELLED) or chunk.end > self.entry.end:
+            raise BucketDamagedError(f"{self.path} has no chunk at {position}")
+        return chunk
+
+    def _read(self, chunk: Chunk) -> memoryview:
+        fd = self._open()
+        try:
+            data = memoryview(self._files.read_at(fd, chunk.keys + chunk.body, chunk.position + _HEAD.size))
+        finally:
+            self._files.close(fd)
+        if len(data) < chunk.keys + chunk.body or crc32c(data[chunk.keys :], crc32c(data[: chunk.keys])) != chunk.crc:
+            raise BucketDamagedError(f"{self.path} is damaged at {chunk.position}")
+        return data
+
+    def keys_of(self, chunk: Chunk) -> tuple[Ints, Ints]:
+        """(ticks, offsets) of a chunk of rows; not proven by the checksum. Raises OSError, BucketDamagedError."""
+        fd = self._open()
+        try:
+            data = self._files.read_at(fd, chunk.keys, chunk.position + _HEAD.size)
+        finally:
+            self._files.close(fd)
+        if len(data) < chunk.keys:
+            raise BucketDamagedError(f"{self.path} ends inside the chunk at {chunk.position}")
+        keys = np.frombuffer(data, np.int64)
+        return keys[: chunk.rows], keys[chunk.rows :]
+
+    def read_rows(self, chunk: Chunk, schema: pa.Schema) -> tuple[Ints, Ints, pa.RecordBatch]:
+        """(ticks, offsets, rows) of a chunk, proven. Raises OSError, BucketDamagedError."""
+        data = self._read(chunk)
+        keys = np.frombuffer(data[: chunk.keys], np.int64)
+        try:
+            rows = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data[chunk.keys :])), schema)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise BucketDamagedError(f"{self.path} has rows at {chunk.position} that cannot be read: {error}") from None
+        return keys[: chunk.rows], keys[chunk.rows :], rows
+
+    def cancelled(self) -> set[int]:
+        """Offsets that saved cancellations name. Raises OSError, BucketDamagedError."""
+        if self._cancelled is None:
+            self._cancelled = set()
+            for chunk in self.chunks():
+                if chunk.kind == KIND_CANCELLED:
+                    self._cancelled.update(np.frombuffer(self._read(chunk), np.int64).tolist())
+        return self._cancelled
+
+    def row_chunks(self) -> Iterator[Chunk]:
+        return (chunk for chunk in self.chunks() if chunk.kind == KIND_ROWS)
+
+    def left(self, ticks: Ints, offsets: Ints, *, as_saved: bool = False) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which of these rows are neither cancelled nor delivered before the clock was set back. `as_saved`: by what the manifest's cursor covers."""
+        left = ticks >= self.entry.delivered_below
+        gone = self.cancelled() if as_saved else self.cancelled() | self.unsaved_cancels
+        if gone:
+            left &= ~np.isin(offsets, np.fromiter(gone, np.int64, len(gone)))
+        return left
+
+    def find(self, offset: int, released: int) -> tuple[Chunk, int] | None:
+        """(chunk, row) of a row that is here, not cancelled, and due after the tick `released`. Raises OSError, BucketDamagedError."""
+        if offset in self.unsaved_cancels or offset in self.cancelled():
+            return None
+        for chunk in self.row_chunks():
+            if chunk.first_offset <= offset <= chunk.last_offset:
+                ticks, offsets = self.keys_of(chunk)
+                row = int(np.searchsorted(offsets, offset))
+                if offsets[row] == offset:
+                    return (chunk, row) if ticks[row] >= self.entry.delivered_below and ticks[row] > released else None
+        return None
+
+    def forget_chunks_before(self, position: int) -> None:
+        self.entry.begin = position
+        if self._chunks is not None:
+            self._chunks = [chunk for chunk in self._chunks if chunk.position >= position]
+
+

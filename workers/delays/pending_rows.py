@@ -1,0 +1,244 @@
+"""Delayed rows in memory: the batches they came in, and the wheel that knows when each is due.
+
+A reference is (run number << 32) | row. A run is a batch of rows that were read together, from the delay log or from a bucket file.
+
+Owner: the scheduler, one for each partition.
+Invariants: a row is alive until it is released or cancelled, each once; `release` hands out what is due in order of (tick, offset); a run goes when its last
+    row has gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from workers.delays.array_wheel import ArrayWheel, Rows, rows_of
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+_ROW_BITS = 32
+_ROW_MASK = (1 << _ROW_BITS) - 1
+
+
+@dataclass(slots=True)
+class Run:
+    """Rows of the delay log's schema, by ascending offset."""
+
+    offsets: Ints
+    ticks: Ints
+    rows: pa.RecordBatch
+    alive: np.ndarray[Any, np.dtype[np.bool_]]
+    """Which wait in the wheel and are not cancelled."""
+    left: int
+    """How many rows have not been taken out."""
+    cancelled: set[int]
+    """Offsets."""
+    source: str
+    """The bucket file that has them, "" while the delay log is their only home."""
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.rows.nbytes) + 17 * len(self.offsets)
+
+
+def gather(pieces: list[tuple[pa.RecordBatch, Ints]], order: Ints | None = None) -> pa.RecordBatch:
+    """Rows of several batches as one: of each the rows named, one after the other, then by `order`."""
+    table = pa.Table.from_batches([batch.take(pa.array(rows)) for batch, rows in pieces])
+    if order is not None:
+        table = table.take(pa.array(order))
+    return one_batch(table)
+
+
+def table_of(batches: list[pa.RecordBatch]) -> pa.Table:
+    return pa.Table.from_batches(batches)
+
+
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.concat_arrays(column.chunks) for column in table.columns], schema=table.schema)
+
+
+class PendingRows:
+    """See the module's docstring."""
+
+    def __init__(self, current_tick: int) -> None:
+        self.wheel = ArrayWheel(current_tick)
+        self._runs: dict[int, Run] = {}
+        self._next_run = 0
+        self.unsaved_bytes = 0
+        """Of runs that are in the delay log only."""
+        self._cancelled_count = 0
+        """How many rows in the wheel are cancelled."""
+
+    def __len__(self) -> int:
+        return len(self.wheel) - self._cancelled_count
+
+    @property
+    def nbytes(self) -> int:
+        return sum(run.nbytes for run in self._runs.values())
+
+    def add(self, offsets: Ints, ticks: Ints, rows: pa.RecordBatch, source: str = "") -> None:
+        """Rows by ascending offset."""
+        if not len(offsets):
+            return
+        number = self._next_run
+        self._next_run += 1
+        run = self._runs[number] = Run(offsets, ticks, rows, np.ones(len(offsets), bool), len(offsets), set(), source)
+        if not source:
+            self.unsaved_bytes += run.nbytes
+        self.wheel.add(rows_of(ticks, offsets, (number << _ROW_BITS) + np.arange(len(offsets))))
+
+    def find(self, offset: int) -> tuple[int, int] | None:
+        """(run, row) of a row that is alive."""
+        for number, run in self._runs.items():
+            if run.offsets[0] <= offset <= run.offsets[-1]:
+                row = int(np.searchsorted(run.offsets, offset))
+                if run.offsets[row] == offset and run.alive[row]:
+                    return number, row
+        return None
+
+    def source_at(self, place: tuple[int, int]) -> str:
+        return self._runs[place[0]].source
+
+    def row_at(self, place: tuple[int, int]) -> pa.RecordBatch:
+        """The row, as a batch of one."""
+        run = self._runs[place[0]]
+        return gather([(run.rows, np.array([place[1]]))])
+
+    def cancel(self, place: tuple[int, int]) -> None:
+        """The row is not to be handed out; it is forgotten when its tick comes, or when rows are saved."""
+        run = self._runs[place[0]]
+        run.alive[place[1]] = False
+        run.cancelled.add(int(run.offsets[place[1]]))
+        self._cancelled_count += 1
+
+    def release(self, tick: int) -> Rows:
+        """Take out what is due up to `tick`, alive, in order. Each has to be given to `done` when it is delivered."""
+        rows = self.wheel.advance(tick)
+        if not len(rows):
+            return rows
+        alive = self._are_alive(rows)
+        self._forget_cancelled(rows[~alive])
+        due: Rows = rows[alive]
+        self._take_out(due)
+        return due
+
+    def _take_out(self, rows: Rows) -> None:
+        """They have left the wheel: nobody finds them any more."""
+        for number in np.unique(rows[:, 2] >> _ROW_BITS).tolist():
+            if number in self._runs:
+                self._runs[number].alive[rows[rows[:, 2] >> _ROW_BITS == number, 2] & _ROW_MASK] = False
+
+    def _forget_cancelled(self, rows: Rows) -> None:
+        self._cancelled_count -= len(rows)
+        self.done(rows)
+
+    def _are_alive(self, rows: Rows) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        numbers, places = rows[:, 2] >> _ROW_BITS, rows[:, 2] & _ROW_MASK
+        alive = np.zeros(len(rows), bool)
+        for number in np.unique(numbers):
+            run = self._runs.get(int(number))
+            if run is not None:  # else all of it was delivered meanwhile
+                mine = numbers == number
+                alive[mine] = run.alive[places[mine]]
+        return alive
+
+    def done(self, rows: Rows) -> None:
+        """Rows that were handed out are not needed any more."""
+        if not len(rows):
+            return
+        numbers, counts = np.unique(rows[:, 2] >> _ROW_BITS, return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            run = self._runs[number]
+            run.left -= count
+            if run.left <= 0:
+                self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        run = self._runs.pop(number)
+        if not run.source:
+            self.unsaved_bytes -= run.nbytes
+
+    def columns_of(self, rows: Rows) -> pa.RecordBatch:
+        """The rows that these refer to, in their order."""
+        numbers, places = rows[:, 2] >> _ROW_BITS, rows[:, 2] & _ROW_MASK
+        if (numbers == numbers[0]).all():
+            return gather([(self._runs[int(numbers[0])].rows, places)])
+        pieces, ordinals = [], []
+        for number in np.unique(numbers):
+            mine = np.flatnonzero(numbers == number)
+            pieces.append((self._runs[int(number)].rows, places[mine]))
+            ordinals.append(mine)
+        return gather(pieces, np.argsort(np.concatenate(ordinals), kind="stable"))
+
+    def are_from(self, rows: Rows, source: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which rows belong to runs of this source."""
+        numbers = np.array([number for number, run in self._runs.items() if run.source == source], np.int64)
+        return np.isin(rows[:, 2] >> _ROW_BITS, numbers)
+
+    def expect(self, reference: int, count: int) -> None:
+        """A row (the only one of its run) will be done so many times."""
+        number = reference >> _ROW_BITS
+        self._runs[number].left = count
+        if not count:
+            self._forget(number)
+
+    def still_alive(self, rows: Rows) -> Rows:
+        return rows[self._are_alive(rows)] if len(rows) else rows
+
+    def still_there(self, rows: Rows) -> Rows:
+        """Those whose run has not gone: all rows of one that has are delivered."""
+        numbers = np.fromiter(self._runs, np.int64, len(self._runs))
+        kept: Rows = rows[np.isin(rows[:, 2] >> _ROW_BITS, numbers)]
+        return kept
+
+    def cancelled_among(self, rows: Rows) -> list[int]:
+        """Offsets of those that were cancelled."""
+        gone = set[int]().union(*(self._runs[number].cancelled for number in np.unique(rows[:, 2] >> _ROW_BITS).tolist()))
+        return sorted(gone.intersection(rows[:, 1].tolist()))
+
+    def unsaved_runs(self) -> list[int]:
+        """Runs that are in the delay log only."""
+        return [number for number, run in self._runs.items() if not run.source]
+
+    def rows_of_runs(self, runs: list[int]) -> Rows:
+        """What waits of these runs, by offset, alive or not; it stays."""
+        numbers = np.array(runs, np.int64)
+        found = self.wheel.look(lambda piece: np.isin(piece[:, 2] >> _ROW_BITS, numbers))
+        ordered: Rows = found[np.argsort(found[:, 1], kind="stable")]
+        return ordered
+
+    def saved(self, runs: list[int]) -> None:
+        """What waits of these runs is in bucket files: it leaves memory, and comes back from there when it is due."""
+        numbers = np.array(runs, np.int64)
+        everything = self.wheel.take_all()
+        mine = np.isin(everything[:, 2] >> _ROW_BITS, numbers)
+        for number in runs:
+            run = self._runs.get(number)
+            if run is not None:  # some of its rows may be on their way
+                self.unsaved_bytes -= run.nbytes
+                run.source = SAVED
+        self.wheel.add(everything[~mine])
+        gone = everything[mine]
+        alive = self._are_alive(gone)
+        self._take_out(gone)
+        self.done(gone[alive])
+        self._forget_cancelled(gone[~alive])
+
+    def set_back(self, tick: int, ticks_of: Callable[[pa.RecordBatch], Ints]) -> None:
+        """The clock was set back to `tick`: rows that are in the delay log only are due when `ticks_of` says."""
+        unsaved = self.unsaved_runs()
+        rows = self.wheel.take_all()
+        for number in unsaved:
+            run = self._runs[number]
+            run.ticks = ticks_of(run.rows)
+            mine = rows[:, 2] >> _ROW_BITS == number
+            rows[mine, 0] = run.ticks[rows[mine, 2] & _ROW_MASK]
+        self.wheel.current = tick
+        self.wheel.add(rows)
+
+
+SAVED = "saved"
+"""Source of runs that were saved while some of their rows were on their way."""

@@ -1,0 +1,58 @@
+"""An alarm by the wall clock that also goes off when the wall clock is set: Linux's timerfd with TFD_TIMER_CANCEL_ON_SET.
+
+Python has `os.timerfd_create` from 3.13 on; before that libc is asked. Owner: the scheduler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+_CLOCK_REALTIME = 0
+_TFD_TIMER_ABSTIME = 1
+_TFD_TIMER_CANCEL_ON_SET = 2
+_FAR_AHEAD_S = 10 * 366 * 86_400
+"""When there is nothing to wait for but the clock's being set."""
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Timer(ctypes.Structure):
+    _fields_ = (("interval", _Timespec), ("value", _Timespec))
+
+
+class WallClockAlarm:
+    """`fd` is readable when it has gone off. Raises OSError."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.fd = self._libc.timerfd_create(_CLOCK_REALTIME, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self.fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._set_to: int | None = -1
+
+    def set(self, due_us: int | None) -> None:
+        """Go off at this time, or when the clock is set; None: only then."""
+        if due_us == self._set_to:
+            return
+        self._set_to = due_us
+        moment = _Timespec(_FAR_AHEAD_S + 1_700_000_000, 0) if due_us is None else _Timespec(max(0, due_us) // 1_000_000, max(0, due_us) % 1_000_000 * 1000)
+        if moment.seconds == 0 and moment.nanoseconds == 0:
+            moment.nanoseconds = 1  # all zeroes would disarm it
+        timer = _Timer(_Timespec(0, 0), moment)
+        if self._libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME | _TFD_TIMER_CANCEL_ON_SET, ctypes.byref(timer), None):
+            raise OSError(ctypes.get_errno(), "timerfd_settime")
+
+    def clear(self) -> bool:
+        """After waking: whether the wall clock was set."""
+        try:
+            os.read(self.fd, 8)
+        except BlockingIOError:
+            return False
+        except OSError:  # ECANCELED
+            self._set_to = -1
+            return True
+        self._set_to = -1
+        return False
