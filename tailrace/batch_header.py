@@ -104,7 +104,7 @@ class BatchHeader:
     schema_id: int = 0
     durable_offset: int = 0
     due_us: int = -1
-    """In a delay log: a number by which the scheduler finds again what it appended. In a topic: when the last row was due."""
+    """In a delay log: a number by which the scheduler finds again what it appended. In a delivered batch: see `previous_position`."""
     delay_position: int = -1
     """In a batch that the scheduler delivered: the offset of its last row in the delay log."""
     min_tick: int = -1
@@ -113,7 +113,8 @@ class BatchHeader:
     header_crc32c: int = 0
     reserved_a: int = 0
     reserved_b: int = 0
-    reserved_c: int = 0
+    previous_position: int = 0
+    """In a delivered batch: the offset in the delay log of the row that was delivered before its first one, whose ordinal is `due_us`; 0, 0: none was."""
 
     @property
     def last_offset(self) -> int:
@@ -133,7 +134,7 @@ class BatchHeader:
             self.header_crc32c, self.attributes, self.body_crc32c, self.batch_length, self.base_offset, self.last_offset_delta,
             self.record_count, self.first_timestamp_us, self.max_timestamp_us, self.append_time_us, self.producer_id,
             self.base_sequence, self.producer_epoch, self.reserved_a, self.leader_epoch, self.schema_id, self.durable_offset,
-            self.due_us, self.delay_position, self.min_tick, self.extension_length, self.reserved_b, self.reserved_c,
+            self.due_us, self.delay_position, self.min_tick, self.extension_length, self.reserved_b, self.previous_position,
             HEADER_BYTES, BATCH_VERSION, BATCH_MAGIC,
         )  # fmt: skip
 
@@ -177,7 +178,7 @@ def header_at(data: Readable, position: int, metadata_size: int) -> BatchHeader:
     (
         header_crc, attributes, body_crc, batch_length, base_offset, last_offset_delta, record_count, first_timestamp, max_timestamp,
         append_time, producer_id, base_sequence, producer_epoch, reserved_a, leader_epoch, schema_id, durable_offset, due, delay_position,
-        min_tick, extension_length, reserved_b, reserved_c, header_length, version, magic,
+        min_tick, extension_length, reserved_b, previous_position, header_length, version, magic,
     ) = _FIELDS.unpack_from(data, position)  # fmt: skip
     if magic != BATCH_MAGIC:
         raise BatchFormatError(f"batch magic is 0x{magic:08x}, expected 0x{BATCH_MAGIC:08x}")
@@ -203,7 +204,7 @@ def header_at(data: Readable, position: int, metadata_size: int) -> BatchHeader:
     return BatchHeader(
         attributes, body_crc, batch_length, base_offset, last_offset_delta, record_count, first_timestamp, max_timestamp, append_time,
         producer_id, base_sequence, producer_epoch, leader_epoch, schema_id, durable_offset, due, delay_position, min_tick,
-        extension_length, header_crc, reserved_a, reserved_b, reserved_c,
+        extension_length, header_crc, reserved_a, reserved_b, previous_position,
     )  # fmt: skip
 
 

@@ -348,7 +348,8 @@ class Worker:
         if header.is_control:
             return bool(partition.assignment.delay_of) and header.min_tick > partition.producers.open_ordinal
         if header.attributes & ATTRIBUTE_DELAYED:
-            return (header.min_tick, header.delay_position) > partition.producers.delivered
+            delivered = partition.producers.delivered
+            return (header.due_us, header.previous_position) == delivered < (header.min_tick, header.delay_position)
         return True
 
     def _on_new_epoch(self, partition: Partition) -> None:

@@ -50,6 +50,8 @@ class DelayWorld:
         self.disk = SimDisk()
         self.disk.hook = self._count_down
         self._doom: int | None = None
+        self._is_inside = False
+        """Whether the scheduler is being stepped: nobody else is killed here."""
         self.rows: dict[str, Row] = {}
         self.runs = 0
         self.wall_us = BEGIN_US
@@ -91,7 +93,7 @@ class DelayWorld:
         )  # fmt: skip
 
     def _count_down(self, _operation: str, path: str) -> None:
-        if self._doom is not None and "pending" in path:
+        if self._doom is not None and self._is_inside and "pending" in path:
             self._doom -= 1
             if self._doom < 0:
                 self._doom = None
@@ -121,13 +123,19 @@ class DelayWorld:
         self.bench.settle()
 
     def step(self) -> int:
-        self.settle()
+        if self.rng.random() < 0.8:
+            self.settle()
+        self._is_inside = True
         try:
             work = self.partition.step(self.now_ns, self.wall_us)
         except Killed:
             self.restart_scheduler()
             work = 1
-        self.settle()
+        self._is_inside = False
+        if self.rng.random() < 0.5:
+            self.settle()
+        elif self.rng.random() < 0.5:
+            self.bench.step_worker()
         return work
 
     def pass_time(self, microseconds: int, jump_us: int = 0) -> None:

@@ -76,6 +76,12 @@ def buckets_of(ticks: Ints, current: int) -> tuple[Ints, Ints]:
     return levels, ticks >> (_BITS * levels) << (_BITS * levels)
 
 
+def is_above(ticks: Ints, offsets: Ints, key: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows come behind (tick, offset)."""
+    above: np.ndarray[Any, np.dtype[np.bool_]] = (ticks > key[0]) | ((ticks == key[0]) & (offsets > key[1]))
+    return above
+
+
 def width_of(level: int) -> int:
     """Ticks that a bucket is for."""
     return 1 << (_BITS * level)
@@ -93,12 +99,18 @@ class BucketFile:
         """Offsets of rows here whose cancelling is in the delay log only."""
         self.is_loaded = False
         """Whether its rows are in memory: nothing is appended any more."""
+        self.is_making = False
+        """Whether it is being written, of rows that are in memory until it is: it is not to be loaded yet."""
         self._chunks: list[Chunk] | None = None
         self._cancelled: set[int] | None = None
 
     @property
+    def is_to_load(self) -> bool:
+        return not self.is_loaded and not self.is_making
+
+    @property
     def takes_rows(self) -> bool:
-        return not self.is_loaded and not self.entry.delivered_below
+        return not self.is_loaded and self.entry.delivered_tick < 0
 
     @property
     def last_tick(self) -> int:
@@ -210,7 +222,7 @@ class BucketFile:
 
     def left(self, ticks: Ints, offsets: Ints, *, as_saved: bool = False) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which of these rows are neither cancelled nor delivered before the clock was set back. `as_saved`: by what the manifest's cursor covers."""
-        left = ticks >= self.entry.delivered_below
+        left = is_above(ticks, offsets, (self.entry.delivered_tick, self.entry.delivered_offset))
         gone = self.cancelled() if as_saved else self.cancelled() | self.unsaved_cancels
         if gone:
             left &= ~np.isin(offsets, np.fromiter(gone, np.int64, len(gone)))
@@ -225,7 +237,8 @@ class BucketFile:
                 ticks, offsets = self.keys_of(chunk)
                 row = int(np.searchsorted(offsets, offset))
                 if offsets[row] == offset:
-                    return (chunk, row) if ticks[row] >= self.entry.delivered_below and ticks[row] > released else None
+                    is_done = (int(ticks[row]), offset) <= (self.entry.delivered_tick, self.entry.delivered_offset)
+                    return None if is_done or ticks[row] <= released else (chunk, row)
         return None
 
     def forget_chunks_before(self, position: int) -> None:

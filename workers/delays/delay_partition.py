@@ -2,8 +2,8 @@
 
 How (ARCHITECTURE, section 7): to deliver what is due at a tick, the scheduler has the worker append a mark to the delay log that closes all ordinals up to
 that tick. Rows behind the mark count as due later than it, whatever they ask for. So, having read the mark, the scheduler knows every row up to there, and
-their order (ordinal, offset) is the same whenever the log is read again. A delivered batch carries the key of its last row; the worker refuses what is not
-above the last it has, and one batch at a time is under way: whoever is killed, what follows is what was not delivered.
+their order (ordinal, offset) is the same whenever the log is read again. A delivered batch carries the key of its last row and the one before its first; the worker refuses what does not
+follows the last it has, and one batch at a time is under way: whoever is killed, what comes next is what was not delivered.
 
 Owner: the scheduler.
 Invariants: a mark is asked for only when everything due below it is in memory and everything released before is delivered; the manifest's cursor moves only
@@ -45,6 +45,7 @@ from workers.delays.bucket_files import (
     BucketDamagedError,
     BucketFile,
     buckets_of,
+    is_above,
     width_of,
 )
 from workers.delays.log_follower import LogFollower
@@ -79,6 +80,9 @@ class Sent:
     """A batch on its way to the partition."""
 
     key: tuple[int, int]
+    """Of its last row."""
+    previous: tuple[int, int]
+    """The key that it follows."""
     data: bytearray
     rows: Rows
     at_ns: int
@@ -151,13 +155,18 @@ class DelayPartition:
         for item in self._manifest.recurring:
             self._restore_recurring(item)
         self._follower = LogFollower(files, directory, self._log_seed, self._manifest.cursor)
-        self._held: int | None = None
-        """A mark of a new epoch of the clock that waits for everything before it to be delivered."""
+        self._held: BatchHeader | None = None
+        """A mark of a new epoch of the clock that waits for what is under way."""
         self._ready = no_rows()
         self._sent: Sent | None = None
+        self._seen_delivered = (0, 0)
         self._asked: tuple[int, int] | None = None
         """(ordinal, when) of the mark that was asked for and not read yet."""
+        self._is_fenced = False
+        """Whether a mark of this life was read: then nothing that a predecessor sent is still on its way to the delay log."""
         self._job: Iterator[None] | None = None
+        self._saving: dict[BucketFile, int] = {}
+        """Files to which what is in memory is being saved, and from where on."""
         self._saved_ns = now_ns
         self._tidied_ns = now_ns
         self._now_ns = now_ns
@@ -201,7 +210,7 @@ class DelayPartition:
         """When there is something to do by the wall clock; None: nothing is pending."""
         tick = self._pending.wheel.earliest()
         for file in self._bucket_files:
-            if not file.is_loaded:
+            if file.is_to_load:
                 lead = LOAD_AHEAD_TICKS + (width_of(file.entry.level - 1) if file.entry.level > 1 else 0)
                 tick = min(tick, file.entry.start - lead)
         return None if tick >= NEVER else tick * TICK_US
@@ -228,9 +237,9 @@ class DelayPartition:
 
     def _read_log(self) -> int:
         if self._held is not None:
-            if not self.is_settled:
+            if self._sent is not None:
                 return 0
-            self._begin_epoch(self._held)
+            self._begin_epoch(self._held.min_tick, (self._held.due_us, self._held.delay_position))
             self._held = None
             return 1
         if self._pending.unsaved_bytes > UNSAVED_MAX_BYTES:
@@ -244,7 +253,7 @@ class DelayPartition:
             if header.is_control:
                 self._add(gathered)
                 gathered = []
-                if not self._see_mark(header.min_tick):
+                if not self._see_mark(header):
                     break
             else:
                 rows = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(batch)), self._schema)
@@ -260,23 +269,31 @@ class DelayPartition:
     def has_read(self, offset: int) -> bool:
         return offset < self._follower.next_offset
 
-    def _see_mark(self, ordinal: int) -> bool:
+    def _see_mark(self, header: BatchHeader) -> bool:
         """False: nothing more is to be read for now."""
+        ordinal = header.min_tick
         if self._asked is not None and ordinal >= self._asked[0]:
             self._asked = None
+            self._is_fenced = True
         if ordinal >> TICK_BITS > self._epoch:
-            self._held = ordinal
+            self._held = header
             return False
         self._closed = max(self._closed, ordinal)
         self._release((self._closed & TICK_MASK) - 1)
         return True
 
-    def _begin_epoch(self, ordinal: int) -> None:
-        """The clock was set back. What only the log has is placed anew, by when it was asked for; the rest keeps the tick that it was saved with."""
-        done = max(0, self._closed & TICK_MASK)
-        self._load_until(done - 1)
+    def _begin_epoch(self, ordinal: int, delivered: tuple[int, int]) -> None:
+        """The clock was set back, when rows up to `delivered` were. Those behind wait again, though they were released: they are not due any more. What
+        only the log has is placed anew, by when it was asked for; the rest keeps the tick that it was saved with.
+        """
+        ready, self._ready = self._ready, no_rows()
+        was = is_above(ready[:, 0], ready[:, 1], delivered)
+        self._pending.done(ready[~was])
+        self._pending.put_back(ready[was])
+        for file in [file for file in self._bucket_files if file.entry.start <= self._released and file.is_to_load]:
+            self._load(file, delivered)
         for file in self._bucket_files:
-            file.entry.delivered_below = max(file.entry.delivered_below, done)
+            file.entry.delivered_tick, file.entry.delivered_offset = max((file.entry.delivered_tick, file.entry.delivered_offset), delivered)
         self._closed = ordinal
         self._released = tick = (ordinal & TICK_MASK) - 1
         self._pending.set_back(tick, lambda rows: self._ticks_of(rows.column(DUE_COLUMN), ordinal))
@@ -424,7 +441,7 @@ class DelayPartition:
         if place is not None:
             return self._pending.row_at(place)
         for file, chunk, row in self._places_on_disk(offset):
-            if not file.is_loaded:
+            if file.is_to_load:
                 return file.read_rows(chunk, self._schema)[2].slice(row, 1)
         return None
 
@@ -437,22 +454,27 @@ class DelayPartition:
         if self._recurring and len(rows):
             rows = self._expand_recurring(rows, tick)
         self._released = max(self._released, tick)
-        ordinal, position = self._delivered()
-        epoch, done_tick = ordinal >> TICK_BITS, ordinal & TICK_MASK
-        if epoch >= self._epoch and len(rows):
-            new = (rows[:, 0] > done_tick) | ((rows[:, 0] == done_tick) & (rows[:, 1] > position)) if epoch == self._epoch else np.zeros(len(rows), bool)
-            self._pending.done(rows[~new])
-            rows = rows[new]
         self._ready = np.concatenate([self._ready, rows]) if len(self._ready) else rows
+        self._drop_delivered(self._delivered())
 
     def _see_delivered(self) -> int:
         sent = self._sent
-        if sent is None or self._delivered() < sent.key:
+        if sent is None or (delivered := self._delivered()) == sent.previous:
             return 0
-        self._pending.done(sent.rows)
-        self.counters.delivered += len(sent.rows)
         self._sent = None
+        if delivered == sent.key:
+            self._pending.done(sent.rows)
+            self.counters.delivered += len(sent.rows)
+            return 1
+        self._ready = np.concatenate([sent.rows, self._ready])  # a predecessor's batch was on its way, and ours was refused
         return 1
+
+    def _drop_delivered(self, delivered: tuple[int, int]) -> None:
+        """Of what is ready, what a predecessor had sent."""
+        if delivered[0] >> TICK_BITS == self._epoch and len(self._ready):
+            left = is_above(self._ready[:, 0], self._ready[:, 1], (delivered[0] & TICK_MASK, delivered[1]))
+            self._pending.done(self._ready[~left])
+            self._ready = self._ready[left]
 
     def _deliver(self) -> int:
         if self._sent is not None:
@@ -460,9 +482,15 @@ class DelayPartition:
                 self._sent.at_ns = self._now_ns
                 return 1
             return 0
-        if not len(self._ready):
-            return 0
-        count = min(len(self._ready), DELIVERY_ROWS)
+        previous = self._delivered()
+        if previous != self._seen_delivered:
+            self._drop_delivered(previous)
+            self._seen_delivered = previous
+        if not len(self._ready) or self._ready[0, 0] > self._now_tick or previous[0] >> TICK_BITS > self._epoch:
+            return 0  # nothing is; it is not due any more; an epoch is being read again
+        if not self._is_fenced or self._asks_for_epoch:
+            return 0  # a mark of a new epoch, which says what was delivered, may be on its way
+        count = min(int(np.searchsorted(self._ready[:, 0], self._now_tick, "right")), DELIVERY_ROWS)
         while True:
             rows = self._ready[:count]
             batch = self._pending.columns_of(rows).select(self._columns)
@@ -470,52 +498,63 @@ class DelayPartition:
                 break
             count = max(1, min(count // 2, count * DELIVERY_BYTES // batch.nbytes))
         key = (self._epoch << TICK_BITS | int(rows[-1, 0]), int(rows[-1, 1]))
-        data = self._encode(batch, key)
+        data = self._encode(batch, key, previous)
         if not self._send(self.topic, data):
             return 0
         crash_point("scheduler.after_delivery")
         self.counters.lateness_us = self._wall_us - int(rows[0, 0]) * TICK_US
-        self._sent = Sent(key, data, rows, self._now_ns)
+        self._sent = Sent(key, previous, data, rows, self._now_ns)
         self._ready = self._ready[count:]
         return 1
 
-    def _encode(self, batch: pa.RecordBatch, key: tuple[int, int]) -> bytearray:
+    def _encode(self, batch: pa.RecordBatch, key: tuple[int, int], previous: tuple[int, int]) -> bytearray:
         first, largest = arrow_batch.timestamp_range(batch, self._wall_us)
         header = BatchHeader(
             attributes=ATTRIBUTE_DELAYED, record_count=batch.num_rows, last_offset_delta=batch.num_rows - 1, first_timestamp_us=first,
             max_timestamp_us=largest, schema_id=self.topic.schema_id, min_tick=key[0], delay_position=key[1],
+            due_us=previous[0], previous_position=previous[1],
         )  # fmt: skip
         return arrow_batch.encode_as(batch, header, self._topic_seed, str(self.topic.settings["compression.type"]))
 
     # ---- marks -----------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _asks_for_epoch(self) -> bool:
+        return self._asked is not None and self._asked[0] >> TICK_BITS > self._epoch
 
     def _ask_for_mark(self) -> int:
         """Have everything that is due now closed, when it is all at hand and what was closed before is delivered."""
         if self._asked is not None:
             if self._now_ns - self._asked[1] < RETRY_NS:
                 return 0
-        elif not self.is_settled or self._held is not None:
+        elif self._sent is not None or self._held is not None:
             return 0
         now_tick = self._now_tick
         closed_tick = (self._closed & TICK_MASK) - 1
-        if self._closed and now_tick < closed_tick - SET_BACK_TICKS:
-            ordinal = (self._epoch + 1) << TICK_BITS | (now_tick + 1)
-        elif self._pending.wheel.earliest() <= now_tick and now_tick > closed_tick and not self._is_late_on_disk(now_tick):
+        delivered = self._delivered()
+        done = (-1, -1)
+        if self._asks_for_epoch or (self._closed and now_tick < closed_tick - SET_BACK_TICKS):
+            ordinal = max(self._epoch, delivered[0] >> TICK_BITS) + 1 << TICK_BITS | (now_tick + 1)
+            if delivered[0] >> TICK_BITS == self._epoch:
+                done = delivered[0] & TICK_MASK, delivered[1]
+        elif len(self._ready) and self._is_fenced:
+            return 0
+        elif min([self._pending.wheel.earliest(), *self._ready[:1, 0].tolist()]) <= now_tick and now_tick > closed_tick and not self._is_late_on_disk(now_tick):
             ordinal = self._epoch << TICK_BITS | (now_tick + 1)
         else:
             self._asked = None
             return 0
-        if not self._send(self.log, self._mark(ordinal)):
+        if not self._send(self.log, self._mark(ordinal, done)):
             return 0
         self._asked = ordinal, self._now_ns
         return 1
 
-    def _mark(self, ordinal: int) -> bytearray:
-        """A control batch: no rows, one offset."""
+    def _mark(self, ordinal: int, delivered: tuple[int, int]) -> bytearray:
+        """A control batch: no rows, one offset. `delivered`: what was, when the mark begins a new epoch of the clock."""
         empty = pa.RecordBatch.from_pylist([], schema=self._schema)
         header = BatchHeader(
             attributes=ATTRIBUTE_CONTROL, record_count=0, last_offset_delta=0, first_timestamp_us=self._wall_us, max_timestamp_us=self._wall_us,
-            schema_id=self.log.schema_id, min_tick=ordinal,
+            schema_id=self.log.schema_id, min_tick=ordinal, due_us=delivered[0], delay_position=delivered[1],
         )  # fmt: skip
         return insert_header(empty.serialize(), header, self._log_seed)
 
@@ -530,13 +569,13 @@ class DelayPartition:
     # ---- from the disk into memory ---------------------------------------------------------------------------------------------------
 
     def _is_late_on_disk(self, tick: int) -> bool:
-        return any(file.entry.start <= tick and not file.is_loaded for file in self._bucket_files)
+        return any(file.entry.start <= tick and file.is_to_load for file in self._bucket_files)
 
     def _come_near(self) -> int:
         """Load what is due soon; move what is due later than that, but not by much, to lower buckets."""
         horizon = self._now_tick + LOAD_AHEAD_TICKS
         for file in sorted(self._bucket_files, key=lambda file: (file.entry.start, file.entry.level)):
-            if file.is_loaded or file.entry.start > horizon + width_of(file.entry.level - 1):
+            if not file.is_to_load or file.entry.start > horizon + width_of(file.entry.level - 1):
                 continue
             if file.entry.level == 1:
                 if file.entry.start <= horizon and self._job is None:
@@ -547,12 +586,16 @@ class DelayPartition:
                 return self._go_on()
         return 0
 
-    def _load(self, file: BucketFile) -> None:
-        """All rows of a file into memory, but for those that were handed out in this life."""
+    def _load(self, file: BucketFile, behind: tuple[int, int] | None = None, begin: int = 0) -> None:
+        """All rows of a file, from a position on, into memory that come behind (tick, offset), else those that were not handed out in this life. What is
+        being saved is in memory.
+        """
+        end = self._saving.get(file, file.entry.end)
+        floor = (self._released, NEVER) if behind is None else behind
         try:
-            for chunk in list(file.row_chunks()):
+            for chunk in [chunk for chunk in file.row_chunks() if begin <= chunk.position < end]:
                 ticks, offsets, rows = file.read_rows(chunk, self._schema)
-                wanted = file.left(ticks, offsets) & (ticks > self._released)
+                wanted = file.left(ticks, offsets) & is_above(ticks, offsets, floor)
                 if not wanted.all():
                     ticks, offsets, rows = ticks[wanted], offsets[wanted], rows.filter(pa.array(wanted))
                 self._pending.add(offsets, ticks, rows, file.name)
@@ -562,7 +605,7 @@ class DelayPartition:
 
     def _load_until(self, tick: int) -> None:
         """Whatever is on the disk and due by then. In its time it is all there already; after a restart it may not be."""
-        for file in [file for file in self._bucket_files if file.entry.start <= tick and not file.is_loaded]:
+        for file in [file for file in self._bucket_files if file.entry.start <= tick and file.is_to_load]:
             self._load(file)
 
     def _give_up(self, file: BucketFile, error: BucketDamagedError) -> None:
@@ -600,8 +643,10 @@ class DelayPartition:
             self._give_up(file, error)
         self._remove([file])
 
-    def _append(self, label: int, ticks: Any, offsets: Any, rows: pa.RecordBatch, but: BucketFile | None = None) -> BucketFile:
-        """A chunk at the end of the bucket's file; of a new one where there is none that takes more."""
+    def _append(self, label: int, ticks: Any, offsets: Any, rows: pa.RecordBatch, but: BucketFile | None = None, is_saving: bool = False) -> BucketFile:
+        """A chunk at the end of the bucket's file; of a new one where there is none that takes more. `is_saving`: the rows are in memory too, until what is
+        saved counts: the chunk is not to be loaded before.
+        """
         level, start = label >> 56, label & ((1 << 56) - 1)
         open_files = [f for f in self._bucket_files if f.entry.level == level and f.entry.start == start and f.takes_rows and f is not but]
         if open_files:
@@ -609,7 +654,10 @@ class DelayPartition:
         else:
             file = BucketFile(self._files, self._directory, FileEntry(level, start, self._manifest.next_number, 0, 0, 0, 0))
             self._manifest.next_number += 1
+            file.is_making = is_saving
             self._bucket_files.append(file)
+        if is_saving:
+            self._saving.setdefault(file, file.entry.end)
         body = arrow_batch.cut_out(rows, 0, rows.num_rows).serialize()
         file.append(KIND_ROWS, np.ascontiguousarray(ticks), np.ascontiguousarray(offsets), memoryview(body))
         return file
@@ -643,6 +691,7 @@ class DelayPartition:
 
     def _forget_appended(self) -> None:
         """A job failed halfway (a full disk): what it appended does not count."""
+        self._saving = {}
         named = {(e.level, e.start, e.number): e for e in self._manifest.files}
         kept = []
         for file in self._bucket_files:
@@ -673,7 +722,7 @@ class DelayPartition:
             # What is cancelled since is saved as it was at the cursor: read again, what replaces it must find it.
             kept = self._pending.still_there(piece)
             if len(kept):
-                target = self._append(label, kept[:, 0], kept[:, 1], self._pending.columns_of(kept))
+                target = self._append(label, kept[:, 0], kept[:, 1], self._pending.columns_of(kept), is_saving=True)
                 target.unsaved_cancels.update(self._pending.cancelled_among(kept))
                 touched.add(target)
             yield
@@ -685,6 +734,11 @@ class DelayPartition:
         self._save_manifest(cursor, closed, recurring)
         crash_point("scheduler.after_manifest")
         self._pending.saved(runs)
+        saving, self._saving = self._saving, {}
+        for file, begin in saving.items():
+            file.is_making = False
+            if file.is_loaded:  # while it was written
+                self._load(file, begin=begin)
         self._saved_ns = self._now_ns
 
     def _save_manifest(self, cursor: int | None = None, closed: int = 0, recurring: list[dict[str, Any]] | None = None) -> None:
@@ -700,7 +754,7 @@ class DelayPartition:
         entry = file.entry
         if file.unsaved_cancels:
             return False
-        return (file.is_loaded and file.last_tick <= self._released) or (entry.rows <= entry.cancelled and not file.is_loaded)
+        return (file.is_loaded and not self._pending.has_run_of(file.name)) or (entry.rows <= entry.cancelled and not file.is_loaded)
 
     def _clean_up(self) -> int:
         finished = [file for file in self._bucket_files if self._is_finished(file)]
@@ -725,14 +779,14 @@ class DelayPartition:
     # ---- showing ---------------------------------------------------------------------------------------------------------------------
 
     def pending_count(self) -> int:
-        on_disk = sum(file.entry.rows - file.entry.cancelled - len(file.unsaved_cancels) for file in self._bucket_files if not file.is_loaded)
+        on_disk = sum(file.entry.rows - file.entry.cancelled - len(file.unsaved_cancels) for file in self._bucket_files if file.is_to_load)
         return len(self._pending) + on_disk
 
     def describe(self) -> dict[str, Any]:
         due_us = self.next_due_us()
         counts = dict.fromkeys(("1m", "1h", "1d", "later"), 0)
         for file in self._bucket_files:
-            if not file.is_loaded:
+            if file.is_to_load:
                 ahead_us = file.entry.start * TICK_US - self._wall_us
                 name = "1m" if ahead_us < 60e6 else "1h" if ahead_us < 3600e6 else "1d" if ahead_us < 86400e6 else "later"
                 counts[name] += file.entry.rows - file.entry.cancelled
@@ -761,7 +815,7 @@ class DelayPartition:
             columns = self._pending.columns_of(rows)
             found += [(int(t), int(o), columns, None, n) for n, (t, o, _) in enumerate(rows)]
         for file in sorted(self._bucket_files, key=lambda file: file.entry.start):
-            if file.is_loaded or file.last_tick < begin[0] or file.entry.start >= end_tick:
+            if not file.is_to_load or file.last_tick < begin[0] or file.entry.start >= end_tick:
                 continue
             if key is None and len(found) >= limit and file.entry.start > sorted(item[:2] for item in found)[limit - 1][0]:
                 continue
@@ -779,9 +833,13 @@ class DelayPartition:
                 logger.error("bucket_damaged reason=%r", str(error))
         found.sort(key=lambda item: item[:2])
         result: list[dict[str, Any]] = []
+        last = (-1, -1)
         for tick, offset, columns, _, row in found:
             if len(result) >= limit:
                 break
+            if (tick, offset) == last:
+                continue  # it is being saved: in memory, and on the disk already
+            last = tick, offset
             assert columns is not None
             described = self._describe_row(tick, offset, columns, row)
             if key is None or described.pop("raw_key") == key:

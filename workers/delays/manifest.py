@@ -36,8 +36,9 @@ class FileEntry:
     rows: int
     """How many there are between, cancelled ones included."""
     cancelled: int
-    delivered_below: int = 0
-    """Rows of lower ticks were delivered before the clock was set back; nothing is appended any more. 0: it was not."""
+    delivered_tick: int = -1
+    delivered_offset: int = -1
+    """Rows up to this (tick, offset) were delivered before the clock was set back; nothing is appended any more. -1: it was not."""
 
 
 @dataclass(slots=True)

@@ -156,6 +156,9 @@ class PendingRows:
             if run.left <= 0:
                 self._forget(number)
 
+    def has_run_of(self, source: str) -> bool:
+        return any(run.source == source for run in self._runs.values())
+
     def _forget(self, number: int) -> None:
         run = self._runs.pop(number)
         if not run.source:
@@ -226,6 +229,15 @@ class PendingRows:
         self._take_out(gone)
         self.done(gone[alive])
         self._forget_cancelled(gone[~alive])
+
+    def put_back(self, rows: Rows) -> None:
+        """Rows that were released and not delivered wait again; but not those that are in bucket files, and come from there."""
+        in_files = self.are_from(rows, SAVED)
+        self.done(rows[in_files])
+        rows = rows[~in_files]
+        for number in np.unique(rows[:, 2] >> _ROW_BITS).tolist():
+            self._runs[number].alive[rows[rows[:, 2] >> _ROW_BITS == number, 2] & _ROW_MASK] = True
+        self.wheel.add(rows)
 
     def set_back(self, tick: int, ticks_of: Callable[[pa.RecordBatch], Ints]) -> None:
         """The clock was set back to `tick`: rows that are in the delay log only are due when `ticks_of` says."""
