@@ -135,7 +135,8 @@ class Catalog:
         ):
             by_topic.setdefault(topic_id, []).append(PartitionRow(*rest))
         rows = self._db.execute(
-            "SELECT topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of FROM topics JOIN schemas USING (schema_id) ORDER BY name"
+            "SELECT topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of"
+            " FROM topics JOIN schemas USING (schema_id) ORDER BY name"
         )
         return [
             Topic(
@@ -169,12 +170,14 @@ class Catalog:
                 "INSERT INTO topics VALUES (?, ?, 'changing', 1, ?, ?, ?, ?, ?)",
                 (topic_id, name, int(typed), schema_id, orjson.dumps(given).decode(), now_us, delay_of),
             )
-            self._add_partitions(topic_id, 0, partitions)
+            self._add_partitions(topic_id, 0, partitions, delay_of)
         created = self.topic(name)
         assert created is not None
         return created
 
-    def _add_partitions(self, topic_id: bytes, start: int, end: int) -> None:
+    def _add_partitions(self, topic_id: bytes, start: int, end: int, delay_of: bytes) -> None:
+        """A delay log's partitions lie where the topic's do."""
+        beside = dict(self._db.execute("SELECT partition, data_dir FROM partitions WHERE topic_id = ?", (delay_of,)))
         used = {slot for (slot,) in self._db.execute("SELECT slot FROM partitions")}
         counts = dict.fromkeys(self._usable_dirs, 0)
         counts.update(dict(self._db.execute("SELECT data_dir, count(*) FROM partitions GROUP BY data_dir")))
@@ -183,7 +186,7 @@ class Catalog:
             slot = next(free, None)
             if slot is None:
                 raise CatalogFullError(f"all {self._slot_count} partition slots are in use")
-            data_dir = min(self._usable_dirs, key=lambda number: (counts[number], number))
+            data_dir = beside[partition] if delay_of else min(self._usable_dirs, key=lambda number: (counts[number], number))
             counts[data_dir] += 1
             self._db.execute("INSERT INTO partitions VALUES (?, ?, ?, ?, 0)", (topic_id, partition, data_dir, slot))
 
@@ -194,7 +197,7 @@ class Catalog:
                 "UPDATE topics SET settings = ?, version = version + 1, state = 'changing' WHERE topic_id = ?",
                 (orjson.dumps(given).decode(), topic.topic_id),
             )
-            self._add_partitions(topic.topic_id, len(topic.partitions), partitions)
+            self._add_partitions(topic.topic_id, len(topic.partitions), partitions, topic.delay_of)
         altered = self.topic(topic.name)
         assert altered is not None
         return altered

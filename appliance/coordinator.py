@@ -204,6 +204,10 @@ class Coordinator:
         return self._tables[self._dir_index[row.data_dir]]
 
     def _worker_of(self, topic: Topic, row: PartitionRow) -> int:
+        if topic.delay_of:  # the same worker has both
+            for owner in self._topics.values():
+                if owner.topic_id == topic.delay_of:
+                    return self._worker_of(owner, owner.partitions[row.partition])
         if topic.given.get("worker.dedicated"):
             worker = self._dedicated.worker_of(row.slot)
             assert worker is not None, "given when the topic was made, or at the start"

@@ -82,7 +82,13 @@ class TopicDecisions:
 
     def _create_delay_log(self, topic: Topic, given: dict[str, Any], partitions: int, schema: bytes) -> Topic:
         return self._catalog.create_topic(
-            delay_log_name(topic.name), partitions, topic_settings.delay_log_settings(given), schema, topic.typed, self._now_us(), topic.topic_id
+            delay_log_name(topic.name),
+            partitions,
+            topic_settings.delay_log_settings(given),
+            schema,
+            topic.typed,
+            self._now_us(),
+            topic.topic_id,
         )
 
     def _checked_delay_schema(self, name: str, item: dict[str, Any], schema: bytes) -> bytes:
@@ -94,7 +100,9 @@ class TopicDecisions:
         if schema == DEFAULT_SCHEMA_MESSAGE:
             return DEFAULT_DELAY_SCHEMA_MESSAGE
         if item.get("delay_schema") is None:
-            raise InvalidSchemaError("a typed topic with delays needs `delay_schema`: its own schema with the columns of delays (see docs/protocol.md)")
+            raise InvalidSchemaError(
+                "a typed topic with delays needs `delay_schema`: its own schema with the columns of delays (see docs/protocol.md)"
+            )
         message = self._checked_schema(item["delay_schema"])
         own, delayed = read_schema(schema), read_schema(message)
         mine, theirs = own.nodes + _DELAY_NODES, delayed.nodes

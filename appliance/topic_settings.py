@@ -64,8 +64,16 @@ def check_topic_name(name: str) -> None:
 
 def delay_log_settings(given: dict[str, Any]) -> dict[str, Any]:
     """The settings of a topic's delay log: as safe as the topic, and kept until the scheduler has taken everything elsewhere."""
-    inherited: dict[str, Any] = {name: given[name] for name in ("durability", "max.message.bytes", "compression.type", "delay.enabled", "delay.levels") if name in given}
-    return {**inherited, "retention.ms": -1, "segment.bytes": min(int(given.get("segment.bytes", DELAY_SEGMENT_BYTES)), DELAY_SEGMENT_BYTES)}
+    inherited: dict[str, Any] = {
+        name: given[name]
+        for name in ("durability", "max.message.bytes", "compression.type", "delay.enabled", "delay.levels")
+        if name in given
+    }
+    return {
+        **inherited,
+        "retention.ms": -1,
+        "segment.bytes": min(int(given.get("segment.bytes", DELAY_SEGMENT_BYTES)), DELAY_SEGMENT_BYTES),
+    }
 
 
 def check_partitions(count: Any) -> int:

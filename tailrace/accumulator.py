@@ -46,9 +46,9 @@ class ProducerBatch:
     """Records of one partition that are sent together: a flat list of rows while it is open, bytes once it is encoded."""
 
     __slots__ = (
-        "attempts", "base_offset", "base_sequence", "callbacks", "children", "count", "created_ns", "data", "dues_us", "epoch", "error", "frame",
-        "headers", "info", "last_refusal", "order", "ordinal", "partition", "producer_id", "repeats", "reserved_bytes", "room", "rows", "stamps_us", "state", "timestamps_us",
-        "waiter", "waits", "was_sent",
+        "attempts", "base_offset", "base_sequence", "callbacks", "children", "count", "created_ns", "data", "dues_us", "epoch", "error",
+        "frame", "headers", "info", "last_refusal", "order", "ordinal", "partition", "producer_id", "repeats", "reserved_bytes",
+        "room", "rows", "stamps_us", "state", "timestamps_us", "waiter", "waits", "was_sent",
     )  # fmt: skip
 
     def __init__(self, waits: Waits, info: TopicInfo, partition: int, created_ns: int, order: tuple[int, ...]) -> None:

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from tailrace.connection import Connection
-from tailrace.environment import REAL, Environment
 from tailrace.delays import due_time_us, moment_us
+from tailrace.environment import REAL, Environment
 from tailrace.errors import InvalidRequestError, OffsetOutOfRangeError, TailraceError, error_for
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode, code_of
@@ -26,7 +26,6 @@ from tailrace.records import TopicPartition
 from tailrace.recurrence import Recurrence
 from tailrace.settings import DEFAULT_BOOTSTRAP
 from tailrace.topics import TopicInfo, topics_from_metadata
-
 
 DELAYS_PAGE = 1_000
 DELAYS_AT_ONCE = 2_000
@@ -256,7 +255,10 @@ class Admin:
         """Have delayed records not delivered. Answers for each id None, or why not: UnknownDelayError when it came too late. `topic`: ids of other topics
         are refused. Raises InvalidRequestError, RequestTimeoutError.
         """
-        return {name: found if isinstance(found, TailraceError) else None for name, found in self._change_delays(dict.fromkeys(delay_ids), topic).items()}
+        return {
+            name: found if isinstance(found, TailraceError) else None
+            for name, found in self._change_delays(dict.fromkeys(delay_ids), topic).items()
+        }
 
     def reschedule_delays(self, dues: Mapping[str, dt.datetime], *, topic: str | None = None) -> dict[str, str | TailraceError]:
         """Have delayed records delivered at another time: id -> when (a datetime with a time zone). Answers for each its new id, by which it goes from now
@@ -272,7 +274,9 @@ class Admin:
             found = self._call(Api.CHANGE_DELAYS, {"changes": piece, "topic": topic})["results"]
             for item, result in zip(piece, found, strict=True):
                 refused = result["code"] != ErrorCode.OK
-                answers[str(item["delay_id"])] = error_for(code_of(result["code"]), result.get("message", "")) if refused else result.get("delay_id")
+                answers[str(item["delay_id"])] = (
+                    error_for(code_of(result["code"]), result.get("message", "")) if refused else result.get("delay_id")
+                )
         return answers
 
     def describe_delays(self) -> list[dict[str, Any]]:

@@ -73,11 +73,15 @@ def default_rows(
         raise InvalidRecordError(f"a record cannot be stored: {error}") from None
 
 
-def with_delays(rows: pa.RecordBatch, schema: pa.Schema, dues_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]], repeats: list[str | None] | None) -> pa.RecordBatch:
+def with_delays(
+    rows: pa.RecordBatch, schema: pa.Schema, dues_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]], repeats: list[str | None] | None
+) -> pa.RecordBatch:
     """Rows of a topic as rows of its delay log, whose schema is given."""
     count = rows.num_rows
     repeat = pa.nulls(count, pa.utf8()) if repeats is None else pa.array(repeats, pa.utf8())
-    return pa.RecordBatch.from_arrays([*rows.columns[: len(schema) - 3], pa.array(dues_us, pa.int64()), pa.nulls(count, pa.int64()), repeat], schema=schema)
+    return pa.RecordBatch.from_arrays(
+        [*rows.columns[: len(schema) - 3], pa.array(dues_us, pa.int64()), pa.nulls(count, pa.int64()), repeat], schema=schema
+    )
 
 
 def encode(

@@ -69,7 +69,9 @@ def parse_delay_id(text: object) -> DelayKey:
         return DelayKey(*_ID.unpack(raw))
     except (binascii.Error, TypeError, ValueError):
         shown = str(text)
-        raise InvalidRequestError(f"{shown[:60]!r} is no delay_id; it is the text that the acknowledgement of a delayed record has") from None
+        raise InvalidRequestError(
+            f"{shown[:60]!r} is no delay_id; it is the text that the acknowledgement of a delayed record has"
+        ) from None
 
 
 class DelayIds(Sequence[str]):
@@ -138,4 +140,6 @@ def rounded_to_level(after_us: int, levels: tuple[int, ...]) -> int:
     for level in levels:
         if after_us <= level:
             return level
-    raise InvalidRecordError(f"the delay of {after_us / 1e6:g} s is beyond the topic's last level of {levels[-1] / 1e6:g} s; raise delay.levels")
+    raise InvalidRecordError(
+        f"the delay of {after_us / 1e6:g} s is beyond the topic's last level of {levels[-1] / 1e6:g} s; raise delay.levels"
+    )

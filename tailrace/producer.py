@@ -30,8 +30,8 @@ from tailrace.arrow_batch import Headers
 from tailrace.delays import DUE_COLUMN, due_time_us
 from tailrace.environment import REAL, Environment
 from tailrace.errors import (
-    InvalidRecordError,
     DelayNotEnabledError,
+    InvalidRecordError,
     PartitionOutOfRangeError,
     RecordTooLargeError,
     TailraceError,

@@ -71,7 +71,9 @@ class Recurrence:
             raise RecurrenceError(f"missed is {self.missed!r}; it takes {', '.join(MISSED)}")
         if bool(self.every_us) == bool(self.expression):
             raise RecurrenceError("a recurring record has either an interval or a cron expression")
-        if self.every_us and (not isinstance(self.every_us, int) or isinstance(self.every_us, bool) or not TICK_US <= self.every_us <= HORIZON_US):
+        if self.every_us and (
+            not isinstance(self.every_us, int) or isinstance(self.every_us, bool) or not TICK_US <= self.every_us <= HORIZON_US
+        ):
             raise RecurrenceError(f"an interval of {self.every_us} us is not between 10 ms and 20 years")
         if self.expression:
             self.after(0)

@@ -138,8 +138,9 @@ class Housekeeping:
         if log.assignment.delay_of:
             return self._remove_scheduled(log)
         leased = min((offset for offset, _ in self._leases.get(slot, {}).values()), default=None)
+        segments = [s._replace(max_timestamp_us=_newest_us(log, s.max_timestamp_us, s.last_append_us)) for s in log.closed_segments()]
         start = new_start(
-            [s._replace(max_timestamp_us=_newest_us(log, s.max_timestamp_us, s.last_append_us)) for s in log.closed_segments()], live.base if live else log.next_offset, live.end if live else 0, retention_ms=retention_ms,
+            segments, live.base if live else log.next_offset, live.end if live else 0, retention_ms=retention_ms,
             retention_bytes=retention_bytes, now_us=now_us, leased_from=leased,
         )  # fmt: skip
         removed = 0

@@ -54,6 +54,7 @@ from tailrace.batch_header import (
     stamp_min_tick,
     verify_batch,
 )
+from tailrace.delays import TICK_BITS, TICK_MASK, TICK_US
 from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.protocol.errors import ErrorCode
 from workers.files import DiskFiles, Files, read_whole
@@ -131,6 +132,8 @@ class Worker:
         self._producer_expiration_us = producer_expiration_us
         self._now_us = now_us
         self._partitions: dict[int, Partition] = {}
+        self._delay_logs: dict[tuple[str, int], Partition] = {}
+        """(id of the topic, partition) -> its delay log, which the same worker has."""
         self._fed = False
         self._blocked = False
         self._has_answers = False
@@ -249,13 +252,16 @@ class Worker:
         if assignment.dropped:
             if same:
                 del self._partitions[assignment.slot]
+                self._delay_logs.pop((assignment.delay_of, assignment.partition), None)
         elif known is not None and same:
             if assignment.version >= known.assignment.version:
                 known.assignment = assignment
                 known.max_message_bytes = int(assignment.settings["max.message.bytes"])
                 known.log_append_time = assignment.settings["message.timestamp.type"] == "LogAppendTime"
         else:
-            self._partitions[assignment.slot] = self._open(assignment, is_news)
+            opened = self._partitions[assignment.slot] = self._open(assignment, is_news)
+            if assignment.delay_of:
+                self._delay_logs[assignment.delay_of, assignment.partition] = opened
         if is_news and position is not None:
             self._copy(position, message.payload)
             self._append(position, len(message.payload), message, source, FLAG_CONTROL | FLAG_BYTES, 0, 0, 0)
@@ -342,13 +348,18 @@ class Worker:
             self._append_batch(partition, header, message, source, position)
         return True
 
-    @staticmethod
-    def _is_next_delay(partition: Partition, header: BatchHeader) -> bool:
-        """Whether what the scheduler sends is new: it sends again what it has not seen settled."""
+    def _is_next_delay(self, partition: Partition, header: BatchHeader) -> bool:
+        """Whether what the scheduler sends is new (it sends again what it has not seen settled), closed in the delay log, and due now."""
         if header.is_control:
             return bool(partition.assignment.delay_of) and header.min_tick > partition.producers.open_ordinal
         if header.attributes & ATTRIBUTE_DELAYED:
             delivered = partition.producers.delivered
+            log = self._delay_logs.get((partition.assignment.topic_id.hex(), partition.assignment.partition))
+            open_ordinal = log.producers.open_ordinal if log is not None else 0
+            if header.min_tick >= open_ordinal or header.min_tick >> TICK_BITS != open_ordinal >> TICK_BITS:
+                return False
+            if (header.min_tick & TICK_MASK) * TICK_US > self._now_us():
+                return False  # the wall clock was set back since it was sent
             return (header.due_us, header.previous_position) == delivered < (header.min_tick, header.delay_position)
         return True
 
@@ -411,9 +422,7 @@ class Worker:
             durable_offset=table.load(partition.assignment.slot, SlotWord.HIGH_WATERMARK), seed=partition.seed,
         )  # fmt: skip
         crash_point("worker.after_copy")
-        self._append(
-            position, len(batch), message, source, flags, 0, base_offset, next_offset, header, partition, append_us
-        )
+        self._append(position, len(batch), message, source, flags, 0, base_offset, next_offset, header, partition, append_us)
         if header.producer_id >= 0:
             partition.producers.record(
                 header.producer_id,

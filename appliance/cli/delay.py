@@ -84,7 +84,9 @@ def _shown(delay: PendingDelay) -> dict[str, Any]:
 @click.option("--max", "limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show so many at most.")
 @bootstrap_option
 @json_option
-def list_(topic: str, partition: int | None, key: str | None, due_from: Any, due_to: Any, limit: int, bootstrap: str, as_json: bool) -> None:
+def list_(
+    topic: str, partition: int | None, key: str | None, due_from: Any, due_to: Any, limit: int, bootstrap: str, as_json: bool
+) -> None:
     """Show what waits in a topic, by partition and due time.
 
     \b
@@ -114,7 +116,16 @@ def list_(topic: str, partition: int | None, key: str | None, due_from: Any, due
 @selection
 @bootstrap_option
 @json_option
-def cancel(topic: str, delay_ids: tuple[str, ...], partition: int | None, key: str | None, due_from: Any, due_to: Any, bootstrap: str, as_json: bool) -> None:
+def cancel(
+    topic: str,
+    delay_ids: tuple[str, ...],
+    partition: int | None,
+    key: str | None,
+    due_from: Any,
+    due_to: Any,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
     """Have delayed records not delivered: those with these ids, or all that the options select. Exit status 1 when one came too late.
 
     \b

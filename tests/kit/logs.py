@@ -12,7 +12,17 @@ from shm.assignments import REPLAY, Assignment, LaneKind
 from shm.control import Control
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
-from shm.layout import SOURCE_COORDINATOR, SOURCE_SCHEDULER, ControlLayout, LaneLayout, ProcessWord, RegionKind, RingLayout, Role, TableLayout
+from shm.layout import (
+    SOURCE_COORDINATOR,
+    SOURCE_SCHEDULER,
+    ControlLayout,
+    LaneLayout,
+    ProcessWord,
+    RegionKind,
+    RingLayout,
+    Role,
+    TableLayout,
+)
 from shm.partition_table import PartitionTable
 from shm.region import Region
 from shm.ring import Ring, RingWriter
@@ -108,7 +118,8 @@ class Bench:
             facts=RunFacts(self.run, self.lost_memory), slot=self.flusher_slot,
             rings={0: Ring(self.regions["ring"])},
             old_rings=[(Ring(r["ring"]), PartitionTable(r["table"])) for r in ([] if self.is_running else self.old)],
-            fronts=[], workers={0: self.bell}, connect_worker=lambda _: (self.ring, self.bell), coordinator=self.bell, scheduler=self.bell, settings=self.settings,
+            fronts=[], workers={0: self.bell}, connect_worker=lambda _: (self.ring, self.bell), coordinator=self.bell, scheduler=self.bell,
+            settings=self.settings,
             on_ready=self._on_ready, now_us=lambda: self.now_us, start_ns=self.now_ns,
         )  # fmt: skip
         self._feed(feed)

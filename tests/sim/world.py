@@ -36,6 +36,7 @@ from tests.kit import memory
 from tests.kit.simdisk import SimDisk, SimFiles
 from tests.sim.network import Network, SimSocket
 from workers import flusher, worker
+from workers.delays import scheduler
 from workers.files import read_whole
 
 MS = 1_000_000
@@ -291,7 +292,7 @@ class World:
         self._spare_slots = {index: self.control.process(Role.WORKER, index) for index in self._spares()}
         self.control.set_phase(Phase.RECOVERING)
         names = [(Role.COORDINATOR, 0), *((Role.FLUSHER, d) for d in range(len(self.data_dirs)))]
-        names += [*((Role.WORKER, w) for w in range(len(self._worker_dirs))), (Role.FRONT, 0)]
+        names += [*((Role.WORKER, w) for w in range(len(self._worker_dirs))), (Role.SCHEDULER, 0), (Role.FRONT, 0)]
         self.bells = {process_name(Role.SUPERVISOR, 0): SimBell()}
         self.children = []
         for role, index in [*names, *((Role.WORKER, w) for w in self._spares())]:
@@ -365,6 +366,8 @@ class World:
             return worker.build(context, SimFiles(self.disk))
         if child.role is Role.FLUSHER:
             return flusher.build(context, SimFiles(self.disk))
+        if child.role is Role.SCHEDULER:
+            return scheduler.build(context, SimFiles(self.disk))
         if child.role is Role.FRONT:
             generation = self.rng.getrandbits(31) | 1
             return front.build(context, self.network, ColdFiles(self.disk, self.rng), SimPool(child.bell.ring), generation)
@@ -409,7 +412,7 @@ class World:
         self._points.close()
         self.settle_servers()
         deadline_ns = self.now_ns + SECOND
-        for role in (Role.FRONT, Role.WORKER, Role.FLUSHER, Role.COORDINATOR):
+        for role in (Role.FRONT, Role.SCHEDULER, Role.WORKER, Role.FLUSHER, Role.COORDINATOR):
             for child in [child for child in self.children if child.role is role]:
                 agent = child.agent
                 assert agent is not None

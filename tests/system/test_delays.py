@@ -6,6 +6,7 @@ import datetime as dt
 import os
 import signal
 import time
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -48,7 +49,10 @@ def take(consumer: Consumer, count: int) -> list[tuple[Record, float]]:
 def test_records_come_when_they_are_due_in_due_order_and_never_early(appliance: EmbeddedAppliance, topic: str) -> None:
     create(appliance, topic)
     dues = {}
-    with Producer(appliance.address, acks="all") as producer, Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+    with (
+        Producer(appliance.address, acks="all") as producer,
+        Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer,
+    ):
         producer.send(topic, b"earlier", deliver_after=dt.timedelta(0)).result(10)  # everything is loaded
         take(consumer, 1)
         begin = in_ms(300)
@@ -98,7 +102,7 @@ def test_a_frame_with_a_delay_column_comes_row_by_row(appliance: EmbeddedApplian
     numbers = [int(record.value) for record, _ in found]
     assert sorted(numbers) == list(range(count))
     ticks = [(number * 7919) % 500 for number in numbers]
-    assert all(later >= earlier - 9 for earlier, later in zip(ticks, ticks[1:], strict=False)), "in due order, to a tick"
+    assert all(later >= earlier - 9 for earlier, later in pairwise(ticks)), "in due order, to a tick"
     assert all(seen >= begun + tick / 1000 for (_, seen), tick in zip(found, ticks, strict=True))
 
 
@@ -143,12 +147,15 @@ def test_recurring_records_come_again_and_again_until_cancelled(appliance: Embed
         cron = producer.send(topic, b"yearly", repeat=Recurrence.cron("0 9 1 1 *", zone="Europe/Berlin")).result(10)
         with Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
             found = take(consumer, 4)
-            assert all(later - earlier > 0.08 for (_, earlier), (_, later) in zip(found[1:], found[2:], strict=False))
+            assert all(later - earlier > 0.08 for (_, earlier), (_, later) in pairwise(found[1:]))
             listed = {delay.repeat: delay for delay in admin.list_delays(topic)}
             assert every in listed
             (yearly,) = [delay for repeat, delay in listed.items() if repeat is not None and repeat.expression]
             assert (yearly.due.month, yearly.due.day, yearly.due.hour, yearly.due.minute) == (1, 1, 8, 0)
-            assert admin.cancel_delays([listed[every].delay_id, str(cron.delay_id)]) == {listed[every].delay_id: None, str(cron.delay_id): None}
+            assert admin.cancel_delays([listed[every].delay_id, str(cron.delay_id)]) == {
+                listed[every].delay_id: None,
+                str(cron.delay_id): None,
+            }
             consumer.poll(timeout_ms=100)
             assert consumer.poll(timeout_ms=300) == []
 
@@ -157,7 +164,7 @@ def test_what_cannot_be_a_delay_is_refused_with_a_sentence(appliance: EmbeddedAp
     create(appliance, topic, delay_levels="1s 1m")
     with Producer(appliance.address) as producer, Admin(appliance.address) as admin:
         bad: list[tuple[dict[str, Any], str]] = [
-            ({"deliver_at": dt.datetime(2030, 1, 1)}, "no time zone"),  # noqa: DTZ001
+            ({"deliver_at": dt.datetime(2030, 1, 1)}, "no time zone"),
             ({"deliver_at": 12.5}, "must be a datetime"),
             ({"deliver_at": float("nan")}, "must be a datetime"),
             ({"deliver_after": dt.timedelta(seconds=-1)}, "cannot be negative"),
@@ -183,7 +190,7 @@ def test_what_cannot_be_a_delay_is_refused_with_a_sentence(appliance: EmbeddedAp
         assert "belongs to topic" in str(other)
         wrong = admin.cancel_delays(["nonsense"])["nonsense"]
         assert isinstance(wrong, InvalidRequestError)
-        with pytest.raises(InvalidSettingError, match="delay.levels"):
+        with pytest.raises(InvalidSettingError, match=r"delay\.levels"):
             admin.alter_topics({topic: {"delay.levels": "1m 1s"}})
         admin.alter_topics({plain: {"delay.enabled": "true"}})
         beyond = dt.timedelta(days=21 * 366)
@@ -222,7 +229,7 @@ def test_what_fell_due_while_the_appliance_was_down_is_delivered_at_the_next_sta
     with Consumer(topic, bootstrap=second.address, auto_offset_reset="earliest") as consumer, Admin(second.address) as admin:
         found = [int(record.value) for record, _ in take(consumer, 500)]
         assert sorted(found) == list(range(500))
-        assert all((later % 100) <= (earlier % 100) + 10 for earlier, later in zip(found, found[1:], strict=False)), "in due order"
+        assert all((later % 100) <= (earlier % 100) + 10 for earlier, later in pairwise(found)), "in due order"
         assert [delay.delay_id for delay in admin.list_delays(topic)] == [far.delay_id]
         assert admin.cancel_delays([str(far.delay_id)]) == {far.delay_id: None}
     assert second.stop() == 0

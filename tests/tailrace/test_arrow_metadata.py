@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from appliance.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
 from tailrace.arrow_metadata import ArrowMetadataError, read_record_batch, read_schema
-from tailrace.schema import DEFAULT_SCHEMA, to_message
+from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
 
 TYPES = [
     pa.int8(), pa.uint64(), pa.float16(), pa.float64(), pa.bool_(), pa.binary(), pa.utf8(), pa.date32(), pa.date64(), pa.time32("ms"), pa.time64("us"),

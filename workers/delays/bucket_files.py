@@ -245,5 +245,3 @@ class BucketFile:
         self.entry.begin = position
         if self._chunks is not None:
             self._chunks = [chunk for chunk in self._chunks if chunk.position >= position]
-
-

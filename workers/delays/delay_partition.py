@@ -2,8 +2,12 @@
 
 How (ARCHITECTURE, section 7): to deliver what is due at a tick, the scheduler has the worker append a mark to the delay log that closes all ordinals up to
 that tick. Rows behind the mark count as due later than it, whatever they ask for. So, having read the mark, the scheduler knows every row up to there, and
-their order (ordinal, offset) is the same whenever the log is read again. A delivered batch carries the key of its last row and the one before its first; the worker refuses what does not
-follows the last it has, and one batch at a time is under way: whoever is killed, what comes next is what was not delivered.
+their order (ordinal, offset) is the same whenever the log is read again. A delivered batch carries the key of its last row and the key that was delivered
+before its first; the worker refuses what does not follow, what is not closed, and what is not due by its clock; one batch at a time is under way. So whoever
+is killed, what comes next is what was not delivered.
+
+When the wall clock is set back, a mark begins another epoch, counted in an ordinal's upper bits, and says what was delivered before: what was closed and is
+not due any more waits again.
 
 Owner: the scheduler.
 Invariants: a mark is asked for only when everything due below it is in memory and everything released before is delivered; the manifest's cursor moves only
@@ -49,7 +53,7 @@ from workers.delays.bucket_files import (
     width_of,
 )
 from workers.delays.log_follower import LogFollower
-from workers.delays.manifest import FileEntry, Manifest, load_manifest, save_manifest
+from workers.delays.manifest import FileEntry, load_manifest, save_manifest
 from workers.delays.pending_rows import PendingRows, one_batch
 from workers.files import Files
 
@@ -101,7 +105,7 @@ class Recurring:
 class Change:
     """A request's batch in the delay log; `outcomes` are known when it has been read there: row -> the new row's (offset, due) or None, or an error."""
 
-    outcomes: list[tuple[int, int] | None | bool] | None = None
+    outcomes: list[tuple[int, int] | bool | None] | None = None
 
 
 @dataclass(slots=True)
@@ -293,7 +297,9 @@ class DelayPartition:
         for file in [file for file in self._bucket_files if file.entry.start <= self._released and file.is_to_load]:
             self._load(file, delivered)
         for file in self._bucket_files:
-            file.entry.delivered_tick, file.entry.delivered_offset = max((file.entry.delivered_tick, file.entry.delivered_offset), delivered)
+            file.entry.delivered_tick, file.entry.delivered_offset = max(
+                (file.entry.delivered_tick, file.entry.delivered_offset), delivered
+            )
         self._closed = ordinal
         self._released = tick = (ordinal & TICK_MASK) - 1
         self._pending.set_back(tick, lambda rows: self._ticks_of(rows.column(DUE_COLUMN), ordinal))
@@ -329,7 +335,7 @@ class DelayPartition:
 
     def _add_special(self, header: BatchHeader, rows: pa.RecordBatch) -> None:
         """Rows that cancel or replace others, or recur, one after the other; an answer may be waited for."""
-        outcomes: list[tuple[int, int] | None | bool] = []
+        outcomes: list[tuple[int, int] | bool | None] = []
         columns = [rows.column(name).to_pylist() for name in DELAY_COLUMNS]
         for row, (due_us, origin, repeat) in enumerate(zip(*columns, strict=True)):
             offset = header.base_offset + row
@@ -344,7 +350,7 @@ class DelayPartition:
             outcomes.append((offset, due_us))
             one = rows.slice(row, 1)
             if repeat is None:
-                        self._pending.add(np.array([offset]), self._ticks_of(one.column(DUE_COLUMN), header.min_tick), one)
+                self._pending.add(np.array([offset]), self._ticks_of(one.column(DUE_COLUMN), header.min_tick), one)
             else:
                 self._add_recurring(offset, repeat, due_us, one, header.min_tick)
         change = self.changes.get(header.due_us)
@@ -390,7 +396,12 @@ class DelayPartition:
 
     def _describe_recurring(self) -> list[dict[str, Any]]:
         return [
-            {"offset": offset, "repeat": item.recurrence.to_json(), "due_us": item.due_us, "row": base64.b64encode(item.row.serialize()).decode()}
+            {
+                "offset": offset,
+                "repeat": item.recurrence.to_json(),
+                "due_us": item.due_us,
+                "row": base64.b64encode(item.row.serialize()).decode(),
+            }
             for offset, item in self._recurring.items()
         ]
 
@@ -478,10 +489,7 @@ class DelayPartition:
 
     def _deliver(self) -> int:
         if self._sent is not None:
-            if self._now_ns - self._sent.at_ns >= RETRY_NS and self._send(self.topic, self._sent.data):
-                self._sent.at_ns = self._now_ns
-                return 1
-            return 0
+            return self._send_again(self._sent)
         previous = self._delivered()
         if previous != self._seen_delivered:
             self._drop_delivered(previous)
@@ -505,6 +513,18 @@ class DelayPartition:
         self.counters.lateness_us = self._wall_us - int(rows[0, 0]) * TICK_US
         self._sent = Sent(key, previous, data, rows, self._now_ns)
         self._ready = self._ready[count:]
+        return 1
+
+    def _send_again(self, sent: Sent) -> int:
+        """It is not seen settled: it was refused, or is lost with a worker. Or it is not due any more."""
+        if self._now_ns - sent.at_ns < RETRY_NS:
+            return 0
+        if sent.rows[-1, 0] > self._now_tick:
+            self._ready = np.concatenate([sent.rows, self._ready])
+            self._sent = None
+        elif not self._send(self.topic, sent.data):
+            return 0
+        sent.at_ns = self._now_ns
         return 1
 
     def _encode(self, batch: pa.RecordBatch, key: tuple[int, int], previous: tuple[int, int]) -> bytearray:
@@ -539,7 +559,11 @@ class DelayPartition:
                 done = delivered[0] & TICK_MASK, delivered[1]
         elif len(self._ready) and self._is_fenced:
             return 0
-        elif min([self._pending.wheel.earliest(), *self._ready[:1, 0].tolist()]) <= now_tick and now_tick > closed_tick and not self._is_late_on_disk(now_tick):
+        elif (
+            min([self._pending.wheel.earliest(), *self._ready[:1, 0].tolist()]) <= now_tick
+            and now_tick > closed_tick
+            and not self._is_late_on_disk(now_tick)
+        ):
             ordinal = self._epoch << TICK_BITS | (now_tick + 1)
         else:
             self._asked = None
@@ -610,7 +634,9 @@ class DelayPartition:
 
     def _give_up(self, file: BucketFile, error: BucketDamagedError) -> None:
         self.counters.lost_files += 1
-        logger.error("delays_lost topic=%s partition=%d rows=%d reason=%r", self.topic.topic, self.topic.partition, file.entry.rows, str(error))
+        logger.error(
+            "delays_lost topic=%s partition=%d rows=%d reason=%r", self.topic.topic, self.topic.partition, file.entry.rows, str(error)
+        )
         if self._files.exists(file.path):
             self._files.rename(file.path, f"{file.path}.damaged")
 
@@ -624,7 +650,11 @@ class DelayPartition:
                 left = file.left(ticks, offsets, as_saved=True)
                 ticks, offsets, rows = ticks[left], offsets[left], rows.filter(pa.array(left))
                 touched = set()
-                labels = _labels(ticks, max(self._now_tick, file.entry.start)) if to_lower else np.full(len(ticks), _label(file.entry.level, file.entry.start))
+                labels = (
+                    _labels(ticks, max(self._now_tick, file.entry.start))
+                    if to_lower
+                    else np.full(len(ticks), _label(file.entry.level, file.entry.start))
+                )
                 places = np.stack((ticks, offsets, np.arange(len(ticks))), axis=1) if len(ticks) else no_rows()
                 for label, piece in split(places, labels):
                     target = self._append(label, piece[:, 0], piece[:, 1], rows.take(pa.array(piece[:, 2])), but=file)
@@ -643,7 +673,9 @@ class DelayPartition:
             self._give_up(file, error)
         self._remove([file])
 
-    def _append(self, label: int, ticks: Any, offsets: Any, rows: pa.RecordBatch, but: BucketFile | None = None, is_saving: bool = False) -> BucketFile:
+    def _append(
+        self, label: int, ticks: Any, offsets: Any, rows: pa.RecordBatch, but: BucketFile | None = None, is_saving: bool = False
+    ) -> BucketFile:
         """A chunk at the end of the bucket's file; of a new one where there is none that takes more. `is_saving`: the rows are in memory too, until what is
         saved counts: the chunk is not to be loaded before.
         """
@@ -668,10 +700,11 @@ class DelayPartition:
         """When there is nothing else to do: save, move, clean up. A little at a time."""
         if self._job is not None:
             return self._go_on()
-        if self.is_settled and self._held is None and self._follower.next_offset > self._manifest.cursor:
-            if self._pending.unsaved_bytes > SAVE_BYTES or self._now_ns - self._saved_ns >= SAVE_AFTER_NS:
-                self._job = self._save()
-                return self._go_on()
+        is_behind = self._follower.next_offset > self._manifest.cursor
+        is_time = self._pending.unsaved_bytes > SAVE_BYTES or self._now_ns - self._saved_ns >= SAVE_AFTER_NS
+        if self.is_settled and self._held is None and is_behind and is_time:
+            self._job = self._save()
+            return self._go_on()
         if self.is_settled and self._now_ns - self._tidied_ns >= TIDY_INTERVAL_NS:
             self._tidied_ns = self._now_ns
             return self._clean_up()
@@ -880,5 +913,3 @@ def _labels(ticks: Any, current: int) -> Any:
     """The bucket of each tick, as one number."""
     levels, starts = buckets_of(ticks, current)
     return levels << 56 | starts
-
-

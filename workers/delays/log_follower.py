@@ -130,7 +130,9 @@ class LogFollower:
         known = PartitionFile.decode(read_whole(self._files, f"{self._directory}/{PARTITION_FILE}"))
         for damage in known.damage if known is not None else []:
             if damage.start <= self.next_offset < damage.end:
-                logger.error("delays_lost directory=%s from=%d to=%d advice=%r", self._directory, self.next_offset, damage.end, "see quarantine/")
+                logger.error(
+                    "delays_lost directory=%s from=%d to=%d advice=%r", self._directory, self.next_offset, damage.end, "see quarantine/"
+                )
                 self.next_offset = damage.end
                 self.close()
                 return

@@ -179,7 +179,11 @@ class Scheduler:
             wait_us = self._due_us - self._wall_us()
             if wait_us > 0:
                 deadlines.append(self._now_ns + wait_us * 1000)
-        if self._deferred or any(front.queue for front in self._fronts) or any(not part.is_sent for change in self._changes for part in change.parts):
+        if (
+            self._deferred
+            or any(front.queue for front in self._fronts)
+            or any(not part.is_sent for change in self._changes for part in change.parts)
+        ):
             deadlines.append(self._now_ns + 10_000_000)
         return min(deadlines, default=None)
 
@@ -293,7 +297,9 @@ class Scheduler:
         lane = self._fronts[front].requests
         count = 0
         while (message := lane.peek()) is not None:
-            self._serve(Requester(front, message.session, message.correlation_id), message.slot, bytes(message.payload), self._now_ns + DEFER_NS)
+            self._serve(
+                Requester(front, message.session, message.correlation_id), message.slot, bytes(message.payload), self._now_ns + DEFER_NS
+            )
             lane.advance(message)
             lane.consume()
             count += 1
@@ -352,7 +358,9 @@ class Scheduler:
             end = (int(to_us) + TICK_US - 1) // TICK_US if to_us is not None else NEVER_US
             place = None if after is None else (int(after[0]), int(after[1]), int(after[2]))
         except (TypeError, ValueError, IndexError):
-            raise InvalidRequestError("from_us and to_us are whole numbers, key is hexadecimal, after is what the page before ended with") from None
+            raise InvalidRequestError(
+                "from_us and to_us are whole numbers, key is hexadecimal, after is what the page before ended with"
+            ) from None
         rows: list[dict[str, Any]] = []
         last = None
         for partition in partitions:
@@ -415,7 +423,9 @@ class Scheduler:
         if topic is not None and partition.topic.topic != topic:
             raise UnknownDelayError(f"the delayed record belongs to topic {partition.topic.topic!r}, not {topic!r}")
         due_us = item.get("due_us")
-        if due_us is not None and (not isinstance(due_us, int) or isinstance(due_us, bool) or not 0 <= due_us <= self._wall_us() + HORIZON_US):
+        if due_us is not None and (
+            not isinstance(due_us, int) or isinstance(due_us, bool) or not 0 <= due_us <= self._wall_us() + HORIZON_US
+        ):
             raise InvalidRequestError(f"due_us is {due_us!r}; it takes microseconds since 1970, at most 20 years ahead")
         if may_wait and not partition.has_read(key.offset):
             raise NotSettledYet
@@ -440,7 +450,9 @@ class Scheduler:
             elif self._now_ns < change.deadline_ns:
                 continue
             else:
-                self._respond(change.requester, ErrorCode.TIMED_OUT, {"message": "nobody knows yet whether the change was made; list what is pending"})
+                self._respond(
+                    change.requester, ErrorCode.TIMED_OUT, {"message": "nobody knows yet whether the change was made; list what is pending"}
+                )
             for part in change.parts:
                 part.partition.changes.pop(part.token, None)
             self._changes.remove(change)

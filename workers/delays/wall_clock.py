@@ -38,7 +38,11 @@ class WallClockAlarm:
         if due_us == self._set_to:
             return
         self._set_to = due_us
-        moment = _Timespec(_FAR_AHEAD_S + 1_700_000_000, 0) if due_us is None else _Timespec(max(0, due_us) // 1_000_000, max(0, due_us) % 1_000_000 * 1000)
+        moment = (
+            _Timespec(_FAR_AHEAD_S + 1_700_000_000, 0)
+            if due_us is None
+            else _Timespec(max(0, due_us) // 1_000_000, max(0, due_us) % 1_000_000 * 1000)
+        )
         if moment.seconds == 0 and moment.nanoseconds == 0:
             moment.nanoseconds = 1  # all zeroes would disarm it
         timer = _Timer(_Timespec(0, 0), moment)

@@ -1,0 +1,230 @@
+"""Random kills of real processes while records are delayed, cancelled and rescheduled: each comes once, none early. `make torture-delays SECONDS=60 SEED=1`.
+
+SIGKILL or SIGSTOP/SIGCONT of any process, or of the supervisor (then everything dies and is started anew). The scheduler is hit as often as all others
+together. The seed is printed; it decides victims, signals, pauses and delays.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+from tailrace import Admin, Consumer, NewTopic, Producer, RecordMetadata, TopicPartition
+from tailrace.errors import TailraceError
+from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.processes import children
+
+TOPIC = "later"
+PARTITIONS = 3
+DELAY_MAX_S = 6.0
+
+
+@dataclass(slots=True)
+class Counts:
+    kills: int = 0
+    stops: int = 0
+    restarts: int = 0
+    scheduled: int = 0
+    cancelled: int = 0
+    rescheduled: int = 0
+    too_late: int = 0
+    unknown: int = 0
+    """Changes of which nobody has heard what became."""
+    delivered: int = 0
+
+
+@dataclass(slots=True)
+class Sent:
+    """One delayed record."""
+
+    due: float
+    delay_id: str = ""
+    fate: str = "sent"
+    """sent, waits (acknowledged), cancelled, unknown."""
+
+
+class DelayTorture:
+    """One run."""
+
+    def __init__(self, seed: int, data_dir: str) -> None:
+        self.rng = random.Random(seed)
+        self.data_dir = data_dir
+        self.address = f"ipc://{data_dir}/socket"
+        self.counts = Counts()
+        self.sent: dict[bytes, Sent] = {}
+        self.seen: list[tuple[bytes, float]] = []
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._errors: list[BaseException] = []
+        self.appliance = self._start()
+
+    def _start(self) -> EmbeddedAppliance:
+        return start_embedded(data_dir=self.data_dir, listen=self.address, settings={"ring_bytes": 4 << 20}, auto_create_topics=False)
+
+    def _produce(self, name: str, seed: int) -> None:
+        rng, number = random.Random(seed), 0
+        try:
+            with Producer(self.address, acks="all", delivery_timeout_ms=120_000, buffer_memory=1 << 20, max_block_ms=600_000) as producer:
+                while not self._stop.wait(0.004):
+                    value = f"{name}-{number}".encode()
+                    number += 1
+                    delay_s = rng.uniform(0, DELAY_MAX_S) if rng.random() < 0.9 else rng.uniform(0, 0.05)
+                    due = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=delay_s)
+                    record = self.sent[value] = Sent(due.timestamp())
+
+                    def done(metadata: RecordMetadata | None, error: TailraceError | None, record: Sent = record) -> None:
+                        if error is not None:
+                            self._errors.append(error)
+                        elif metadata is not None and metadata.delay_id is not None:
+                            record.delay_id, record.fate = metadata.delay_id, "waits"
+                            self.counts.scheduled += 1
+
+                    producer.send(TOPIC, value, key=value, deliver_at=due, on_delivery=done)
+                producer.flush(120)
+        except BaseException as error:
+            self._errors.append(error)
+
+    def _change(self) -> None:
+        rng = random.Random(99)
+        while not self._stop.wait(0.05):
+            with self._lock:
+                waiting = [record for record in list(self.sent.values())[-1500:] if record.fate == "waits"]
+            if not waiting:
+                continue
+            record = rng.choice(waiting)
+            try:
+                with Admin(self.address, request_timeout_ms=20_000) as admin:
+                    self._change_one(admin, record, rng)
+            except TailraceError:
+                record.fate = "unknown"  # the scheduler was killed, or the appliance
+                self.counts.unknown += 1
+
+    def _change_one(self, admin: Admin, record: Sent, rng: random.Random) -> None:
+        if rng.random() < 0.5:
+            error = admin.cancel_delays([record.delay_id])[record.delay_id]
+            if error is None:
+                record.fate = "cancelled"
+                self.counts.cancelled += 1
+            else:
+                self.counts.too_late += 1
+            return
+        due = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=rng.uniform(0, DELAY_MAX_S))
+        found = admin.reschedule_delays({record.delay_id: due})[record.delay_id]
+        if isinstance(found, str):
+            record.delay_id, record.due = found, due.timestamp()
+            self.counts.rescheduled += 1
+        else:
+            self.counts.too_late += 1
+
+    def _consume(self, consumer: Consumer) -> int:
+        try:
+            records = consumer.poll(200)
+        except TailraceError as error:
+            if not error.retriable:
+                raise
+            return 0
+        now = time.time()
+        self.seen += [(record.value or b"", now) for record in records]
+        return len(records)
+
+    def _keep_consuming(self) -> None:
+        try:
+            with Consumer(bootstrap=self.address, auto_offset_reset="earliest") as consumer:
+                consumer.assign([TopicPartition(TOPIC, p) for p in range(PARTITIONS)])
+                while not self._stop.is_set():
+                    self._consume(consumer)
+                quiet_until = time.monotonic() + DELAY_MAX_S + 3
+                while time.monotonic() < quiet_until or not self._is_complete():
+                    self._consume(consumer)
+                    assert time.monotonic() < quiet_until + 60, f"never came: {self._missing()[:5]} of {len(self._missing())}"
+        except BaseException as error:
+            self._errors.append(error)
+
+    def _missing(self) -> list[bytes]:
+        seen = {value for value, _ in self.seen}
+        return [value for value, record in self.sent.items() if record.fate == "waits" and value not in seen]
+
+    def _is_complete(self) -> bool:
+        return not self._missing()
+
+    def _disturb(self) -> None:
+        choice = self.rng.random()
+        victims = children(self.appliance)
+        if choice < 0.08 or not victims:
+            os.kill(self.appliance.pid, signal.SIGKILL)
+            self.appliance.stop()
+            self.appliance = self._start()
+            self.counts.restarts += 1
+            return
+        scheduler = "tr-scheduler-0"
+        name = scheduler if scheduler in victims and self.rng.random() < 0.5 else self.rng.choice(sorted(victims))
+        try:
+            if choice < 0.7:
+                os.kill(victims[name], signal.SIGKILL)
+                self.counts.kills += 1
+            else:
+                os.kill(victims[name], signal.SIGSTOP)
+                self._stop.wait(self.rng.uniform(0.05, 0.5))
+                os.kill(victims[name], signal.SIGCONT)
+                self.counts.stops += 1
+        except ProcessLookupError:
+            pass
+
+    def run(self, seconds: float) -> Counts:
+        """Disturb for `seconds`, then check. Raises AssertionError."""
+        with Admin(self.address) as admin:
+            admin.create_topics([NewTopic(TOPIC, PARTITIONS, {"delay.enabled": True})])
+        threads = [threading.Thread(target=self._produce, args=(f"p{n}", n)) for n in range(2)]
+        threads += [threading.Thread(target=self._change), threading.Thread(target=self._keep_consuming)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._errors:
+            self._stop.wait(self.rng.uniform(0.1, 1.5))
+            self._disturb()
+        self._stop.set()
+        for thread in threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+        self._check()
+        assert self.appliance.stop() == 0
+        return self.counts
+
+    def _check(self) -> None:
+        twice = [value for value, count in Counter(value for value, _ in self.seen).items() if count > 1]
+        assert not twice, f"delivered twice: {twice[:5]} of {len(twice)}"
+        for value, at in self.seen:
+            record = self.sent[value]
+            assert record.fate != "cancelled", f"{value!r} was cancelled"
+            assert record.fate == "unknown" or at >= record.due, f"{value!r} came {record.due - at:.3f} s early"
+        assert not self._missing()
+        self.counts.delivered = len(self.seen)
+
+
+def torture(seed: int, seconds: float) -> Counts:
+    with tempfile.TemporaryDirectory(prefix="tailrace-delays-") as data_dir:
+        run = DelayTorture(seed, data_dir)
+        try:
+            return run.run(seconds)
+        finally:
+            run.appliance.stop()
+
+
+def main() -> int:
+    seconds, seed = float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 and sys.argv[2] else random.randrange(1 << 32)
+    print(f"seed {seed}, {seconds:g} s", flush=True)
+    print(f"no violation: {torture(seed, seconds)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
