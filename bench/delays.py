@@ -92,7 +92,9 @@ def part_scheduling(found: list[dict[str, Any]]) -> None:
     with tempfile.TemporaryDirectory(prefix="tailrace-delays-", dir=os.environ.get("TAILRACE_BENCH_DIR")) as directory:
         running = start_embedded(data_dir=f"{directory}/data", auto_create_topics=False)
         with Admin(running.address, request_timeout_ms=60_000) as admin:
-            admin.create_topics([NewTopic("far", 1, {"delay.enabled": True}), NewTopic("one", 1), NewTopic("sends", 1, {"delay.enabled": True})])
+            admin.create_topics(
+                [NewTopic("far", 1, {"delay.enabled": True}), NewTopic("one", 1), NewTopic("sends", 1, {"delay.enabled": True})]
+            )
             tenth = PENDING // 10
             rates = [schedule(running.address, "far", tenth)]
             wait_for_pending(admin, "far", tenth)
@@ -106,7 +108,12 @@ def part_scheduling(found: list[dict[str, Any]]) -> None:
             memory.append(scheduler_memory_mb(running))
             report(f"memory of the scheduler, {tenth:,} pending", "MB", memory[:1], found)
             report(f"memory of the scheduler, {tenth * 10:,} pending", "MB", memory[1:], found)
-            report("schedule 100 B by send", "records/s", [schedule_by_send(running.address, "sends", 200_000) for _ in range(REPETITIONS)], found)
+            report(
+                "schedule 100 B by send",
+                "records/s",
+                [schedule_by_send(running.address, "sends", 200_000) for _ in range(REPETITIONS)],
+                found,
+            )
             ids = [delay.delay_id for _, delay in zip(range(10_000), admin.list_delays("far"), strict=False)]
             begun = time.perf_counter()
             refused = [error for error in admin.cancel_delays(ids).values() if error is not None]
@@ -152,7 +159,10 @@ def part_lateness(found: list[dict[str, Any]]) -> None:
         with Admin(running.address) as admin:
             admin.create_topics([NewTopic(name, 1, {"delay.enabled": True}) for name in ("busy", "idle", "burst")] + [NewTopic("live", 1)])
         for name, rate, seconds in ((f"{RATE:,} a second", RATE, RATE_SECONDS), ("5 a second", 5, 20)):
-            runs = [lateness(running.address, "busy" if rate == RATE else "idle", rate, seconds) for _ in range(REPETITIONS if rate == RATE else 1)]
+            runs = [
+                lateness(running.address, "busy" if rate == RATE else "idle", rate, seconds)
+                for _ in range(REPETITIONS if rate == RATE else 1)
+            ]
             for share in (0.5, 0.99, 0.999):
                 report(f"lateness at {name}, p{share * 100:g}", "ms", [percentile(run, share) for run in runs], found)
         part_burst(running, found)

@@ -32,7 +32,10 @@ def redis_lateness(rate: int, seconds: float) -> tuple[list[float], float]:
         count = int(rate * seconds)
         begin_us = time.time_ns() // 1000 + 4_000_000
         for start in range(0, count, 1000):
-            batch = {(begin_us + n * 1_000_000 // rate).to_bytes(8, "big"): begin_us + n * 1_000_000 // rate for n in range(start, min(count, start + 1000))}
+            batch = {
+                (begin_us + n * 1_000_000 // rate).to_bytes(8, "big"): begin_us + n * 1_000_000 // rate
+                for n in range(start, min(count, start + 1000))
+            }
             client.zadd("later", batch)
         times: list[float] = []
         while len(times) < count:
@@ -96,5 +99,3 @@ def rabbitmq_lateness(rate: int, seconds: float) -> tuple[list[float], float]:
         finally:
             server.stop()
     return times, memory
-
-

@@ -103,7 +103,7 @@ def test_topics_are_listed_described_altered_and_deleted(appliance: EmbeddedAppl
 
 def test_status(appliance: EmbeddedAppliance) -> None:
     state = json.loads(run(appliance, "status", "--json").stdout)
-    assert {p["name"] for p in state["processes"]} == {"supervisor", "coordinator", "front-0", "worker-0", "flusher-0"}
+    assert {p["name"] for p in state["processes"]} == {"supervisor", "coordinator", "front-0", "worker-0", "flusher-0", "scheduler-0"}
     assert all(p["live"] for p in state["processes"])
     assert b"flusher-0" in run(appliance, "status").stdout
 
@@ -123,6 +123,7 @@ def test_exit_status_and_sentences(appliance: EmbeddedAppliance, topic: str) -> 
 @pytest.mark.parametrize(
     "command",
     [[], ["serve"], ["topic"], ["topic", "create"], ["topic", "list"], ["topic", "describe"], ["topic", "alter"], ["topic", "delete"], ["produce"],
+     ["delay"], ["delay", "list"], ["delay", "cancel"], ["delay", "reschedule"],
      ["consume"], ["log"], ["log", "dump"], ["status"]],
     ids=" ".join,
 )  # fmt: skip

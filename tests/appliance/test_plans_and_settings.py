@@ -118,7 +118,7 @@ def test_topic_names_that_are_allowed() -> None:
         ({"segment.bytes": "x"}, "whole number"),
         ({"compression.type": "gzip"}, "allowed are none, lz4, zstd"),
         ({"durability": "replicated"}, "allowed are disk, memory"),
-        ({"delay.enabled": "true"}, "not supported by this version"),
+        ({"min.insync.replicas": 2}, "not supported by this version"),
         ({"max.message.bytes": 8 << 20}, "what a ring of"),
     ],
 )
@@ -132,4 +132,6 @@ def test_the_memory_plan_has_a_lane_for_every_pair_that_talks() -> None:
     assert names == {
         "control", "table-0", "ring-0", "ring-1", "coordinator>flusher-0", "coordinator>worker-0", "coordinator>worker-1", "coordinator>front-0",
         "coordinator>front-1", "front-0>coordinator", "front-1>coordinator", "front-0>worker-0", "front-0>worker-1", "front-1>worker-0", "front-1>worker-1",
+        "coordinator>scheduler-0", "scheduler-0>worker-0", "scheduler-0>worker-1", "scheduler-0>front-0", "scheduler-0>front-1", "front-0>scheduler-0",
+        "front-1>scheduler-0",
     }  # fmt: skip

@@ -57,7 +57,7 @@ def values_by_partition(appliance: EmbeddedAppliance, count: int) -> dict[int, l
 def test_processes_are_named_by_role_and_started_without_the_working_directory(own: EmbeddedAppliance) -> None:
     assert comm(own.pid) == "tr-supervisor-0"
     found = children(own)
-    assert sorted(found) == ["tr-coord-0", "tr-flusher-0", "tr-front-0", "tr-worker-0"]
+    assert sorted(found) == ["tr-coord-0", "tr-flusher-0", "tr-front-0", "tr-scheduler-0", "tr-worker-0"]
     for pid in found.values():
         assert psutil.Process(pid).cmdline()[1:3] == ["-P", "-m"]
 

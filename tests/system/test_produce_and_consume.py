@@ -257,8 +257,6 @@ class TestConsumer:
                     call()
         with Consumer(bootstrap=appliance.address) as nothing, pytest.raises(InvalidRequestError, match="nothing is assigned"):
             nothing.poll(0)
-        with Producer(appliance.address) as producer, pytest.raises(NotSupportedError, match="delayed"):
-            producer.send(filled.topic, b"x", deliver_after=dt.timedelta(seconds=1))
 
 
 def test_many_threads_share_a_producer(appliance: EmbeddedAppliance, topic: str) -> None:
