@@ -43,10 +43,10 @@ def command(bootstrap: str, as_json: bool) -> None:
     if state["delays"]:
         click.echo()
         print_table(
-            ["DELAYED IN", "PARTITION", "WAIT", "1 MINUTE", "1 HOUR", "1 DAY", "LATER", "RECUR", "NEXT DUE", "DELIVERED", "LATE", "LOST FILES"],
+            ["DELAYED IN", "PARTITION", "WAIT", "1 MINUTE", "1 HOUR", "1 DAY", "LATER", "RECUR", "NEXT DUE", "DELIVERED", "LATE", "LOST"],
             [
                 [d["topic"], d["partition"], d["pending"], *d["due_within"].values(), d["recurring"], _moment(d["next_due_us"]), d["delivered"],
-                 f"{d['lateness_us'] / 1000:.0f} ms", d["lost_files"]]
+                 f"{d['lateness_us'] / 1000:.0f} ms", d["lost_rows"]]
                 for d in state["delays"]
             ],
         )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kit.delays import DelayWorld
-from workers.delays import bucket_files, delay_partition
+from workers.delays import bucket_files, delay_partition, pending_store
 
 MS, SECOND = 1_000, 1_000_000
 SPANS = (0, 50 * MS, 2 * SECOND, 60 * SECOND, 7_200 * SECOND, 10 * 86_400 * SECOND, 900 * 86_400 * SECOND)
@@ -14,10 +14,10 @@ SPANS = (0, 50 * MS, 2 * SECOND, 60 * SECOND, 7_200 * SECOND, 10 * 86_400 * SECO
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files, batches and intervals so small that a schedule sees all of them."""
-    monkeypatch.setattr(delay_partition, "SAVE_BYTES", 4_000)
-    monkeypatch.setattr(delay_partition, "SAVE_AFTER_NS", 300_000_000)
+    monkeypatch.setattr(pending_store, "SAVE_BYTES", 4_000)
+    monkeypatch.setattr(pending_store, "SAVE_AFTER_NS", 300_000_000)
     monkeypatch.setattr(delay_partition, "DELIVERY_ROWS", 5)
-    monkeypatch.setattr(delay_partition, "TIDY_INTERVAL_NS", 200_000_000)
+    monkeypatch.setattr(pending_store, "TIDY_INTERVAL_NS", 200_000_000)
 
 
 def run(seed: int, steps: int = 150) -> DelayWorld:

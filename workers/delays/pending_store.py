@@ -1,0 +1,486 @@
+"""What waits in one partition: rows in memory, rows in bucket files, and the manifest that says which bytes of those count.
+
+What is due soon is in memory; what is far away is moved nearer, bucket by bucket, before its time. Saving, moving and cleaning up are jobs that are done a
+little at a time, one at a time, between deliveries.
+
+Owner: the scheduler, one for each partition.
+Invariants: below the manifest's cursor everything is delivered, cancelled, or in the files that it names; what a job writes counts when the manifest says so,
+    at once; a file is removed after the manifest has forgotten it. What is cancelled behind the cursor stays in its file, cancelled in memory only: the log is
+    read again from the cursor after a restart, and what replaces it must find it there.
+Crash: begin with the manifest; files and bytes that it does not name are not there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from shm.crash_points import crash_point
+from tailrace import arrow_batch
+from workers.delays.array_wheel import NEVER, Rows, no_rows, split
+from workers.delays.bucket_files import (
+    BUCKET_SUFFIX,
+    KIND_CANCELLED,
+    KIND_ROWS,
+    BucketDamagedError,
+    BucketFile,
+    Chunk,
+    Ints,
+    buckets_of,
+    is_above,
+    width_of,
+)
+from workers.delays.manifest import FileEntry, load_manifest, save_manifest
+from workers.delays.pending_rows import PendingRows
+from workers.files import Files
+
+logger = logging.getLogger(__name__)
+
+SAVE_BYTES = 16 << 20
+"""So much in memory that only the delay log has is saved to bucket files."""
+SAVE_AFTER_NS = 10_000_000_000
+UNSAVED_MAX_BYTES = 64 << 20
+"""Beyond this the delay log is not read on."""
+LOAD_AHEAD_TICKS = 200
+TIDY_INTERVAL_NS = 5_000_000_000
+_LEVEL_SHIFT = 56
+_START_MASK = (1 << _LEVEL_SHIFT) - 1
+
+Found = tuple[int, int, pa.RecordBatch, int]
+"""(tick, offset, batch, row in it)."""
+
+
+class PendingStore:
+    """See the module's docstring."""
+
+    def __init__(self, files: Files, directory: str, topic_id: bytes, schema: pa.Schema, now_ns: int) -> None:
+        """`directory`, `topic_id`, `schema`: the delay log's. Raises OSError, ManifestDamagedError."""
+        self._files = files
+        self._directory = directory
+        self._schema = schema
+        self._manifest = load_manifest(files, directory, topic_id)
+        self._bucket_files = [BucketFile(files, directory, entry) for entry in self._manifest.files]
+        self._remove_strangers()
+        self.rows = PendingRows(0)
+        self.released = -1
+        """The tick up to which rows were handed out in this life, in the epoch of the clock that is now."""
+        self._job: Iterator[None] | None = None
+        self._saving: dict[BucketFile, int] = {}
+        """Files to which what is in memory is being saved, and from where on."""
+        self._now_ns = self._saved_ns = self._tidied_ns = now_ns
+        self._now_tick = 0
+        self.lost_rows = 0
+        """How many were in chunks that are damaged."""
+
+    @property
+    def cursor(self) -> int:
+        """Up to here the delay log is not needed any more."""
+        return self._manifest.cursor
+
+    @property
+    def closed(self) -> int:
+        """The ordinal below which all were closed at the cursor."""
+        return self._manifest.closed
+
+    @property
+    def recurring(self) -> list[dict[str, Any]]:
+        """What recurred at the cursor."""
+        return self._manifest.recurring
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is in memory that nothing more is to come before some is saved."""
+        return self.rows.unsaved_bytes > UNSAVED_MAX_BYTES
+
+    @property
+    def is_crowded(self) -> bool:
+        return self.rows.unsaved_bytes > UNSAVED_MAX_BYTES // 2
+
+    def set_time(self, now_ns: int, now_tick: int) -> None:
+        self._now_ns, self._now_tick = now_ns, now_tick
+
+    def note_first_unsaved(self) -> None:
+        """What the cursor stands before has come: in time it is to be saved."""
+        self._saved_ns = self._now_ns
+
+    def _remove_strangers(self) -> None:
+        """What a kill left of files that no manifest names."""
+        named = {file.name for file in self._bucket_files}
+        for name in self._files.list(self._directory):
+            if name.endswith(BUCKET_SUFFIX) and name not in named:
+                self._files.unlink(f"{self._directory}/{name}")
+
+    # ---- what is due -----------------------------------------------------------------------------------------------------------------
+
+    def next_tick(self) -> int:
+        """When there is something to do; NEVER when nothing waits."""
+        tick = self.rows.wheel.earliest()
+        for file in self._bucket_files:
+            if file.is_to_load:
+                lead = LOAD_AHEAD_TICKS + (width_of(file.entry.level - 1) if file.entry.level > 1 else 0)
+                tick = min(tick, file.entry.start - lead)
+        return tick
+
+    def next_deadline_ns(self, read_offset: int) -> int | None:
+        """When something is to be saved or removed."""
+        deadlines = []
+        if read_offset > self.cursor:
+            deadlines.append(self._saved_ns + SAVE_AFTER_NS)
+        if any(self._is_finished(file) for file in self._bucket_files):
+            deadlines.append(self._tidied_ns + TIDY_INTERVAL_NS)
+        return min(deadlines, default=None)
+
+    def release(self, tick: int) -> Rows:
+        """Take out what is due up to `tick`, in order. Raises OSError."""
+        for file in [file for file in self._bucket_files if file.entry.start <= tick and file.is_to_load]:
+            self._load(file)  # in its time it is there already; after a restart it may not be
+        rows = self.rows.release(tick)
+        self.released = max(self.released, tick)
+        return rows
+
+    def set_back(self, tick: int, delivered: tuple[int, int], ready: Rows, ticks_of: Callable[[pa.RecordBatch], Ints]) -> None:
+        """The clock was set back to `tick`, when rows up to `delivered` were. Those behind wait again, though they were released. What only the log has is
+        placed anew, by `ticks_of`; the rest keeps the tick that it was saved with. Raises OSError.
+        """
+        was_not = is_above(ready[:, 0], ready[:, 1], delivered)
+        self.rows.done(ready[~was_not])
+        self.rows.put_back(ready[was_not])
+        for file in [file for file in self._bucket_files if file.entry.start <= self.released and file.is_to_load]:
+            self._load(file, delivered)
+        for file in self._bucket_files:
+            file.entry.delivered_tick, file.entry.delivered_offset = max(
+                (file.entry.delivered_tick, file.entry.delivered_offset), delivered
+            )
+        self.released = tick
+        self.rows.set_back(tick, ticks_of)
+
+    # ---- cancelling ------------------------------------------------------------------------------------------------------------------
+
+    def cancel(self, offset: int) -> bool:
+        """Whether the row was pending, and is not any more. Raises OSError."""
+        found = False
+        place = self.rows.find(offset)
+        if place is not None:
+            self.rows.cancel(place)
+            found = True
+            if not self.rows.source_at(place) and self._job is None:
+                return True
+        for file, _, _ in self._places_on_disk(offset):
+            if not file.is_loaded or found:
+                file.unsaved_cancels.add(offset)
+                found = True
+        return found
+
+    def _places_on_disk(self, offset: int) -> Iterator[tuple[BucketFile, Any, int]]:
+        """(file, chunk, row) of a row, wherever it is pending."""
+        for file in self._bucket_files:
+            try:
+                place = file.find(offset, self.released)
+            except BucketDamagedError as error:
+                logger.error("bucket_damaged reason=%r", str(error))
+                continue
+            if place is not None:
+                yield file, *place
+
+    def row_of(self, offset: int) -> pa.RecordBatch | None:
+        """A pending row, as a batch of one; None: it is not pending. Raises OSError."""
+        place = self.rows.find(offset)
+        if place is not None:
+            return self.rows.row_at(place)
+        for file, chunk, row in self._places_on_disk(offset):
+            if file.is_to_load:
+                return file.read_rows(chunk, self._schema)[2].slice(row, 1)
+        return None
+
+    # ---- from the disk into memory ---------------------------------------------------------------------------------------------------
+
+    def is_late(self, tick: int) -> bool:
+        """Whether something that is due by then is on the disk only."""
+        return any(file.entry.start <= tick and file.is_to_load for file in self._bucket_files)
+
+    def come_near(self) -> int:
+        """Load what is due soon; move what is due later than that, but not by much, to lower buckets."""
+        horizon = self._now_tick + LOAD_AHEAD_TICKS
+        for file in sorted(self._bucket_files, key=lambda file: (file.entry.start, file.entry.level)):
+            if not file.is_to_load or file.entry.start > horizon + width_of(file.entry.level - 1):
+                continue
+            if file.entry.level == 1:
+                if file.entry.start <= horizon and self._job is None:
+                    self._load(file)
+                    return 1
+            elif self._job is None:
+                self._job = self._move_down(file)
+                return self._go_on()
+        return 0
+
+    def _good_chunks(self, file: BucketFile) -> Iterator[tuple[Chunk, Ints, Ints, pa.RecordBatch]]:
+        """(chunk, ticks, offsets, rows) of a file. What is damaged is counted, said and left out; the file is set aside for whoever can read it."""
+        damaged = False
+        try:
+            for chunk in list(file.row_chunks()):
+                try:
+                    yield chunk, *file.read_rows(chunk, self._schema)
+                except BucketDamagedError as error:
+                    damaged = True
+                    self._note_lost(chunk.rows, error)
+        except BucketDamagedError as error:
+            damaged = True
+            self._note_lost(file.entry.rows, error)
+        if damaged and self._files.exists(file.path):
+            self._files.rename(file.path, f"{file.path}.damaged")
+
+    def _note_lost(self, rows: int, error: BucketDamagedError) -> None:
+        self.lost_rows += rows
+        logger.error("delays_lost directory=%s rows=%d reason=%r", self._directory, rows, str(error))
+
+    def _load(self, file: BucketFile, behind: tuple[int, int] | None = None, begin: int = 0) -> None:
+        """All rows of a file, from a position on, into memory that come behind (tick, offset), else those that were not handed out in this life. What is
+        being saved is in memory.
+        """
+        end = self._saving.get(file, file.entry.end)
+        floor = (self.released, NEVER) if behind is None else behind
+        for chunk, ticks, offsets, rows in self._good_chunks(file):
+            if begin <= chunk.position < end:
+                wanted = self._left(file, ticks, offsets) & is_above(ticks, offsets, floor)
+                if not wanted.all():
+                    ticks, offsets, rows = ticks[wanted], offsets[wanted], rows.filter(pa.array(wanted))
+                self.rows.add(offsets, ticks, rows, file.name)
+        file.is_loaded = True
+
+    def _left(self, file: BucketFile, ticks: Ints, offsets: Ints, *, as_saved: bool = False) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """See `BucketFile.left`. Cancellations that cannot be read are lost: better a record too many than one too few."""
+        try:
+            return file.left(ticks, offsets, as_saved=as_saved)
+        except BucketDamagedError as error:
+            logger.error("cancellations_lost directory=%s reason=%r", self._directory, str(error))
+            return np.ones(len(ticks), bool)
+
+    def _move_down(self, file: BucketFile) -> Iterator[None]:
+        """Rows of a bucket to lower ones, a chunk at a time; or, where most of it is cancelled, to a new file of the same bucket."""
+        to_lower = file.entry.start <= self._now_tick + LOAD_AHEAD_TICKS + width_of(file.entry.level - 1)
+        for chunk, ticks, offsets, rows in self._good_chunks(file):
+            left = self._left(file, ticks, offsets, as_saved=True)
+            ticks, offsets, rows = ticks[left], offsets[left], rows.filter(pa.array(left))
+            touched = set()
+            if to_lower:
+                labels = _labels(ticks, max(self._now_tick, file.entry.start))
+            else:
+                labels = np.full(len(ticks), _label(file.entry.level, file.entry.start))
+            places = np.stack((ticks, offsets, np.arange(len(ticks))), axis=1) if len(ticks) else no_rows()
+            for label, piece in split(places, labels):
+                target = self._append(label, piece[:, 0], piece[:, 1], rows.take(pa.array(piece[:, 2])), but=file)
+                target.unsaved_cancels |= file.unsaved_cancels.intersection(piece[:, 1].tolist())
+                touched.add(target)
+                yield
+            for target in touched:
+                target.sync()
+                yield
+            self._files.sync_directory(self._directory)
+            file.entry.rows -= chunk.rows
+            file.forget_chunks_before(chunk.end)
+            self._save_manifest()
+            crash_point("scheduler.after_move")
+        self._remove([file])
+
+    def _append(
+        self, label: int, ticks: Any, offsets: Any, rows: pa.RecordBatch, but: BucketFile | None = None, is_saving: bool = False
+    ) -> BucketFile:
+        """A chunk at the end of the bucket's file; of a new one where there is none that takes more. `is_saving`: the rows are in memory too, until what is
+        saved counts: the chunk is not to be loaded before.
+        """
+        level, start = label >> _LEVEL_SHIFT, label & _START_MASK
+        open_files = [f for f in self._bucket_files if f.entry.level == level and f.entry.start == start and f.takes_rows and f is not but]
+        if open_files:
+            file = open_files[-1]
+        else:
+            file = BucketFile(self._files, self._directory, FileEntry(level, start, self._manifest.next_number, 0, 0, 0, 0))
+            self._manifest.next_number += 1
+            file.is_making = is_saving
+            self._bucket_files.append(file)
+        if is_saving:
+            self._saving.setdefault(file, file.entry.end)
+        body = arrow_batch.cut_out(rows, 0, rows.num_rows).serialize()
+        file.append(KIND_ROWS, np.ascontiguousarray(ticks), np.ascontiguousarray(offsets), memoryview(body))
+        return file
+
+    # ---- from memory to the disk -----------------------------------------------------------------------------------------------------
+
+    def tidy(self, read_offset: int, closed: int, recurring: Callable[[], list[dict[str, Any]]], *, is_settled: bool) -> int:
+        """When there is nothing else to do: save, move, clean up. A little at a time. `read_offset`: how far the delay log was read; `is_settled`: whether
+        everything that was released is delivered. Raises OSError.
+        """
+        if self._job is not None:
+            return self._go_on()
+        if not is_settled:
+            return 0
+        is_time = self.rows.unsaved_bytes > SAVE_BYTES or self._now_ns - self._saved_ns >= SAVE_AFTER_NS
+        if read_offset > self.cursor and is_time:
+            self._job = self._save(read_offset, closed, recurring())
+            return self._go_on()
+        if self._now_ns - self._tidied_ns >= TIDY_INTERVAL_NS:
+            self._tidied_ns = self._now_ns
+            return self._clean_up()
+        return 0
+
+    def _go_on(self) -> int:
+        assert self._job is not None
+        try:
+            next(self._job)
+        except StopIteration:
+            self._job = None
+        except OSError:
+            self._job = None
+            self._forget_appended()
+            raise
+        return 1
+
+    def _forget_appended(self) -> None:
+        """A job failed halfway (a full disk): what it appended does not count."""
+        self._saving = {}
+        named = {(e.level, e.start, e.number): e for e in self._manifest.files}
+        kept = []
+        for file in self._bucket_files:
+            entry = named.get((file.entry.level, file.entry.start, file.entry.number))
+            if entry is None:
+                if self._files.exists(file.path):
+                    self._files.unlink(file.path)
+                continue
+            fresh = BucketFile(self._files, self._directory, replace(entry))
+            fresh.is_loaded, fresh.unsaved_cancels = file.is_loaded, file.unsaved_cancels
+            kept.append(fresh)
+        self._bucket_files = kept
+
+    def _save(self, cursor: int, closed: int, recurring: list[dict[str, Any]]) -> Iterator[None]:
+        """Everything that only the delay log has into bucket files; then the cursor moves."""
+        runs = self.rows.unsaved_runs()
+        rows = self.rows.still_alive(self.rows.rows_of_runs(runs))
+        touched = set()
+        for file in self._bucket_files:
+            cancels = np.array(sorted(file.unsaved_cancels), np.int64)
+            if len(cancels):
+                file.append(KIND_CANCELLED, np.empty(0, np.int64), cancels, b"")
+                file.unsaved_cancels -= set(cancels.tolist())
+                touched.add(file)
+        yield
+        for label, piece in split(rows, _labels(rows[:, 0], self._now_tick)) if len(rows) else []:
+            # What is cancelled since is saved as it was at the cursor: read again, what replaces it must find it.
+            kept = self.rows.still_there(piece)
+            if len(kept):
+                target = self._append(label, kept[:, 0], kept[:, 1], self.rows.columns_of(kept), is_saving=True)
+                target.unsaved_cancels.update(self.rows.cancelled_among(kept))
+                touched.add(target)
+            yield
+        for file in touched:
+            file.sync()
+            yield
+        self._files.sync_directory(self._directory)
+        crash_point("scheduler.before_manifest")
+        self._save_manifest(cursor, closed, recurring)
+        crash_point("scheduler.after_manifest")
+        self.rows.saved(runs)
+        saving, self._saving = self._saving, {}
+        for file, begin in saving.items():
+            file.is_making = False
+            if file.is_loaded:  # while it was written
+                self._load(file, begin=begin)
+        self._saved_ns = self._now_ns
+
+    def _save_manifest(self, cursor: int | None = None, closed: int = 0, recurring: list[dict[str, Any]] | None = None) -> None:
+        """Raises OSError."""
+        manifest = replace(self._manifest, files=[replace(file.entry) for file in self._bucket_files])
+        if cursor is not None:
+            manifest.cursor, manifest.closed, manifest.recurring = cursor, closed, recurring or []
+        save_manifest(self._files, self._directory, manifest)
+        self._manifest = manifest
+
+    def _is_finished(self, file: BucketFile) -> bool:
+        """Whether nothing in it is needed any more. What is cancelled behind the cursor is: read again, what replaces it must find it."""
+        entry = file.entry
+        if file.unsaved_cancels:
+            return False
+        return (file.is_loaded and not self.rows.has_run_of(file.name)) or (entry.rows <= entry.cancelled and not file.is_loaded)
+
+    def _clean_up(self) -> int:
+        finished = [file for file in self._bucket_files if self._is_finished(file)]
+        if finished:
+            self._remove(finished)
+            return 1
+        for file in self._bucket_files:
+            entry = file.entry
+            if not file.is_loaded and entry.level > 1 and entry.cancelled * 2 > entry.rows and entry.end - entry.begin > SAVE_BYTES // 16:
+                self._job = self._move_down(file)
+                return self._go_on()
+        return 0
+
+    def _remove(self, gone: list[BucketFile]) -> None:
+        """The manifest forgets them first. Raises OSError."""
+        self._bucket_files = [file for file in self._bucket_files if file not in gone]
+        self._save_manifest()
+        for file in gone:
+            if self._files.exists(file.path):
+                self._files.unlink(file.path)
+
+    # ---- showing ---------------------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        on_disk = sum(file.entry.rows - file.entry.cancelled - len(file.unsaved_cancels) for file in self._bucket_files if file.is_to_load)
+        return len(self.rows) + on_disk
+
+    @property
+    def file_count(self) -> int:
+        return len(self._bucket_files)
+
+    def counts_ahead(self, edges: list[int]) -> list[int]:
+        """How many rows are due before each of these ticks and not before the one before it; last, how many later. A file counts by its first tick."""
+        counts = np.zeros(len(edges) + 1, np.int64)
+        waiting = self.rows.still_alive(self.rows.wheel.look(lambda piece: np.ones(len(piece), bool)))
+        np.add.at(counts, np.searchsorted(edges, waiting[:, 0], "right"), 1)
+        for file in self._bucket_files:
+            if file.is_to_load:
+                counts[np.searchsorted(edges, file.entry.start, "right")] += file.entry.rows - file.entry.cancelled
+        return [int(count) for count in counts]
+
+    def between(self, begin: tuple[int, int], end_tick: int, limit: int | None) -> list[Found]:
+        """The first `limit` (None: all) pending rows with (tick, offset) >= `begin` and tick < `end_tick`, in order. Raises OSError."""
+
+        def within(ticks: Ints, offsets: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
+            return is_above(ticks, offsets, (begin[0], begin[1] - 1)) & (ticks < end_tick)
+
+        found: dict[tuple[int, int], Found] = {}  # what is being saved is in memory, and on the disk already
+        rows = self.rows.still_alive(self.rows.wheel.look(lambda piece: within(piece[:, 0], piece[:, 1])))
+        rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))][:limit]
+        if len(rows):
+            columns = self.rows.columns_of(rows)
+            found.update({(int(t), int(o)): (int(t), int(o), columns, n) for n, (t, o, _) in enumerate(rows)})
+        for file in sorted(self._bucket_files, key=lambda file: file.entry.start):
+            if not file.is_to_load or file.last_tick < begin[0] or file.entry.start >= end_tick:
+                continue
+            if limit is not None and len(found) >= limit and file.entry.start > sorted(found)[limit - 1][0]:
+                continue
+            try:
+                for chunk in list(file.row_chunks()):
+                    ticks, offsets = file.keys_of(chunk)
+                    wanted = np.flatnonzero(within(ticks, offsets) & file.left(ticks, offsets))
+                    wanted = wanted[np.lexsort((offsets[wanted], ticks[wanted]))][:limit]
+                    if len(wanted):
+                        columns = file.read_rows(chunk, self._schema)[2]
+                        found.update({(int(ticks[n]), int(offsets[n])): (int(ticks[n]), int(offsets[n]), columns, int(n)) for n in wanted})
+            except BucketDamagedError as error:
+                logger.error("bucket_damaged reason=%r", str(error))
+        return [found[key] for key in sorted(found)[:limit]]
+
+
+def _label(level: int, start: int) -> int:
+    return level << _LEVEL_SHIFT | start
+
+
+def _labels(ticks: Ints, current: int) -> Ints:
+    """The bucket of each tick, as one number."""
+    levels, starts = buckets_of(ticks, current)
+    labels: Ints = levels << _LEVEL_SHIFT | starts
+    return labels
