@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,10 +51,14 @@ class DelayWorld:
         self.disk = SimDisk()
         self.disk.hook = self._count_down
         self._doom: int | None = None
+        self.is_full = False
+        """Whether nothing can be written for the scheduler."""
         self._is_inside = False
         """Whether the scheduler is being stepped: nobody else is killed here."""
         self.rows: dict[str, Row] = {}
         self.runs = 0
+        self.restarts = 0
+        """How often the scheduler was killed inside a step, or the disk refused it."""
         self.wall_us = BEGIN_US
         self.now_ns = 1_000_000_000
         self.topic = replace(assignment(retention_ms=-1), delay_log=LOG_ID.hex())
@@ -92,7 +97,9 @@ class DelayWorld:
             self.now_ns, self.wall_us,
         )  # fmt: skip
 
-    def _count_down(self, _operation: str, path: str) -> None:
+    def _count_down(self, operation: str, path: str) -> None:
+        if self.is_full and self._is_inside and operation == "write":
+            raise OSError(errno.ENOSPC, "No space left on device", path)
         if self._doom is not None and self._is_inside and "pending" in path:
             self._doom -= 1
             if self._doom < 0:
@@ -128,8 +135,9 @@ class DelayWorld:
         self._is_inside = True
         try:
             work = self.partition.step(self.now_ns, self.wall_us)
-        except Killed:
+        except (Killed, OSError):
             self.restart_scheduler()
+            self.restarts += 1
             work = 1
         self._is_inside = False
         if self.rng.random() < 0.5:

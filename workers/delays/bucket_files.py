@@ -11,7 +11,7 @@ Layout: chunks, one behind the other:
     ticks i64[rows] | offsets i64[rows], ascending | body: an Arrow RecordBatch message of the delay log's schema                     kind 1
     offsets i64[rows]                                                                                                                kind 2: cancelled
 
-Invariants: a chunk never changes; rows of a chunk ascend in offset; the checksum covers everything behind the header.
+Invariants: a chunk never changes; rows of a chunk ascend in offset; the checksum covers the whole chunk, itself as 0.
 Crash: what was appended behind the manifest's end is overwritten.
 """
 
@@ -56,6 +56,9 @@ class Chunk(NamedTuple):
     last_offset: int
     min_tick: int
     max_tick: int
+
+    def head(self) -> bytes:
+        return _HEAD.pack(MAGIC, *self[1:])
 
     @property
     def keys(self) -> int:
@@ -119,17 +122,17 @@ class BucketFile:
     def append(self, kind: int, ticks: Ints, offsets: Ints, body: Any) -> None:
         """Write a chunk behind the end; nobody counts it before the manifest does. Raises OSError."""
         keys = [offsets.tobytes()] if kind == KIND_CANCELLED else [ticks.tobytes(), offsets.tobytes()]
-        crc = crc32c(body, crc32c(b"".join(keys)))
         span = (int(ticks.min()), int(ticks.max())) if len(ticks) else (0, 0)
-        head = _HEAD.pack(MAGIC, kind, len(offsets), crc, len(body), int(offsets[0]), int(offsets[-1]), *span)
+        chunk = Chunk(self.entry.end, kind, len(offsets), 0, len(body), int(offsets[0]), int(offsets[-1]), *span)
+        chunk = chunk._replace(crc=crc32c(body, crc32c(b"".join(keys), crc32c(chunk.head()))))
         chunks = self.chunks()
         fd = self._files.open_for_write(self.path)
         try:
-            self._files.write_at(fd, [head, *keys, body], self.entry.end)
+            self._files.write_at(fd, [chunk.head(), *keys, body], self.entry.end)
         finally:
             self._files.close(fd)
-        chunks.append(Chunk(self.entry.end, kind, len(offsets), crc, len(body), int(offsets[0]), int(offsets[-1]), *span))
-        self.entry.end = chunks[-1].end
+        chunks.append(chunk)
+        self.entry.end = chunk.end
         if kind == KIND_ROWS:
             self.entry.rows += len(offsets)
         else:
@@ -182,7 +185,8 @@ class BucketFile:
             data = memoryview(self._files.read_at(fd, chunk.keys + chunk.body, chunk.position + _HEAD.size))
         finally:
             self._files.close(fd)
-        if len(data) < chunk.keys + chunk.body or crc32c(data[chunk.keys :], crc32c(data[: chunk.keys])) != chunk.crc:
+        head_crc = crc32c(chunk._replace(crc=0).head())
+        if len(data) < chunk.keys + chunk.body or crc32c(data[chunk.keys :], crc32c(data[: chunk.keys], head_crc)) != chunk.crc:
             raise BucketDamagedError(f"{self.path} is damaged at {chunk.position}")
         return data
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.delays import DelayWorld
+from shm.crash_points import armed
+from tests.kit.delays import DelayWorld, Killed
 from workers.delays import bucket_files, delay_partition, pending_store
 
 MS, SECOND = 1_000, 1_000_000
@@ -60,6 +61,61 @@ def test_each_delayed_record_comes_once_and_none_early(chunk: int) -> None:
         except BaseException:
             print(f"seed {seed}")
             raise
+
+
+@pytest.mark.parametrize(
+    "name", ["scheduler.after_delivery", "scheduler.before_manifest", "scheduler.after_manifest", "scheduler.after_move"]
+)
+@pytest.mark.parametrize("visit", [1, 2, 5])
+def test_a_scheduler_killed_at_a_named_place_delivers_each_once(name: str, visit: int) -> None:
+    def die() -> None:
+        raise Killed
+
+    world = DelayWorld(visit)
+    with armed(name, die, visit):
+        for _ in range(8):
+            world.schedule([world.rng.randint(0, 600 * SECOND) for _ in range(30)])
+            world.pass_time(400 * MS)
+            for _ in range(60):
+                world.step()
+        for _ in range(200):
+            world.pass_time(3 * SECOND)
+            for _ in range(6):
+                world.step()
+    assert world.restarts == 1, "it came there, and was killed"
+    world.finish()
+
+
+def test_a_full_disk_delays_what_is_to_be_saved_and_loses_nothing() -> None:
+    world = DelayWorld(3)
+    world.schedule([world.rng.randint(0, 7_200 * SECOND) for _ in range(200)])
+    world.is_full = True
+    for _ in range(20):
+        world.pass_time(SECOND)
+        for _ in range(20):
+            world.step()
+    assert world.restarts
+    world.is_full = False
+    world.finish()
+
+
+def test_a_damaged_chunk_is_said_and_counted_and_costs_only_itself() -> None:
+    world = DelayWorld(4)
+    for _ in range(4):
+        world.schedule([7_200 * SECOND + world.rng.randint(0, 600 * SECOND) for _ in range(50)])
+        world.pass_time(400 * MS)
+        while world.step():
+            pass
+    (path,) = [name for name in world.disk.names if name.endswith(bucket_files.BUCKET_SUFFIX)][:1]
+    inode = world.disk.names[path]
+    assert inode is not None
+    inode.data[len(inode.data) // 2 + 300] ^= 1
+    with pytest.raises(AssertionError, match="never came"):
+        world.finish()
+    lost = world.partition.describe()["lost_rows"]
+    assert 0 < lost < 100
+    assert len(world.delivered()) == 200 - lost
+    assert [name for name in world.disk.names if name.endswith(".damaged")] == [f"{path}.damaged"]
 
 
 def test_far_rows_lie_in_few_files_and_none_are_left_behind() -> None:
