@@ -64,7 +64,6 @@ logger = logging.getLogger(__name__)
 
 RECEIVE_LIMIT = 256
 """Messages taken from the socket before everything else has its turn."""
-SESSION_CHECK_NS = 30_000_000_000
 SESSION_IDLE_NS = 600_000_000_000
 CREDIT_IDLE_NS = 60_000_000_000
 DECISION_TIMEOUT_MS = 35_000
@@ -167,7 +166,8 @@ class Front:
         self._timeouts: TimingWheel[tuple[int, int]] = TimingWheel(start_ns)
         self._fed = False
         self._stopping = False
-        self._next_check_ns = start_ns + SESSION_CHECK_NS
+        self._silences: TimingWheel[Session] = TimingWheel(start_ns, tick_ns=1_000_000_000)
+        """When to look whether a session has been silent."""
         self._now_ns = start_ns
         self._handlers: dict[int, Callable[[Session, RequestHeader, list[bytes]], None]] = {
             Api.PING: self._on_ping,
@@ -207,17 +207,15 @@ class Front:
             work += self._fetches.on_timeouts(now_ns)
         if now_ns >= self._timeouts.quiet_until_ns:
             work += self._answer_late(now_ns)
-        if now_ns >= self._next_check_ns:
-            self._check_sessions(now_ns)
+        if now_ns >= self._silences.quiet_until_ns:
+            self._look_at_silent_sessions(now_ns)
         return work
 
     def has_more(self) -> bool:
         return any(link.acks.has_more() for link in self._workers.values())
 
     def next_deadline_ns(self) -> int | None:
-        deadline_ns = min(self._fetch_wheel.quiet_until_ns, self._timeouts.quiet_until_ns)
-        if len(self._sessions):
-            deadline_ns = min(deadline_ns, self._next_check_ns)
+        deadline_ns = min(self._fetch_wheel.quiet_until_ns, self._timeouts.quiet_until_ns, self._silences.quiet_until_ns)
         return deadline_ns if deadline_ns < NEVER_NS else None
 
     def begin_stop(self) -> None:
@@ -376,6 +374,7 @@ class Front:
             self._drop(old)
         client_id = str(request.get("client_id", ""))[:100]
         session = self._sessions.open(identity, client_id, self._ledger.open(), self._now_ns)
+        session.timer = self._silences.add(self._now_ns + CREDIT_IDLE_NS, session)
         self._slot.store(ProcessWord.SESSIONS, len(self._sessions))
         answer = {
             "versions": chosen, "generation": self._generation, "session": session.number, "cluster_id": self._cluster_id, "server": "tailrace",
@@ -614,19 +613,26 @@ class Front:
         if self._sessions.by_word(session.word) is None:
             return
         self._sessions.close(session)
+        if session.timer is not None:
+            self._silences.cancel(session.timer)
+            session.timer = None
         self._fetches.forget_session(session)
         self._slot.store(ProcessWord.SESSIONS, len(self._sessions))
         self._tell_credit(self._ledger.close(session.credit))
 
-    def _check_sessions(self, now_ns: int) -> None:
-        self._next_check_ns = now_ns + SESSION_CHECK_NS
-        for session in self._sessions.all():
+    def _look_at_silent_sessions(self, now_ns: int) -> None:
+        """A silent connection gives its credit back, and is forgotten in the end."""
+        for session in self._silences.advance(now_ns):
             silent_ns = now_ns - session.last_seen_ns
-            if silent_ns > SESSION_IDLE_NS:
+            if silent_ns >= SESSION_IDLE_NS:
                 logger.info("session_idle client=%s dropped", session.client_id)
+                session.timer = None
                 self._drop(session)
-            elif silent_ns > CREDIT_IDLE_NS:
+                continue
+            if silent_ns >= CREDIT_IDLE_NS:
                 self._tell_credit(self._ledger.lapse(session.credit))
+                silent_ns = 0
+            session.timer = self._silences.add(now_ns + CREDIT_IDLE_NS - silent_ns, session)
 
 
 def build(context: ProcessContext, transport: Transport, files: LogFiles, pool: ReadAhead, generation: int) -> Front:

@@ -7,12 +7,13 @@ Invariants: one session per ZeroMQ identity; numbers are never reused within a g
 from __future__ import annotations
 
 from netfront.credits import Credit
+from workers.timing_wheel import Timer
 
 
 class Session:
     """One connected client."""
 
-    __slots__ = ("client_id", "credit", "fetch_received", "fetch_sent", "identity", "last_seen_ns", "number", "word")
+    __slots__ = ("client_id", "credit", "fetch_received", "fetch_sent", "identity", "last_seen_ns", "number", "timer", "word")
 
     def __init__(self, number: int, word: int, identity: bytes, client_id: str, credit: Credit, now_ns: int) -> None:
         self.number = number
@@ -22,6 +23,8 @@ class Session:
         self.client_id = client_id
         self.credit = credit
         self.last_seen_ns = now_ns
+        self.timer: Timer[Session] | None = None
+        """When the front looks whether it has been silent."""
         self.fetch_sent = 0
         self.fetch_received = 0
         """Bytes of batches sent to this client, and of them how many it says it has taken in."""

@@ -14,6 +14,8 @@ Worked example, tick 1 ms, current tick 0 (bucket = first tick it covers):
     200 ms          1       3 (192..255)    192 to level 0   200
     70,000 ms       2       17 (69,632..)   69,632 to 1, then 69,952 to 0   70,000
 
+Its second face, for rows by the thousand, is `workers.delays.array_wheel`; its far slots, on the disk, are `workers.delays.bucket_files`.
+
 Owner: one process; not thread-safe.
 Invariants: no timer fires before its deadline, nor later than the first `advance` at or after its deadline rounded up to a tick (unless
 `limit`

@@ -61,6 +61,7 @@ from workers.files import DiskFiles, Files, read_whole
 from workers.producer_state import Decision, ProducerTable
 from workers.recovery import load_live_producers
 from workers.structure import UnsafeBatchError, check_structure
+from workers.timing_wheel import TimingWheel
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +143,8 @@ class Worker:
         self._turn = 0
         self._refused_count = 0
         self._byte_count = 0
-        self._next_expiry_ns = 0
+        self._timers: TimingWheel[Callable[[], None]] = TimingWheel(0, tick_ns=1_000_000_000)
+        self._timers.add(0, self._expire_producers)
         self._unsettled = self._read_unsettled()
 
     def _read_unsettled(self) -> dict[int, tuple[int, int, int]]:
@@ -193,12 +195,13 @@ class Worker:
                 bell.ring()
             self._slot.store(ProcessWord.BYTES_COUNT, self._byte_count)
             self._slot.store(ProcessWord.REFUSED_COUNT, self._refused_count)
-        if work and now_ns >= self._next_expiry_ns:
-            self._next_expiry_ns = now_ns + EXPIRY_INTERVAL_NS
-            self._expire_producers()
+        if now_ns >= self._timers.quiet_until_ns:
+            for act in self._timers.advance(now_ns):
+                act()
         return work
 
     def _expire_producers(self) -> None:
+        self._timers.add(self._now_ns + EXPIRY_INTERVAL_NS, self._expire_producers)
         for partition in self._partitions.values():
             partition.producers.expire(max(self._now_us(), partition.last_append_us) - self._producer_expiration_us)
 
@@ -208,7 +211,10 @@ class Worker:
         return any(lane.has_more() for source, lane in self._lanes.items() if self._fed or source == SOURCE_COORDINATOR)
 
     def next_deadline_ns(self) -> int | None:
-        return self._now_ns + BLOCKED_RETRY_NS if self._blocked else None
+        if not self._is_running():
+            return None  # it is rung when it may begin
+        deadline_ns = self._timers.quiet_until_ns
+        return min(deadline_ns, self._now_ns + BLOCKED_RETRY_NS) if self._blocked else deadline_ns
 
     def begin_stop(self) -> None:
         """Nothing to do: fronts have stopped before; what is in the lanes is still appended."""
