@@ -113,7 +113,7 @@ def due_time_us(deliver_at: object, deliver_after: object, now_us: int, levels: 
     else:
         if not isinstance(deliver_after, dt.timedelta):
             raise InvalidRecordError(f"deliver_after is a {type(deliver_after).__name__}; it must be a timedelta")
-        after_us = deliver_after // dt.timedelta(microseconds=1)
+        after_us = (deliver_after.days * 86_400 + deliver_after.seconds) * 1_000_000 + deliver_after.microseconds
         if after_us < 0:
             raise InvalidRecordError(f"deliver_after is {deliver_after}; a delay cannot be negative")
         due_us = now_us + after_us
@@ -130,7 +130,8 @@ def moment_us(name: str, value: object) -> int:
         raise InvalidRecordError(f"{name} is a {type(value).__name__}; it must be a datetime with a time zone")
     if value.tzinfo is None:
         raise InvalidRecordError(f"{name} has no time zone, so nobody can say when it is; write datetime(..., tzinfo=timezone.utc)")
-    return (value - _EPOCH) // dt.timedelta(microseconds=1)
+    since = value - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def rounded_to_level(after_us: int, levels: tuple[int, ...]) -> int:

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 EXIT_TIMEOUT_S = 30.0
 KNOWN_KEYS_MAX = 100_000
+DELAY_OVERHEAD_BYTES = 32
+"""What a record's due time, and the room for what may replace it, take in a delay log's batch."""
 _live_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
@@ -163,6 +165,17 @@ class Producer:
                 finally:
                     self._release()
         delay = None if deliver_at is None and deliver_after is None and repeat is None else Delay(deliver_at, deliver_after, repeat)
+        if (
+            delay is not None
+            and type(value) is bytes
+            and headers is None
+            and partition is None
+            and timestamp is None
+            and on_delivery is None
+        ):
+            handle = self._send_delayed(topic, value, key, delay)
+            if handle is not None:
+                return handle
         return self._send_any(topic, value, key, headers, partition, timestamp, on_delivery, delay)
 
     def _send_any(
@@ -191,11 +204,13 @@ class Producer:
             if type(value) is not bytes and value is not None:
                 value = _as_bytes("value", value)
             size = len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES
+        if delay is not None:
+            size += DELAY_OVERHEAD_BYTES
         if headers:
             headers, header_bytes = _checked_headers(headers)
             size += header_bytes
         partition_count = len(info.partitions)
-        is_default_choice = partition is None and delay is None and not info.typed and isinstance(self._partitioner, DefaultPartitioner)
+        is_default_choice = partition is None and not info.typed and isinstance(self._partitioner, DefaultPartitioner)
         if partition is None:
             partition = self._partitioner(topic, key, partition_count)
         if not 0 <= partition < partition_count:
@@ -239,12 +254,38 @@ class Producer:
                 sender.pump()
             else:
                 if is_default_choice:
-                    self._remember(topic, key, queue)
+                    self._remember(topic, key, self._by_topic[topic][partition])
                 if is_new:
                     sender.see_to(queue)
         if sender.callbacks:
             sender.make_callbacks()
         return Handle((batch, 3 * (row + 1)))
+
+    def _send_delayed(self, topic: str, value: bytes, key: object, delay: Delay) -> Handle | None:
+        """A delayed record for a key that was seen before, in a batch that has room; None: it needs more thought. Raises InvalidRecordError."""
+        info = self._topics.get(topic)
+        known = self._known.get(topic)
+        if info is None or known is None or delay.repeat is not None or info.delay_log is None:
+            return None
+        settings = info.settings
+        if not settings["delay.enabled"] or settings["delay.levels"]:
+            return None
+        stamp_ns = time_ns()
+        due_us = due_time_us(delay.at, delay.after, stamp_ns // 1000)
+        try:
+            chosen, key, byte_count = known[key]
+        except (KeyError, TypeError):
+            return None
+        queue = self._by_topic[info.delay_log.name][chosen.partition]
+        with self._sender.lock:
+            batch = queue.open
+            if batch is None or (room := batch.room - len(value) - byte_count - DELAY_OVERHEAD_BYTES) <= 0:
+                return None
+            batch.room = room
+            rows = batch.rows
+            rows += (key, value, stamp_ns)
+            batch.dues_us.append(due_us)  # type: ignore[union-attr]
+            return Handle((batch, len(rows)))
 
     def _delayed(self, info: TopicInfo, delay: Delay) -> tuple[TopicInfo, int]:
         """(the topic's delay log, when the record is due). Raises DelayNotEnabledError, InvalidRecordError."""
@@ -383,8 +424,9 @@ class Producer:
 
     def _on_keyless_batch(self, info: TopicInfo) -> None:
         if isinstance(self._partitioner, DefaultPartitioner):
-            self._known.get(info.name, {}).pop(None, None)
-            self._partitioner.on_batch_sent(info.name, len(info.partitions))
+            name = info.delay_of or info.name
+            self._known.get(name, {}).pop(None, None)
+            self._partitioner.on_batch_sent(name, len(info.partitions))
 
     # ---- topics ----------------------------------------------------------------------------------------------------------------------
 

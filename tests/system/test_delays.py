@@ -6,6 +6,8 @@ import datetime as dt
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 import time
 from itertools import pairwise
 from typing import Any
@@ -216,22 +218,24 @@ def test_what_cannot_be_a_delay_is_refused_with_a_sentence(appliance: EmbeddedAp
             list(admin.list_delays(plain))
 
 
-def test_a_scheduler_killed_behind_its_first_batch_is_followed_by_one_that_repeats_nothing(
-    tmp_path: pathlib.Path, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(CRASH_POINT_VARIABLE, "scheduler.after_publish:2")
-    running = start_embedded(data_dir=str(tmp_path / "data"), auto_create_topics=False)
-    monkeypatch.delenv(CRASH_POINT_VARIABLE)
-    create(running, topic)
-    with Producer(running.address) as producer, Consumer(topic, bootstrap=running.address, auto_offset_reset="earliest") as consumer:
+def test_a_scheduler_killed_behind_its_first_batch_is_followed_by_one_that_repeats_nothing(tmp_path: pathlib.Path, topic: str) -> None:
+    address = f"ipc://{tmp_path}/s"
+    running = subprocess.Popen(
+        [sys.executable, "-P", "-m", "appliance.supervisor", "--data-dir", str(tmp_path), "--listen", address, "--set", "ring_bytes=16777216"],
+        env={**os.environ, CRASH_POINT_VARIABLE: "scheduler.after_publish:2"}, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    with Admin(address) as admin:
+        admin.create_topics([NewTopic(topic, 1, {"delay.enabled": True})])
+    with Producer(address) as producer, Consumer(topic, bootstrap=address, auto_offset_reset="earliest") as consumer:
         for number in range(100):
             producer.send(topic, b"%d" % number, deliver_after=dt.timedelta(milliseconds=5 * number))
         producer.flush()
         assert sorted(int(record.value) for record, _ in take(consumer, 100)) == list(range(100))
         assert consumer.poll(timeout_ms=500) == []
-    with Admin(running.address) as admin:
+    with Admin(address) as admin:
         assert next(p["restarts"] for p in admin.describe_cluster()["processes"] if p["name"] == "scheduler-0") == 1
-    assert running.stop() == 0
+    running.terminate()
+    assert running.wait(30) == 0
 
 
 def test_what_fell_due_while_the_appliance_was_down_is_delivered_at_the_next_start(tmp_path: pathlib.Path, topic: str) -> None:
