@@ -25,6 +25,7 @@ from tests.kit.processes import children
 TOPIC = "later"
 PARTITIONS = 3
 DELAY_MAX_S = 6.0
+STALLED_S = 60.0
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class DelayTorture:
         self.counts = Counts()
         self.sent: dict[bytes, Sent] = {}
         self.seen: list[tuple[bytes, float]] = []
+        self._looked_at = 0.0
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._errors: list[BaseException] = []
@@ -141,12 +143,23 @@ class DelayTorture:
                 consumer.assign([TopicPartition(TOPIC, p) for p in range(PARTITIONS)])
                 while not self._stop.is_set():
                     self._consume(consumer)
+                    overdue = self._longest_overdue()
+                    assert overdue < STALLED_S, f"what was due {overdue:.0f} s ago has not come"
                 quiet_until = time.monotonic() + DELAY_MAX_S + 3
                 while time.monotonic() < quiet_until or not self._is_complete():
                     self._consume(consumer)
                     assert time.monotonic() < quiet_until + 60, f"never came: {self._missing()[:5]} of {len(self._missing())}"
         except BaseException as error:
             self._errors.append(error)
+
+    def _longest_overdue(self) -> float:
+        """Seconds; looked at now and then."""
+        now = time.time()
+        if now < self._looked_at + 5:
+            return 0.0
+        self._looked_at = now
+        seen = {value for value, _ in self.seen}
+        return max((now - record.due for value, record in list(self.sent.items()) if record.fate == "waits" and value not in seen), default=0.0)
 
     def _missing(self) -> list[bytes]:
         seen = {value for value, _ in self.seen}

@@ -180,7 +180,7 @@ class DelayWorld:
             assert pending.column(DUE_COLUMN)[0].as_py() == row.due_us
             self.token += 1
             self.partition.changes[self.token] = Change()
-            data = self.partition.replacement(pending, due_us, row.offset)
+            data = self.partition.cancellation(row.offset) if due_us is None else self.partition.replacement(pending, due_us, row.offset)
             row.fate = "asked"
             self._append(data, self.token)
             self.partition.catch_up()

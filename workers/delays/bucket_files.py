@@ -36,6 +36,9 @@ LEVELS_USED = 6
 MAGIC = 0x31444254
 KIND_ROWS = 1
 KIND_CANCELLED = 2
+KEYS_KEPT = 16
+_keys: dict[tuple[str, int, int], tuple[Ints, Ints]] = {}
+"""(path, position, checksum) of a chunk -> its keys; the last ones."""
 _HEAD = struct.Struct("<IIIIQqqqq")
 _BITS = 6
 
@@ -191,7 +194,19 @@ class BucketFile:
         return data
 
     def keys_of(self, chunk: Chunk) -> tuple[Ints, Ints]:
-        """(ticks, offsets) of a chunk of rows; not proven by the checksum. Raises OSError, BucketDamagedError."""
+        """(ticks, offsets) of a chunk of rows; not proven by the checksum. Those that were asked for last are kept, for all files together. Raises OSError,
+        BucketDamagedError.
+        """
+        place = (self.path, chunk.position, chunk.crc)
+        keys = _keys.pop(place, None)
+        if keys is None:
+            keys = self._read_keys(chunk)
+        _keys[place] = keys
+        while len(_keys) > KEYS_KEPT:
+            del _keys[next(iter(_keys))]
+        return keys
+
+    def _read_keys(self, chunk: Chunk) -> tuple[Ints, Ints]:
         fd = self._open()
         try:
             data = self._files.read_at(fd, chunk.keys, chunk.position + _HEAD.size)

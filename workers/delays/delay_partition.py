@@ -38,7 +38,7 @@ from tailrace.batch_header import (
     checksum_seed,
     insert_header,
 )
-from tailrace.delays import DELAY_COLUMNS, DUE_COLUMN, ORIGIN_COLUMN, REPEAT_COLUMN, TICK_BITS, TICK_MASK, TICK_US, tick_of
+from tailrace.delays import DELAY_COLUMNS, DUE_COLUMN, ORIGIN_COLUMN, TICK_BITS, TICK_MASK, TICK_US, tick_of
 from tailrace.recurrence import Recurrence, RecurrenceError
 from tailrace.schema import from_message
 from workers.delays.array_wheel import NEVER, Rows, no_rows
@@ -54,6 +54,8 @@ DELIVERY_BYTES = 256 << 10
 DELIVERY_ROWS = 4_096
 RETRY_NS = 1_000_000_000
 """How soon a mark or a batch that is not seen settled is sent again: it was refused (a full disk), or lost with a worker."""
+LEAD_TICKS = 1
+"""A tick is closed so much before it comes: the mark's way to the disk and back is not part of the lateness then."""
 SET_BACK_TICKS = 100
 """A wall clock so far behind what is closed was set back."""
 DUE_TICK_MAX = TICK_MASK >> 1
@@ -179,8 +181,10 @@ class DelayPartition:
 
     def next_due_us(self) -> int | None:
         """When there is something to do by the wall clock; None: nothing is pending."""
-        tick = self._store.next_tick()
-        return None if tick >= NEVER else tick * TICK_US
+        tick = self._store.next_tick() - LEAD_TICKS
+        if len(self._ready) and self._sent is None:
+            tick = min(tick, int(self._ready[0, 0]))
+        return None if tick >= NEVER - LEAD_TICKS else tick * TICK_US
 
     def next_deadline_ns(self) -> int | None:
         """When there is something to do by the monotonic clock."""
@@ -364,6 +368,10 @@ class DelayPartition:
         was_recurring = self._recurring.pop(offset, None) is not None
         return self._store.cancel(offset) or was_recurring
 
+    def waits(self, offset: int) -> bool:
+        """Whether this row is pending. Raises OSError."""
+        return offset in self._recurring or self._store.waits(offset)
+
     def row_of(self, offset: int) -> pa.RecordBatch | None:
         """A pending row, as a batch of one of the delay log's schema; None: it is not pending. Raises OSError."""
         item = self._recurring.get(offset)
@@ -385,6 +393,7 @@ class DelayPartition:
             return 0
         self._sent = None
         if delivered == sent.key:
+            self._seen_delivered = delivered
             self._store.rows.done(sent.rows)
             self.counters.delivered += len(sent.rows)
             return 1
@@ -454,7 +463,7 @@ class DelayPartition:
         return self._asked is not None and self._asked[0] >> TICK_BITS > self._epoch
 
     def _ask_for_mark(self) -> int:
-        """Have everything that is due now closed, when it is all at hand and what was closed before is delivered."""
+        """Have everything that is due in a moment closed, when it is all at hand and what was closed before is delivered."""
         if self._asked is not None:
             if self._now_ns - self._asked[1] < RETRY_NS:
                 return 0
@@ -470,15 +479,13 @@ class DelayPartition:
                 done = delivered[0] & TICK_MASK, delivered[1]
         elif len(self._ready) and self._is_fenced:
             return 0
-        elif (
-            min([self._store.rows.wheel.earliest(), *self._ready[:1, 0].tolist()]) <= now_tick
-            and now_tick > closed_tick
-            and not self._store.is_late(now_tick)
-        ):
-            ordinal = self._epoch << TICK_BITS | (now_tick + 1)
         else:
-            self._asked = None
-            return 0
+            tick = now_tick + LEAD_TICKS
+            is_due = min([self._store.rows.wheel.earliest(), *self._ready[:1, 0].tolist()]) <= tick
+            if not is_due or tick <= closed_tick or self._store.is_late(tick):
+                self._asked = None
+                return 0
+            ordinal = self._epoch << TICK_BITS | (tick + 1)
         if not self._send(self.log, self._mark(ordinal, done)):
             return 0
         self._asked = ordinal, self._now_ns
@@ -540,17 +547,16 @@ class DelayPartition:
             "key": None if raw_key is None else base64.b64encode(raw_key).decode(), "repeat": None if item is None else orjson.loads(item.recurrence.to_json()),
         }  # fmt: skip
 
-    def replacement(self, row: pa.RecordBatch, due_us: int | None, origin: int) -> pa.RecordBatch:
-        """A row of the delay log that cancels `origin` (no due time), or has it delivered at another."""
-        values: dict[str, Any] = {DUE_COLUMN: due_us, ORIGIN_COLUMN: origin}
-        if due_us is None:
-            values[REPEAT_COLUMN] = None
-        columns = []
-        for field_ in self._schema:
-            if field_.name in values:
-                columns.append(pa.array([values[field_.name]], field_.type))
-            elif due_us is None:
-                columns.append(pa.nulls(1, field_.type))
-            else:
-                columns.append(row.column(field_.name))
+    def replacement(self, row: pa.RecordBatch, due_us: int, origin: int) -> pa.RecordBatch:
+        """A row of the delay log that has `origin`, which `row` is, delivered at another time."""
+        values = {DUE_COLUMN: due_us, ORIGIN_COLUMN: origin}
+        columns = [
+            pa.array([values[field.name]], field.type) if field.name in values else row.column(index)
+            for index, field in enumerate(self._schema)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def cancellation(self, origin: int) -> pa.RecordBatch:
+        """A row of the delay log that has `origin` not delivered."""
+        columns = [pa.array([origin], field.type) if field.name == ORIGIN_COLUMN else pa.nulls(1, field.type) for field in self._schema]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)

@@ -187,6 +187,10 @@ class PendingStore:
             if place is not None:
                 yield file, *place
 
+    def waits(self, offset: int) -> bool:
+        """Whether this row is pending. Raises OSError."""
+        return self.rows.find(offset) is not None or any(file.is_to_load for file, _, _ in self._places_on_disk(offset))
+
     def row_of(self, offset: int) -> pa.RecordBatch | None:
         """A pending row, as a batch of one; None: it is not pending. Raises OSError."""
         place = self.rows.find(offset)

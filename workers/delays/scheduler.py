@@ -189,8 +189,8 @@ class Scheduler:
 
     @property
     def due_us(self) -> int | None:
-        """When, by the wall clock, something is to be done next."""
-        return self._due_us
+        """When, by the wall clock, something is to be done next; None: not without a ring."""
+        return self._due_us if self._due_us is not None and self._due_us > self._wall_us() else None
 
     def begin_stop(self) -> None:
         """Nothing to finish: what is not delivered is delivered after the next start."""
@@ -429,6 +429,10 @@ class Scheduler:
             raise InvalidRequestError(f"due_us is {due_us!r}; it takes microseconds since 1970, at most 20 years ahead")
         if may_wait and not partition.has_read(key.offset):
             raise NotSettledYet
+        if due_us is None:
+            if not partition.waits(key.offset):
+                raise UnknownDelayError
+            return place, partition.cancellation(key.offset)
         row = partition.row_of(key.offset)
         if row is None:
             raise UnknownDelayError
