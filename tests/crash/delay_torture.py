@@ -194,7 +194,7 @@ class DelayTorture:
     def run(self, seconds: float) -> Counts:
         """Disturb for `seconds`, then check. Raises AssertionError."""
         with Admin(self.address) as admin:
-            admin.create_topics([NewTopic(TOPIC, PARTITIONS, {"delay.enabled": True})])
+            admin.create_topics([NewTopic(TOPIC, PARTITIONS, {"delay.enabled": True, "segment.bytes": 1 << 19})])
         threads = [threading.Thread(target=self._produce, args=(f"p{n}", n)) for n in range(2)]
         threads += [threading.Thread(target=self._change), threading.Thread(target=self._keep_consuming)]
         for thread in threads:
