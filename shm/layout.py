@@ -184,10 +184,11 @@ class SlotWord(IntEnum):
     LIVE_SINCE_US = 14
     LAST_APPEND_US = 15
     SEGMENT_COUNT = 16
-    DELIVERED_ORDINAL = 17
-    DELIVERED_POSITION = 18
-    DELIVERED_AGAIN = 19
-    """The ordinal once more: a reader that finds both alike has a pair that belongs together (see `PartitionTable.delivered`)."""
+    DELIVERED_COUNT = 17
+    """How often the delivered pair was replaced: the one that holds is the first (even) or the second (odd) of the two that follow."""
+    DELIVERED_EVEN = 18
+    """(ordinal, position) of the last delivered row that is as safe as the topic promises: two words."""
+    DELIVERED_ODD = 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class PartitionTable:
         """All words of a slot; the watermark is read first, so the others are at least as new."""
         start = self.layout.word(slot, SlotWord(0)) // 8
         watermark = self._words[start + SlotWord.HIGH_WATERMARK]  # SYNC POINT: high watermark
-        w = self._words[start : start + SlotWord.DELIVERED_ORDINAL].tolist()
+        w = self._words[start : start + SlotWord.DELIVERED_COUNT].tolist()
         return PartitionState(
             _ID.pack(w[0], w[1]),
             w[2],
@@ -90,15 +90,24 @@ class PartitionTable:
         )
 
     def delivered(self, slot: int) -> tuple[int, int]:
-        """(ordinal, position) of the last delivered row. The writer stores ordinal, position, ordinal; read in the other order, and alike, they belong
-        together: both only grow.
+        """(ordinal, position) of the last delivered row. Two words that belong together: the writer fills the pair that does not hold, then counts one up,
+        which is one store; so a writer that is killed between leaves the old pair, and no reader waits for anybody.
         """
         start = self.layout.word(slot, SlotWord(0)) // 8
         while True:
-            again = self._words[start + SlotWord.DELIVERED_AGAIN]
-            position = self._words[start + SlotWord.DELIVERED_POSITION]
-            if self._words[start + SlotWord.DELIVERED_ORDINAL] == again:
-                return again, position
+            count = self._words[start + SlotWord.DELIVERED_COUNT]  # SYNC POINT: delivered
+            pair = start + (SlotWord.DELIVERED_ODD if count & 1 else SlotWord.DELIVERED_EVEN)
+            ordinal, position = self._words[pair], self._words[pair + 1]
+            if self._words[start + SlotWord.DELIVERED_COUNT] == count:
+                return ordinal, position
+
+    def _write_delivered(self, start: int, ordinal: int, position: int) -> None:
+        count = self._words[start + SlotWord.DELIVERED_COUNT]
+        held = start + (SlotWord.DELIVERED_ODD if count & 1 else SlotWord.DELIVERED_EVEN)
+        if (self._words[held], self._words[held + 1]) != (ordinal, position):
+            pair = start + (SlotWord.DELIVERED_EVEN if count & 1 else SlotWord.DELIVERED_ODD)
+            self._words[pair], self._words[pair + 1] = ordinal, position
+            self._words[start + SlotWord.DELIVERED_COUNT] = count + 1  # SYNC POINT: delivered
 
     def all(self) -> list[PartitionState]:
         """Every slot that has ever been written."""
@@ -110,7 +119,8 @@ class PartitionTable:
         """The flusher: replace a slot, watermark last."""
         start = self.layout.word(slot, SlotWord(0)) // 8
         high, low = _ID.unpack(state.topic_id)
-        values = (high, low, *state[1:], state.delivered_ordinal)
+        values = (high, low, *state[1 : SlotWord.SEGMENT_COUNT])
+        self._write_delivered(start, state.delivered_ordinal, state.delivered_position)
         for index, value in enumerate(values):
             if index != SlotWord.HIGH_WATERMARK:
                 self._words[start + index] = value

@@ -159,7 +159,9 @@ class DelayTorture:
             return 0.0
         self._looked_at = now
         seen = {value for value, _ in self.seen}
-        return max((now - record.due for value, record in list(self.sent.items()) if record.fate == "waits" and value not in seen), default=0.0)
+        return max(
+            (now - record.due for value, record in list(self.sent.items()) if record.fate == "waits" and value not in seen), default=0.0
+        )
 
     def _missing(self) -> list[bytes]:
         seen = {value for value, _ in self.seen}

@@ -215,7 +215,7 @@ class DelayPartition:
         count = 0
         for header, batch in self._follower.read(self._log_state()):
             if self._store.cursor == header.base_offset:
-                self._store.note_first_unsaved()
+                self._store.note_first_unsaved(self._wall_us - header.append_time_us)
             count += 1
             if header.is_control:
                 self._add(gathered)

@@ -104,9 +104,9 @@ class PendingStore:
     def set_time(self, now_ns: int, now_tick: int) -> None:
         self._now_ns, self._now_tick = now_ns, now_tick
 
-    def note_first_unsaved(self) -> None:
-        """What the cursor stands before has come: in time it is to be saved."""
-        self._saved_ns = self._now_ns
+    def note_first_unsaved(self, age_us: int) -> None:
+        """What the cursor stands before was read; so old it is. In time it is to be saved: at once after a restart, if a predecessor did not live to."""
+        self._saved_ns = self._now_ns - max(0, age_us) * 1000
 
     def _remove_strangers(self) -> None:
         """What a kill left of files that no manifest names."""
