@@ -39,7 +39,7 @@ def test_a_writer_killed_at_any_store_leaves_the_old_delivered_pair_or_the_new(s
     for number in (1, 2, 3):
         table.write(1, state(number))
         assert reader.delivered(1) == (number, 10 * number)
-    table._words = Dying(table._words, stores)
+    table._words = Dying(table._words, stores)  # type: ignore[assignment]
     try:
         table.write(1, state(4))
     except KeyboardInterrupt:
