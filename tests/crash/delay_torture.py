@@ -116,7 +116,7 @@ class DelayTorture:
                 record.fate = "cancelled"
                 self.counts.cancelled += 1
             else:
-                self.counts.too_late += 1
+                self._was_late(record)
             return
         due = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=rng.uniform(0, DELAY_MAX_S))
         found = admin.reschedule_delays({record.delay_id: due})[record.delay_id]
@@ -124,7 +124,12 @@ class DelayTorture:
             record.delay_id, record.due = found, due.timestamp()
             self.counts.rescheduled += 1
         else:
-            self.counts.too_late += 1
+            self._was_late(record)
+
+    def _was_late(self, record: Sent) -> None:
+        """It is delivered; or an earlier try of the same request was carried out, and its answer was lost with a front: clients try again."""
+        record.fate = "unknown"
+        self.counts.too_late += 1
 
     def _consume(self, consumer: Consumer) -> int:
         try:
@@ -143,8 +148,8 @@ class DelayTorture:
                 consumer.assign([TopicPartition(TOPIC, p) for p in range(PARTITIONS)])
                 while not self._stop.is_set():
                     self._consume(consumer)
-                    overdue = self._longest_overdue()
-                    assert overdue < STALLED_S, f"what was due {overdue:.0f} s ago has not come"
+                    overdue, value = self._longest_overdue()
+                    assert overdue < STALLED_S, f"{value!r} was due {overdue:.0f} s ago and has not come"
                 quiet_until = time.monotonic() + DELAY_MAX_S + 3
                 while time.monotonic() < quiet_until or not self._is_complete():
                     self._consume(consumer)
@@ -152,11 +157,11 @@ class DelayTorture:
         except BaseException as error:
             self._errors.append(error)
 
-    def _longest_overdue(self) -> float:
-        """Seconds; looked at now and then."""
+    def _longest_overdue(self) -> tuple[float, bytes]:
+        """(seconds, record); looked at now and then."""
         now = time.time()
         if now < self._looked_at + 5:
-            return 0.0
+            return 0.0, b""
         self._looked_at = now
         seen = {value for value, _ in self.seen}
         return max(
