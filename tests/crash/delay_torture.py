@@ -164,9 +164,8 @@ class DelayTorture:
             return 0.0, b""
         self._looked_at = now
         seen = {value for value, _ in self.seen}
-        return max(
-            (now - record.due for value, record in list(self.sent.items()) if record.fate == "waits" and value not in seen), default=0.0
-        )
+        waiting = [(now - record.due, value) for value, record in list(self.sent.items()) if record.fate == "waits" and value not in seen]
+        return max(waiting, default=(0.0, b""))
 
     def _missing(self) -> list[bytes]:
         seen = {value for value, _ in self.seen}

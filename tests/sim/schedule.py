@@ -8,15 +8,18 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from appliance.default_schema import DEFAULT_SCHEMA_MESSAGE
+from appliance import topic_settings
+from appliance.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
 from tailrace.admin import Admin
 from tailrace.connection import Connection
 from tailrace.consumer import Consumer
+from tailrace.delays import delay_log_name
 from tailrace.errors import CorruptBatchError, LogTruncatedError, OffsetOutOfRangeError, TailraceError
 from tailrace.producer import Producer
 from tailrace.protocol import requests
@@ -28,6 +31,7 @@ from tests.kit.checker import History, check, value_of
 from tests.sim.world import ADDRESS, MS, SECOND, PowerLost, World
 
 TOPIC = "t"
+LATER = "later"
 HOUR_US = 3_600_000_000
 
 
@@ -54,6 +58,8 @@ class Plan:
     dedicated: bool
     deletes: bool
     """Whether somebody deletes records, and makes and deletes other topics."""
+    delays: bool
+    """Whether producers have records of another topic delivered later."""
 
     @property
     def loses_power(self) -> bool:
@@ -86,7 +92,7 @@ def plan(rng: random.Random) -> Plan:
         steps=rng.randint(200, 500), workers=rng.randint(1, 2), data_dirs=rng.choice((1, 1, 2)), partitions=rng.randint(1, 7),
         acks=rng.choice((1, "all", "all")), durability=rng.choice(("disk", "disk", "memory")), producers=rng.randint(1, 2), consumers=rng.randint(0, 2),
         faults=faults, fault_rate=rng.choice((0.005, 0.01, 0.03)), log_append_time=rng.random() < 0.3, changes_layout=rng.random() < 0.3,
-        dedicated=rng.random() < 0.2, deletes=rng.random() < 0.3,
+        dedicated=rng.random() < 0.2, deletes=rng.random() < 0.3, delays=rng.random() < 0.4,
     )  # fmt: skip
 
 
@@ -99,6 +105,42 @@ class Refusal(NamedTuple):
 
 
 @dataclass(slots=True)
+class Delayed:
+    """Records that are to be delivered later, to a topic of their own; and what became of them."""
+
+    world: World
+    rng: random.Random
+    partitions: int
+    sent: dict[bytes, int] = field(default_factory=dict)
+    """value -> partition"""
+    acknowledged: set[bytes] = field(default_factory=set)
+
+    def send(self, producer: Producer, name: str) -> None:
+        partition = self.rng.randrange(self.partitions)
+        value = b"%b-%d" % (name.encode(), len(self.sent))
+        self.sent[value] = partition
+        due_us = self.world.clock.wall_us() + self.rng.randrange(0, self.rng.choice((20, 2_000))) * 1000
+        due = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=due_us)
+        producer.send(LATER, value, partition=partition, timestamp=TIME_US, deliver_at=due, on_delivery=partial(self._on_delivery, value))
+
+    def _on_delivery(self, value: bytes, metadata: RecordMetadata | None, _error: TailraceError | None) -> None:
+        if metadata is not None:
+            assert metadata.offset is None
+            assert metadata.delay_id
+            self.acknowledged.add(value)
+
+    def check(self, readable: Mapping[int, Sequence[tuple[int, bytes]]], *, is_lossless: bool) -> None:
+        """What came is what was sent; exactly once, unless something acknowledged may be lost."""
+        found = [(value, partition) for partition, records in readable.items() for _, value in records]
+        for value, partition in found:
+            assert self.sent.get(value) == partition, f"{value!r} was not sent to partition {partition}"
+        if is_lossless:
+            names = [value for value, _ in found]
+            assert len(names) == len(set(names)), f"delivered twice: {sorted(name for name in names if names.count(name) > 1)[:4]}"
+            assert self.acknowledged <= set(names), f"acknowledged and never delivered: {sorted(self.acknowledged - set(names))[:4]}"
+
+
+@dataclass(slots=True)
 class ProducerActor:
     """A program that sends."""
 
@@ -107,6 +149,7 @@ class ProducerActor:
     rng: random.Random
     history: History
     partitions: int
+    delayed: Delayed | None
     next_number: int = 0
     refusals: list[Refusal] = field(default_factory=list)
 
@@ -120,6 +163,8 @@ class ProducerActor:
                 self.history.send(partition, value)
                 on_delivery = partial(self._on_delivery, partition, value)
                 self.producer.send(TOPIC, value, partition=partition, timestamp=TIME_US, on_delivery=on_delivery)
+            if self.delayed is not None and self.rng.random() < 0.5:
+                self.delayed.send(self.producer, self.name)
             if self.rng.random() < 0.5:
                 with sender.lock:
                     sender.close_all()
@@ -271,6 +316,7 @@ class Schedule:
         self.history = History()
         self.world = World(self.rng, workers=self.plan.workers, data_dirs=self.plan.data_dirs)
         self.actors: list[ProducerActor | ConsumerActor | AdminActor] = []
+        self.delayed: Delayed | None = None
         self.log: list[str] = []
         """What the fates did, for whoever looks into a failure."""
 
@@ -309,24 +355,34 @@ class Schedule:
             given["worker.dedicated"] = True
         world.changes_layout = plan.changes_layout
         catalog.create_topic(TOPIC, plan.partitions, given, DEFAULT_SCHEMA_MESSAGE, False, TIME_US)
+        if plan.delays:
+            given = {"durability": plan.durability, "segment.bytes": 4000, "delay.enabled": True}
+            later = catalog.create_topic(LATER, min(2, plan.partitions), given, DEFAULT_SCHEMA_MESSAGE, False, TIME_US)
+            own = {**topic_settings.delay_log_settings(given), "segment.bytes": 4000}
+            catalog.create_topic(
+                delay_log_name(LATER), len(later.partitions), own, DEFAULT_DELAY_SCHEMA_MESSAGE, False, TIME_US, later.topic_id
+            )
         catalog.close()
         world.boot()
         world.settle_servers()
+        self.delayed = Delayed(world, self.rng, min(2, plan.partitions)) if plan.delays else None
         for number in range(plan.producers):
             producer = Producer(
                 ADDRESS, environment=world.environment, acks=plan.acks, linger_ms=self.rng.choice((0, 5)), compression_type="none",
                 request_timeout_ms=3000, delivery_timeout_ms=3_600_000, retry_backoff_ms=20,
             )  # fmt: skip
-            self.actors.append(ProducerActor(f"p{number}", producer, self.rng, self.history, plan.partitions))
+            self.actors.append(ProducerActor(f"p{number}", producer, self.rng, self.history, plan.partitions, self.delayed))
             producer.partitions_for(TOPIC)
+            if plan.delays:
+                producer.partitions_for(LATER)
         self.actors += [
             ConsumerActor(self._consumer(), self.history, not plan.is_lossless, plan.may_have_holes, plan.deletes)
             for _ in range(plan.consumers)
         ]
 
-    def _consumer(self) -> Consumer:
+    def _consumer(self, topic: str = TOPIC) -> Consumer:
         consumer = Consumer(
-            TOPIC, bootstrap=ADDRESS, environment=self.world.environment, auto_offset_reset="none", fetch_max_wait_ms=100, fetch_max_bytes=1 << 15,
+            topic, bootstrap=ADDRESS, environment=self.world.environment, auto_offset_reset="none", fetch_max_wait_ms=100, fetch_max_bytes=1 << 15,
         )  # fmt: skip
         for key in consumer.assignment():
             consumer.seek(key, 0)
@@ -425,6 +481,23 @@ class Schedule:
         if "disk error" in self.plan.faults:  # the operator has seen to the disk
             with Admin(ADDRESS, environment=world.environment) as admin:
                 admin.bring_online(TOPIC)
+                if self.delayed is not None:
+                    admin.bring_online(LATER)
+        if self.delayed is not None:
+            self._await_deliveries(deadline_ns)
+
+    def _await_deliveries(self, deadline_ns: int) -> None:
+        """Until the scheduler has nothing left that is due within reach: the clock may have been set, by hours."""
+        world = self.world
+        with Admin(ADDRESS, environment=world.environment) as admin:
+            while True:
+                world.settle_servers()
+                waiting = admin.describe_delays()
+                if all(partition["pending"] == 0 and partition["is_settled"] for partition in waiting):
+                    return
+                assert world.now_ns < deadline_ns + 7_200 * SECOND, f"what was delayed does not come: {waiting}"
+                due = [partition["next_due_us"] - world.clock.wall_us() for partition in waiting if partition["next_due_us"] is not None]
+                world.pass_time(world.now_ns + max(10 * MS, min(due, default=0) * 1000))
 
     def _quiet_step(self) -> None:
         """Somebody who can do something, else on to the next deadline: a wake-up that nobody gives is a hang that shows."""
@@ -467,6 +540,8 @@ class Schedule:
                     waited = 0
                 waited += 1
                 assert waited < 200, f"the log cannot be read to its end: {[(key, reader.position(key), ends[key]) for key in ends]}"
+        if self.delayed is not None:
+            self.delayed.check(self._read_delayed(), is_lossless=plan.is_lossless)
         return check(
             self.history,
             readable,
@@ -474,6 +549,22 @@ class Schedule:
             dense=not plan.may_have_holes,
             starts={key.partition: start for key, start in starts.items()},
         )
+
+    def _read_delayed(self) -> dict[int, list[tuple[int, bytes]]]:
+        readable: dict[int, list[tuple[int, bytes]]] = {}
+        with self._consumer(LATER) as reader:
+            ends = reader.end_offsets(reader.assignment())
+            for key, start in reader.beginning_offsets(reader.assignment()).items():
+                reader.seek(key, start)
+            waited = 0
+            while any(self._position(reader, key) < ends[key] for key in ends):
+                for record in self._poll(reader):
+                    assert record.value is not None
+                    readable.setdefault(record.partition, []).append((record.offset, record.value))
+                    waited = 0
+                waited += 1
+                assert waited < 200, f"{LATER} cannot be read to its end"
+        return readable
 
     def _poll(self, reader: Consumer) -> list[Record]:
         try:

@@ -523,7 +523,7 @@ class DelayPartition:
         ahead = store.counts_ahead([now + span * 1_000_000 // TICK_US for span in _SPANS_S.values()])
         return {
             "topic": self.topic.topic, "partition": self.topic.partition, "pending": len(store),
-            "due_within": dict(zip((*_SPANS_S, "later"), ahead, strict=True)), "next_due_us": self.next_due_us(),
+            "due_within": dict(zip((*_SPANS_S, "later"), ahead, strict=True)), "next_due_us": self.next_due_us(), "is_settled": self.is_settled,
             "recurring": len(self._recurring), "delivered": self.counters.delivered,
             "cancelled": self.counters.cancelled, "lateness_us": self.counters.lateness_us, "lost_rows": store.lost_rows,
             "memory_bytes": store.rows.nbytes, "files": store.file_count, "cursor": self._follower.next_offset, "saved_cursor": store.cursor,
