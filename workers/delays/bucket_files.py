@@ -36,7 +36,7 @@ LEVELS_USED = 6
 MAGIC = 0x31444254
 KIND_ROWS = 1
 KIND_CANCELLED = 2
-KEYS_KEPT = 16
+KEYS_KEPT = 8
 _keys: dict[tuple[str, int, int], tuple[Ints, Ints]] = {}
 """(path, position, checksum) of a chunk -> its keys; the last ones."""
 _HEAD = struct.Struct("<IIIIQqqqq")

@@ -180,11 +180,15 @@ class DelayPartition:
         return work
 
     def next_due_us(self) -> int | None:
-        """When there is something to do by the wall clock; None: nothing is pending."""
-        tick = self._store.next_tick() - LEAD_TICKS
-        if len(self._ready) and self._sent is None:
-            tick = min(tick, int(self._ready[0, 0]))
-        return None if tick >= NEVER - LEAD_TICKS else tick * TICK_US
+        """When, behind the time of this step, there is something to do by the wall clock; None: nothing is, before something else happens."""
+        ticks = [self._store.next_file_tick()]
+        if len(self._ready):
+            if self._sent is None:
+                ticks.append(int(self._ready[0, 0]))
+        elif self._sent is None and self._asked is None:
+            ticks.append(self._store.rows.wheel.earliest() - LEAD_TICKS)
+        ahead = [tick * TICK_US for tick in ticks if self._wall_us < tick * TICK_US < (NEVER - LEAD_TICKS)]
+        return min(ahead, default=None)
 
     def next_deadline_ns(self) -> int | None:
         """When there is something to do by the monotonic clock."""
@@ -508,10 +512,6 @@ class DelayPartition:
         )  # fmt: skip
         return insert_header(rows.serialize(), header, self._log_seed)
 
-    # ---- from the disk into memory ---------------------------------------------------------------------------------------------------
-
-    # ---- from memory to the disk -----------------------------------------------------------------------------------------------------
-
     # ---- showing ---------------------------------------------------------------------------------------------------------------------
 
     def pending_count(self) -> int:
@@ -520,11 +520,12 @@ class DelayPartition:
     def describe(self) -> dict[str, Any]:
         """For `status`: numbers."""
         store, now = self._store, self._wall_us // TICK_US
+        first_tick = store.first_tick()
         ahead = store.counts_ahead([now + span * 1_000_000 // TICK_US for span in _SPANS_S.values()])
         return {
             "topic": self.topic.topic, "partition": self.topic.partition, "pending": len(store),
-            "due_within": dict(zip((*_SPANS_S, "later"), ahead, strict=True)), "next_due_us": self.next_due_us(), "is_settled": self.is_settled,
-            "recurring": len(self._recurring), "delivered": self.counters.delivered,
+            "due_within": dict(zip((*_SPANS_S, "later"), ahead, strict=True)), "recurring": len(self._recurring),
+            "next_due_us": first_tick * TICK_US if first_tick < NEVER else None, "is_settled": self.is_settled, "delivered": self.counters.delivered,
             "cancelled": self.counters.cancelled, "lateness_us": self.counters.lateness_us, "lost_rows": store.lost_rows,
             "memory_bytes": store.rows.nbytes, "files": store.file_count, "cursor": self._follower.next_offset, "saved_cursor": store.cursor,
         }  # fmt: skip

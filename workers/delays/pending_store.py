@@ -117,9 +117,14 @@ class PendingStore:
 
     # ---- what is due -----------------------------------------------------------------------------------------------------------------
 
-    def next_tick(self) -> int:
-        """When there is something to do; NEVER when nothing waits."""
-        tick = self.rows.wheel.earliest()
+    def first_tick(self) -> int:
+        """At or before which nothing that waits is due; NEVER when nothing waits. A bucket on the disk counts by its first tick."""
+        starts = [file.entry.start for file in self._bucket_files if file.is_to_load]
+        return min([self.rows.wheel.earliest(), *starts])
+
+    def next_file_tick(self) -> int:
+        """When a file is to be loaded, or moved nearer; NEVER when there is none."""
+        tick = NEVER
         for file in self._bucket_files:
             if file.is_to_load:
                 lead = LOAD_AHEAD_TICKS + (width_of(file.entry.level - 1) if file.entry.level > 1 else 0)

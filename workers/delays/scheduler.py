@@ -176,9 +176,7 @@ class Scheduler:
         deadlines = [deadline for p in self._open.values() if (deadline := p.next_deadline_ns()) is not None]
         deadlines += [*self._retry_at.values(), *(change.deadline_ns for change in self._changes)]
         if self._due_us is not None:
-            wait_us = self._due_us - self._wall_us()
-            if wait_us > 0:
-                deadlines.append(self._now_ns + wait_us * 1000)
+            deadlines.append(self._now_ns + max(0, self._due_us - self._wall_us()) * 1000)
         if (
             self._deferred
             or any(front.queue for front in self._fronts)
@@ -190,7 +188,7 @@ class Scheduler:
     @property
     def due_us(self) -> int | None:
         """When, by the wall clock, something is to be done next; None: not without a ring."""
-        return self._due_us if self._due_us is not None and self._due_us > self._wall_us() else None
+        return self._due_us
 
     def begin_stop(self) -> None:
         """Nothing to finish: what is not delivered is delivered after the next start."""
@@ -389,7 +387,7 @@ class Scheduler:
             partition.catch_up()
         results: list[dict[str, Any]] = [{} for _ in items]
         gathered: dict[tuple[str, int], list[tuple[int, Any]]] = {}
-        for number, item in enumerate(items):
+        for number, item in sorted(enumerate(items), key=_by_offset):  # a chunk of a bucket file is looked at once
             try:
                 place, row = self._changed_row(item, request.get("topic"), may_wait)
                 gathered.setdefault(place, []).append((number, row))
@@ -471,6 +469,15 @@ class Scheduler:
             offset, due_us = found
             return {"code": 0, "due_us": due_us, "delay_id": delay_id(partition.log.topic_id, partition.log.partition, offset, due_us)}
         return {"code": int(ErrorCode.UNKNOWN_DELAY), "message": "it came too late: the record is delivered, or on its way"}
+
+
+def _by_offset(numbered: tuple[int, Any]) -> tuple[int, int]:
+    """(offset, number) of an entry of a request; what is no id comes first."""
+    number, item = numbered
+    try:
+        return parse_delay_id(item.get("delay_id")).offset, number
+    except (TailraceError, AttributeError):
+        return -1, number
 
 
 def build(context: ProcessContext, files: Files) -> Scheduler:
