@@ -23,6 +23,7 @@ from workers.delays.delay_partition import Change, DelayPartition
 from workers.flusher import FlusherSettings
 
 LOG_ID = bytes(reversed(range(16)))
+LOG_SEED = checksum_seed(LOG_ID, 0)
 SCHEMA = delay_schema(DEFAULT_SCHEMA)
 BEGIN_US = 1_700_000_000_000_000
 MS = 1_000
@@ -156,7 +157,7 @@ class DelayWorld:
         self.settle()
         offset = self.bench.table.read(1).high_watermark
         header = BatchHeader(record_count=rows.num_rows, last_offset_delta=rows.num_rows - 1, schema_id=1, due_us=token)
-        self.bench.send(arrow_batch.encode_as(rows, header, checksum_seed(LOG_ID, 0), "none"), slot=1)
+        self.bench.send(arrow_batch.encode_as(rows, header, LOG_SEED, "none"), slot=1)
         self.settle()
         assert self.bench.table.read(1).high_watermark == offset + rows.num_rows
         return offset

@@ -36,7 +36,8 @@ LEVELS_USED = 6
 MAGIC = 0x31444254
 KIND_ROWS = 1
 KIND_CANCELLED = 2
-KEYS_KEPT = 8
+KEYS_KEPT = 500_000
+"""Rows."""
 _keys: dict[tuple[str, int, int], tuple[Ints, Ints]] = {}
 """(path, position, checksum) of a chunk -> its keys; the last ones."""
 _HEAD = struct.Struct("<IIIIQqqqq")
@@ -202,7 +203,7 @@ class BucketFile:
         if keys is None:
             keys = self._read_keys(chunk)
         _keys[place] = keys
-        while len(_keys) > KEYS_KEPT:
+        while len(_keys) > 1 and sum(len(ticks) for ticks, _ in _keys.values()) > KEYS_KEPT:
             del _keys[next(iter(_keys))]
         return keys
 

@@ -54,6 +54,7 @@ DELIVERY_BYTES = 256 << 10
 DELIVERY_ROWS = 4_096
 RETRY_NS = 1_000_000_000
 """How soon a mark or a batch that is not seen settled is sent again: it was refused (a full disk), or lost with a worker."""
+STUCK_TRIES = 10
 LEAD_TICKS = 1
 """A tick is closed so much before it comes: the mark's way to the disk and back is not part of the lateness then."""
 SET_BACK_TICKS = 100
@@ -77,6 +78,7 @@ class Sent:
     data: bytearray
     rows: Rows
     at_ns: int
+    tries: int = 1
 
 
 @dataclass(slots=True)
@@ -99,6 +101,8 @@ class Change:
 class Counters:
     delivered: int = 0
     cancelled: int = 0
+    refused: int = 0
+    """Rows of batches that contradict themselves."""
     lateness_us: int = 0
     """Of the last delivered batch's first row."""
 
@@ -131,6 +135,8 @@ class DelayPartition:
         self.counters = Counters()
         self.changes: dict[int, Change] = {}
         """Requests that wait for their batch to be read, by its token."""
+        self.hints: dict[int, int] = {}
+        """Of rows that requests are about: offset -> the tick at which it is probably due. Most rows are where that says."""
         self._store = PendingStore(files, directory, log.topic_id, self._schema, now_ns)
         self._closed = self._store.closed
         """The ordinal below which everything is closed, by the last mark that was read."""
@@ -227,10 +233,25 @@ class DelayPartition:
                 if not self._see_mark(header):
                     break
             else:
-                rows = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(batch)), self._schema)
-                gathered.append((header, rows))
+                rows = self._decoded(header, batch)
+                if rows is not None:
+                    gathered.append((header, rows))
         self._add(gathered)
         return count
+
+    def _decoded(self, header: BatchHeader, batch: memoryview) -> pa.RecordBatch | None:
+        """A batch's rows, proven: what lies inside buffers is the client's, and wild offsets there would crash this process. None: they are refused."""
+        try:
+            rows = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(batch)), self._schema)
+            rows.validate(full=True)
+        except (pa.ArrowInvalid, OSError, ValueError) as error:
+            self.counters.refused += header.record_count
+            logger.error(
+                "delays_refused topic=%s partition=%d offset=%d rows=%d reason=%r",
+                self.topic.topic, self.topic.partition, header.base_offset, header.record_count, str(error),
+            )  # fmt: skip
+            return None
+        return rows
 
     def catch_up(self) -> None:
         """Read what is settled now, for a request that may be about it. Raises OSError."""
@@ -370,16 +391,16 @@ class DelayPartition:
     def _cancel(self, offset: int) -> bool:
         """Whether the row was pending, and is not any more."""
         was_recurring = self._recurring.pop(offset, None) is not None
-        return self._store.cancel(offset) or was_recurring
+        return self._store.cancel(offset, self.hints.pop(offset, None)) or was_recurring
 
     def waits(self, offset: int) -> bool:
         """Whether this row is pending. Raises OSError."""
-        return offset in self._recurring or self._store.waits(offset)
+        return offset in self._recurring or self._store.waits(offset, self.hints.get(offset))
 
     def row_of(self, offset: int) -> pa.RecordBatch | None:
         """A pending row, as a batch of one of the delay log's schema; None: it is not pending. Raises OSError."""
         item = self._recurring.get(offset)
-        return item.row if item is not None else self._store.row_of(offset)
+        return item.row if item is not None else self._store.row_of(offset, self.hints.get(offset))
 
     # ---- what is due -----------------------------------------------------------------------------------------------------------------
 
@@ -449,6 +470,12 @@ class DelayPartition:
         elif not self._send(self.topic, sent.data):
             return 0
         sent.at_ns = self._now_ns
+        sent.tries += 1
+        if sent.tries % STUCK_TRIES == 0:
+            logger.warning(
+                "delivery_refused topic=%s partition=%d tries=%d rows=%d advice=%r", self.topic.topic, self.topic.partition, sent.tries,
+                len(sent.rows), "look at `tailrace status`: a full or broken disk, or max.message.bytes below what was delayed",
+            )  # fmt: skip
         return 1
 
     def _encode(self, batch: pa.RecordBatch, key: tuple[int, int], previous: tuple[int, int]) -> bytearray:
@@ -526,7 +553,7 @@ class DelayPartition:
             "topic": self.topic.topic, "partition": self.topic.partition, "pending": len(store),
             "due_within": dict(zip((*_SPANS_S, "later"), ahead, strict=True)), "recurring": len(self._recurring),
             "next_due_us": first_tick * TICK_US if first_tick < NEVER else None, "is_settled": self.is_settled, "delivered": self.counters.delivered,
-            "cancelled": self.counters.cancelled, "lateness_us": self.counters.lateness_us, "lost_rows": store.lost_rows,
+            "cancelled": self.counters.cancelled, "lateness_us": self.counters.lateness_us, "lost_rows": store.lost_rows + self.counters.refused,
             "memory_bytes": store.rows.nbytes, "files": store.file_count, "cursor": self._follower.next_offset, "saved_cursor": store.cursor,
         }  # fmt: skip
 

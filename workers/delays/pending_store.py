@@ -166,8 +166,8 @@ class PendingStore:
 
     # ---- cancelling ------------------------------------------------------------------------------------------------------------------
 
-    def cancel(self, offset: int) -> bool:
-        """Whether the row was pending, and is not any more. Raises OSError."""
+    def cancel(self, offset: int, hint: int | None = None) -> bool:
+        """Whether the row was pending, and is not any more. `hint`: the tick at which it is probably due. Raises OSError."""
         found = False
         place = self.rows.find(offset)
         if place is not None:
@@ -175,33 +175,42 @@ class PendingStore:
             found = True
             if not self.rows.source_at(place) and self._job is None:
                 return True
-        for file, _, _ in self._places_on_disk(offset):
+        for file, _, _ in self._places_on_disk(offset, hint):
             if not file.is_loaded or found:
                 file.unsaved_cancels.add(offset)
                 found = True
         return found
 
-    def _places_on_disk(self, offset: int) -> Iterator[tuple[BucketFile, Any, int]]:
-        """(file, chunk, row) of a row, wherever it is pending."""
-        for file in self._bucket_files:
+    def _places_on_disk(self, offset: int, hint: int | None) -> list[tuple[BucketFile, Chunk, int]]:
+        """(file, chunk, row) of a row, wherever it is pending: in two files while it is being moved. Raises OSError."""
+        if hint is not None:
+            found = self._look_in([file for file in self._bucket_files if file.entry.start <= hint <= file.last_tick], offset)
+            if found:
+                return found
+        return self._look_in(self._bucket_files, offset)
+
+    def _look_in(self, files: list[BucketFile], offset: int) -> list[tuple[BucketFile, Chunk, int]]:
+        found = []
+        for file in files:
             try:
                 place = file.find(offset, self.released)
             except BucketDamagedError as error:
                 logger.error("bucket_damaged reason=%r", str(error))
                 continue
             if place is not None:
-                yield file, *place
+                found.append((file, *place))
+        return found
 
-    def waits(self, offset: int) -> bool:
+    def waits(self, offset: int, hint: int | None = None) -> bool:
         """Whether this row is pending. Raises OSError."""
-        return self.rows.find(offset) is not None or any(file.is_to_load for file, _, _ in self._places_on_disk(offset))
+        return self.rows.find(offset) is not None or any(file.is_to_load for file, _, _ in self._places_on_disk(offset, hint))
 
-    def row_of(self, offset: int) -> pa.RecordBatch | None:
+    def row_of(self, offset: int, hint: int | None = None) -> pa.RecordBatch | None:
         """A pending row, as a batch of one; None: it is not pending. Raises OSError."""
         place = self.rows.find(offset)
         if place is not None:
             return self.rows.row_at(place)
-        for file, chunk, row in self._places_on_disk(offset):
+        for file, chunk, row in self._places_on_disk(offset, hint):
             if file.is_to_load:
                 return file.read_rows(chunk, self._schema)[2].slice(row, 1)
         return None
@@ -392,6 +401,7 @@ class PendingStore:
         self._save_manifest(cursor, closed, recurring)
         crash_point("scheduler.after_manifest")
         self.rows.saved(runs)
+        pa.default_memory_pool().release_unused()
         saving, self._saving = self._saving, {}
         for file, begin in saving.items():
             file.is_making = False

@@ -29,7 +29,7 @@ from shm.lane import LaneReader, LaneWriter
 from shm.layout import Phase, RegionKind, Role
 from shm.partition_table import PartitionTable
 from shm.process import ProcessContext, configure_logging, process_name, run, start
-from tailrace.delays import HORIZON_US, TICK_US, delay_id, parse_delay_id
+from tailrace.delays import HORIZON_US, TICK_US, delay_id, parse_delay_id, tick_of
 from tailrace.errors import InvalidRequestError, TailraceError, UnknownDelayError, UnknownTopicError
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
@@ -427,12 +427,15 @@ class Scheduler:
             raise InvalidRequestError(f"due_us is {due_us!r}; it takes microseconds since 1970, at most 20 years ahead")
         if may_wait and not partition.has_read(key.offset):
             raise NotSettledYet
+        partition.hints[key.offset] = tick_of(key.due_us)
         if due_us is None:
             if not partition.waits(key.offset):
+                partition.hints.pop(key.offset)
                 raise UnknownDelayError
             return place, partition.cancellation(key.offset)
         row = partition.row_of(key.offset)
         if row is None:
+            partition.hints.pop(key.offset)
             raise UnknownDelayError
         return place, partition.replacement(row, due_us, key.offset)
 

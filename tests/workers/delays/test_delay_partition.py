@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from shm.crash_points import armed
-from tests.kit.delays import DelayWorld, Killed
+from tailrace import arrow_batch
+from tailrace.batch_header import BatchHeader
+from tests.kit.batches import reseal
+from tests.kit.delays import LOG_SEED, SCHEMA, DelayWorld, Killed
 from workers.delays import bucket_files, delay_partition, pending_store
 
 MS, SECOND = 1_000, 1_000_000
@@ -116,6 +121,20 @@ def test_a_damaged_chunk_is_said_and_counted_and_costs_only_itself() -> None:
     assert 0 < lost < 200
     assert len(world.delivered()) == 200 - lost
     assert [name for name in world.disk.names if name.endswith(".damaged")] == [f"{path}.damaged"]
+
+
+def test_rows_with_wild_offsets_under_right_checksums_are_refused_and_the_rest_is_delivered() -> None:
+    world = DelayWorld(5)
+    world.schedule([SECOND] * 3)
+    rows = arrow_batch.with_delays(arrow_batch.default_rows([1], [b"k"], [b"bad"], None), SCHEMA, [world.wall_us], None)
+    data = arrow_batch.encode_as(rows, BatchHeader(record_count=1, schema_id=1), LOG_SEED, "none")
+    at = data.index(struct.pack("<ii", 0, len(b"bad")))
+    data[at : at + 8] = struct.pack("<ii", 0, 1 << 30)
+    world.bench.send(reseal(data, LOG_SEED), slot=1)
+    world.settle()
+    world.schedule([2 * SECOND] * 3)
+    world.finish()
+    assert world.partition.describe()["lost_rows"] == 1
 
 
 def test_far_rows_lie_in_few_files_and_none_are_left_behind() -> None:
