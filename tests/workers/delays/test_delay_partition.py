@@ -128,7 +128,7 @@ def test_rows_with_wild_offsets_under_right_checksums_are_refused_and_the_rest_i
     world.schedule([SECOND] * 3)
     rows = arrow_batch.with_delays(arrow_batch.default_rows([1], [b"k"], [b"bad"], None), SCHEMA, [world.wall_us], None)
     data = arrow_batch.encode_as(rows, BatchHeader(record_count=1, schema_id=1), LOG_SEED, "none")
-    at = data.index(struct.pack("<ii", 0, len(b"bad")))
+    at = data.rindex(struct.pack("<ii", 0, len(b"bad")))
     data[at : at + 8] = struct.pack("<ii", 0, 1 << 30)
     world.bench.send(reseal(data, LOG_SEED), slot=1)
     world.settle()
