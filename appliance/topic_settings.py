@@ -40,7 +40,7 @@ _TABLE = (
     TopicSetting("compression.type", str, "none", "Buffer compression that producers use unless told otherwise.", allowed=("none", "lz4", "zstd")),
     TopicSetting("message.timestamp.type", str, "CreateTime", "Whose clock a record's timestamp is: the producer's, or the appliance's when it appends.", allowed=("CreateTime", "LogAppendTime")),
     TopicSetting("cleanup.policy", str, "delete", "What becomes of old records: delete removes segments by retention.ms and retention.bytes.", allowed=("delete",)),
-    TopicSetting("retention.ms", int, 7 * 86_400_000, "A segment is removed when its newest record is older than this (records that are old when they come stay five minutes), ms; -1: never.", minimum=-1),
+    TopicSetting("retention.ms", int, 7 * 86_400_000, "A segment is removed when its newest record is older than this (records that are old when they come stay five minutes; with delay.enabled it counts from delivery), ms; -1: never.", minimum=-1),
     TopicSetting("retention.bytes", int, -1, "Closed segments are removed, oldest first, while the partition without them still holds this many bytes; -1: never.", minimum=-1),
     TopicSetting("durability", str, "disk", "disk: consumers see, and acks=all waits for, what was fdatasync'd. memory: what was written to the page cache.", allowed=("disk", "memory")),
     TopicSetting("delay.enabled", bool, False, "Whether producers may have records of this topic delivered later (deliver_at, deliver_after); turned off, what is pending is still delivered.", allowed=("true", "false")),

@@ -129,6 +129,7 @@ class Front:
         coordinator: DeciderLink,
         scheduler: DeciderLink,
         coordinator_generation: Callable[[], int],
+        scheduler_generation: Callable[[], int],
         front_ports: Callable[[], list[int]],
         routing: Routing,
         reader: LogReader,
@@ -149,6 +150,8 @@ class Front:
         self._scheduler = scheduler
         self._coordinator_generation = coordinator_generation
         self._known_coordinator = coordinator_generation()
+        self._scheduler_generation = scheduler_generation
+        self._known_scheduler = scheduler_generation()
         self._front_ports = front_ports
         self._routing = routing
         self._reader = reader
@@ -231,12 +234,25 @@ class Front:
     def _on_other_coordinator(self) -> None:
         """A killed coordinator may have taken requests for producer ids with it: whoever waits for one asks again."""
         self._known_coordinator = self._coordinator_generation()
-        for word, correlation_id in [key for key, (api, _) in self._unanswered.items() if api == Api.INIT_PRODUCER_ID]:
-            self._take_unanswered((word, correlation_id))
+        self._give_up((Api.INIT_PRODUCER_ID,), ErrorCode.NOT_READY, "the coordinator was restarted; ask again")
+
+    def _on_other_scheduler(self) -> None:
+        """A killed scheduler has taken requests with it: who only asked asks again; of a change nobody knows."""
+        self._known_scheduler = self._scheduler_generation()
+        self._give_up((Api.LIST_DELAYS, Api.DESCRIBE_DELAYS), ErrorCode.NOT_READY, "the scheduler was restarted; ask again")
+        self._give_up(
+            (Api.CHANGE_DELAYS,),
+            ErrorCode.TIMED_OUT,
+            "the scheduler was restarted: nobody knows whether the change was made; list what is pending",
+        )
+
+    def _give_up(self, apis: tuple[Api, ...], code: ErrorCode, message: str) -> None:
+        """Answer requests that nobody else will."""
+        for word, correlation_id in [key for key, (api, _) in self._unanswered.items() if api in apis]:
+            api = self._take_unanswered((word, correlation_id))
             session = self._sessions.by_word(word)
             if session is not None:
-                body = orjson.dumps({"message": "the coordinator was restarted; ask again"})
-                self._send(session, Api.INIT_PRODUCER_ID, 1, correlation_id, ErrorCode.NOT_READY, [body])
+                self._send(session, api, 1, correlation_id, code, [orjson.dumps({"message": message})])
 
     def _read_coordinator(self) -> int:
         if self._coordinator_generation() != self._known_coordinator:
@@ -262,6 +278,8 @@ class Front:
         return count
 
     def _read_scheduler(self) -> int:
+        if self._scheduler_generation() != self._known_scheduler:
+            self._on_other_scheduler()
         lane = self._scheduler.from_it
         count = 0
         while (message := lane.peek()) is not None:
@@ -649,6 +667,7 @@ def build(context: ProcessContext, transport: Transport, files: LogFiles, pool: 
         return DeciderLink(context.lane_writer(name), context.lane_reader(name), context.bell(role, 0))
 
     coordinator = context.control.process(Role.COORDINATOR, 0)
+    scheduler = context.control.process(Role.SCHEDULER, 0)
     lane_half = int(settings["lane_bytes"]) // 2
     front = Front(
         transport=transport,
@@ -659,6 +678,7 @@ def build(context: ProcessContext, transport: Transport, files: LogFiles, pool: 
         coordinator=decider(Role.COORDINATOR),
         scheduler=decider(Role.SCHEDULER),
         coordinator_generation=lambda: coordinator.load(ProcessWord.READY_GENERATION),
+        scheduler_generation=lambda: scheduler.load(ProcessWord.READY_GENERATION),
         front_ports=lambda: [context.control.port(f).load() for f in range(int(settings["fronts"]))],
         routing=Routing(),
         reader=LogReader(files, spec.data_dirs, [context.table(d) for d in range(len(spec.data_dirs))]),
