@@ -84,9 +84,12 @@ class LogSet:
             if log is not None and same and not (assignment.revive and log.refusal):
                 log.assignment = assignment
             else:
+                was_closed = log is not None and same and not log.is_open
                 log = PartitionLog(self._files, self._data_dir, assignment, self._facts.producer_expiration_us)
                 self._logs[slot] = log
                 self._open(log, replay=replay)
+                if assignment.revive and was_closed:
+                    log.begin_anew()
                 on_open(log)
             if assignment.delete_before > log.log_start_offset and not log.refusal:
                 log.advance_start(assignment.delete_before)

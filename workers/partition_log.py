@@ -211,6 +211,11 @@ class PartitionLog:
             self.file.run = run
             self._save_file()
 
+    def begin_anew(self) -> None:
+        """It takes writes again: what its worker appended while it could not be opened was refused, and the new epoch says so. Raises OSError."""
+        self.file.begin_epoch(self.next_offset)
+        self._save_file()
+
     def _find_file(self, run: str) -> None:
         """Read partition.json, or begin it. What belongs to another topic is moved aside."""
         files, path = self._files, f"{self.directory}/{PARTITION_FILE}"

@@ -338,6 +338,7 @@ class Worker:
             return self._refuse(source, message, code, next_offset)
         duplicate = False
         if source == SOURCE_SCHEDULER and not self._is_next_delay(partition, header):
+            self._look_at_log_end(partition)
             return self._refuse(source, message, ErrorCode.UNKNOWN_SEQUENCE, next_offset, header)
         if header.producer_id >= 0:
             forget_before_us = max(self._now_us(), partition.last_append_us) - self._producer_expiration_us
@@ -368,6 +369,21 @@ class Worker:
                 return False  # the wall clock was set back since it was sent
             return (header.due_us, header.previous_position) == delivered < (header.min_tick, header.delay_position)
         return True
+
+    def _look_at_log_end(self, partition: Partition) -> None:
+        """The scheduler sends again what this worker believes to have appended. If everything is settled and the log ends before that, the disk refused it
+        in a way that began no epoch: then the log is right.
+        """
+        ring, assignment = self._ring, partition.assignment
+        if ring.settled.load() != ring.next_number:
+            return
+        state = self._tables[assignment.data_dir].read(assignment.slot)
+        if state.topic_id == assignment.topic_id and state.state is SlotState.ONLINE and state.log_end_offset < partition.next_offset:
+            logger.warning(
+                "taken_up_behind topic=%s partition=%d from=%d to=%d",
+                assignment.topic, assignment.partition, partition.next_offset, state.log_end_offset,
+            )  # fmt: skip
+            self._take_up(partition, state.log_end_offset, state.leader_epoch)
 
     def _on_new_epoch(self, partition: Partition) -> None:
         """The flusher has decided the log's end anew (its disk had failed): what this worker appended beyond it was refused."""

@@ -12,7 +12,7 @@ import pytest
 from tailrace.errors import CorruptBatchError
 from tests.sim.schedule import Schedule, plan, run
 
-pytestmark = pytest.mark.filterwarnings("ignore:topic 't' has durability=memory")
+pytestmark = pytest.mark.filterwarnings("ignore:topic '(t|later)' has durability=memory")
 SCHEDULES = 1600
 PER_TEST = 50
 

@@ -198,7 +198,7 @@ class DelayPartition:
 
     def next_deadline_ns(self) -> int | None:
         """When there is something to do by the monotonic clock."""
-        deadlines = [self._store.next_deadline_ns(self._follower.next_offset)]
+        deadlines = [self._store.next_deadline_ns(self._follower.next_offset, is_settled=self.is_settled and self._held is None)]
         if self._sent is not None:
             deadlines.append(self._sent.at_ns + RETRY_NS)
         if self._asked is not None:

@@ -41,6 +41,14 @@ class LogFollower:
 
     def read(self, state: PartitionState) -> Iterator[tuple[BatchHeader, memoryview]]:
         """Batches behind the last one that was taken, some megabytes of them. Raises OSError."""
+        before = self.next_offset
+        yield from self._read(state)
+        if before == self.next_offset < state.high_watermark:
+            # What is below the watermark is there: in the next segment, or in a file that has replaced the one that was open (a sync had failed).
+            self.close()
+            yield from self._read(state)
+
+    def _read(self, state: PartitionState) -> Iterator[tuple[BatchHeader, memoryview]]:
         self.next_offset = max(self.next_offset, state.log_start_offset)
         if self.next_offset >= state.high_watermark or (self._fd < 0 and not self._find()):
             return

@@ -131,9 +131,11 @@ class PendingStore:
                 tick = min(tick, file.entry.start - lead)
         return tick
 
-    def next_deadline_ns(self, read_offset: int) -> int | None:
-        """When something is to be saved or removed."""
-        deadlines = []
+    def next_deadline_ns(self, read_offset: int, *, is_settled: bool) -> int | None:
+        """When something is to be saved or removed; not before what was released is delivered."""
+        deadlines: list[int] = []
+        if not is_settled:
+            return None
         if read_offset > self.cursor:
             deadlines.append(self._saved_ns + SAVE_AFTER_NS)
         if any(self._is_finished(file) for file in self._bucket_files):
