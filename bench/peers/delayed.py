@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -97,5 +98,6 @@ def rabbitmq_lateness(rate: int, seconds: float) -> tuple[list[float], float]:
             processes = [process for process in psutil.process_iter() if "beam" in process.name()]
             memory = sum(process.memory_info().rss for process in processes) / 1e6
         finally:
-            server.stop()
+            os.killpg(server.pid, signal.SIGKILL)  # the shell script that was started does not take its children along
+            server.kill()
     return times, memory

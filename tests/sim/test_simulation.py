@@ -13,7 +13,7 @@ from tailrace.errors import CorruptBatchError
 from tests.sim.schedule import Schedule, plan, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:topic '(t|later)' has durability=memory")
-SCHEDULES = 1600
+SCHEDULES = 800
 PER_TEST = 50
 
 
@@ -55,7 +55,8 @@ def test_the_checks_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_dying_disk_takes_only_its_own_partitions_offline(seed: int) -> None:
     schedule = Schedule(
-        seed, replace(plan(random.Random(seed)), data_dirs=2, partitions=4, durability="disk", acks="all", faults=("disk error",))
+        seed,
+        replace(plan(random.Random(seed)), data_dirs=2, partitions=4, durability="disk", acks="all", faults=("disk error",), delays=False),
     )
     world = schedule.world
 

@@ -286,7 +286,7 @@ class PendingStore:
         for chunk, ticks, offsets, rows in self._good_chunks(file):
             left = self._left(file, ticks, offsets, as_saved=True)
             ticks, offsets, rows = ticks[left], offsets[left], rows.filter(pa.array(left))
-            touched = set()
+            touched: dict[BucketFile, None] = {}  # in the order of writing
             if to_lower:
                 labels = _labels(ticks, max(self._now_tick, file.entry.start))
             else:
@@ -295,7 +295,7 @@ class PendingStore:
             for label, piece in split(places, labels):
                 target = self._append(label, piece[:, 0], piece[:, 1], rows.take(pa.array(piece[:, 2])), but=file)
                 target.unsaved_cancels |= file.unsaved_cancels.intersection(piece[:, 1].tolist())
-                touched.add(target)
+                touched[target] = None
                 yield
             for target in touched:
                 target.sync()
@@ -379,13 +379,13 @@ class PendingStore:
         """Everything that only the delay log has into bucket files; then the cursor moves."""
         runs = self.rows.unsaved_runs()
         rows = self.rows.still_alive(self.rows.rows_of_runs(runs))
-        touched = set()
+        touched: dict[BucketFile, None] = {}  # in the order of writing
         for file in self._bucket_files:
             cancels = np.array(sorted(file.unsaved_cancels), np.int64)
             if len(cancels):
                 file.append(KIND_CANCELLED, np.empty(0, np.int64), cancels, b"")
                 file.unsaved_cancels -= set(cancels.tolist())
-                touched.add(file)
+                touched[file] = None
         yield
         for label, piece in split(rows, _labels(rows[:, 0], self._now_tick)) if len(rows) else []:
             # What is cancelled since is saved as it was at the cursor: read again, what replaces it must find it.
@@ -393,7 +393,7 @@ class PendingStore:
             if len(kept):
                 target = self._append(label, kept[:, 0], kept[:, 1], self.rows.columns_of(kept), is_saving=True)
                 target.unsaved_cancels.update(self.rows.cancelled_among(kept))
-                touched.add(target)
+                touched[target] = None
             yield
         for file in touched:
             file.sync()
