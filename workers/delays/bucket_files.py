@@ -108,6 +108,8 @@ class BucketFile:
         """Whether its rows are in memory: nothing is appended any more."""
         self.is_making = False
         """Whether it is being written, of rows that are in memory until it is: it is not to be loaded yet."""
+        self.is_damaged = False
+        """Whether some of it could not be read."""
         self._chunks: list[Chunk] | None = None
         self._cancelled: set[int] | None = None
 
@@ -261,7 +263,15 @@ class BucketFile:
                     return None if is_done or ticks[row] <= released else (chunk, row)
         return None
 
-    def forget_chunks_before(self, position: int) -> None:
-        self.entry.begin = position
+    def forget_chunk(self, chunk: Chunk) -> None:
+        """Its rows were moved elsewhere, those before it too; neither they nor their cancellations count here any more. Raises OSError."""
+        try:
+            offsets = set(self.keys_of(chunk)[1].tolist())
+            self.entry.cancelled -= len(self.cancelled() & offsets)
+            self.unsaved_cancels -= offsets
+        except BucketDamagedError:
+            self.entry.cancelled = 0  # unknown: too few, so that nothing counts as finished that is not
+        self.entry.rows -= chunk.rows
+        self.entry.begin = chunk.end
         if self._chunks is not None:
-            self._chunks = [chunk for chunk in self._chunks if chunk.position >= position]
+            self._chunks = [other for other in self._chunks if other.position >= chunk.end]

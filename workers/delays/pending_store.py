@@ -239,20 +239,17 @@ class PendingStore:
         return 0
 
     def _good_chunks(self, file: BucketFile) -> Iterator[tuple[Chunk, Ints, Ints, pa.RecordBatch]]:
-        """(chunk, ticks, offsets, rows) of a file. What is damaged is counted, said and left out; the file is set aside for whoever can read it."""
-        damaged = False
+        """(chunk, ticks, offsets, rows) of a file. What is damaged is counted, said and left out; the file is set aside when it is not needed any more."""
         try:
             for chunk in list(file.row_chunks()):
                 try:
                     yield chunk, *file.read_rows(chunk, self._schema)
                 except BucketDamagedError as error:
-                    damaged = True
+                    file.is_damaged = True
                     self._note_lost(chunk.rows, error)
         except BucketDamagedError as error:
-            damaged = True
+            file.is_damaged = True
             self._note_lost(file.entry.rows, error)
-        if damaged and self._files.exists(file.path):
-            self._files.rename(file.path, f"{file.path}.damaged")
 
     def _note_lost(self, rows: int, error: BucketDamagedError) -> None:
         self.lost_rows += rows
@@ -301,8 +298,7 @@ class PendingStore:
                 target.sync()
                 yield
             self._files.sync_directory(self._directory)
-            file.entry.rows -= chunk.rows
-            file.forget_chunks_before(chunk.end)
+            file.forget_chunk(chunk)
             self._save_manifest()
             crash_point("scheduler.after_move")
         self._remove([file])
@@ -371,9 +367,17 @@ class PendingStore:
                     self._files.unlink(file.path)
                 continue
             fresh = BucketFile(self._files, self._directory, replace(entry))
-            fresh.is_loaded, fresh.unsaved_cancels = file.is_loaded, file.unsaved_cancels
+            fresh.is_loaded = file.is_loaded
+            fresh.unsaved_cancels = {offset for offset in file.unsaved_cancels if self._has(fresh, offset)}
             kept.append(fresh)
         self._bucket_files = kept
+
+    def _has(self, file: BucketFile, offset: int) -> bool:
+        """Whether a row is in this file, by what counts of it. Where that cannot be read it is not: better a record too many than one too few."""
+        try:
+            return file.find(offset, -1) is not None
+        except (OSError, BucketDamagedError):
+            return False
 
     def _save(self, cursor: int, closed: int, recurring: list[dict[str, Any]]) -> Iterator[None]:
         """Everything that only the delay log has into bucket files; then the cursor moves."""
@@ -439,11 +443,15 @@ class PendingStore:
         return 0
 
     def _remove(self, gone: list[BucketFile]) -> None:
-        """The manifest forgets them first. Raises OSError."""
+        """The manifest forgets them first. What is damaged is set aside, for whoever can read it. Raises OSError."""
         self._bucket_files = [file for file in self._bucket_files if file not in gone]
         self._save_manifest()
         for file in gone:
-            if self._files.exists(file.path):
+            if not self._files.exists(file.path):
+                continue
+            if file.is_damaged:
+                self._files.rename(file.path, f"{file.path}.damaged")
+            else:
                 self._files.unlink(file.path)
 
     # ---- showing ---------------------------------------------------------------------------------------------------------------------

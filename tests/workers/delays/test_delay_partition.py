@@ -123,6 +123,48 @@ def test_a_damaged_chunk_is_said_and_counted_and_costs_only_itself() -> None:
     assert [name for name in world.disk.names if name.endswith(".damaged")] == [f"{path}.damaged"]
 
 
+def test_a_kill_while_a_cancelled_bucket_is_compacted_loses_none_of_the_rest() -> None:
+    def die() -> None:
+        raise Killed
+
+    world = DelayWorld(6)
+    for _ in range(6):
+        world.schedule([30 * 86_400 * SECOND + world.rng.randint(0, SECOND) for _ in range(40)])
+        world.pass_time(400 * MS)
+        while world.step():
+            pass
+    for number, row in enumerate(world.rows.values()):
+        if number % 5:
+            world.change(row, None)
+    with armed("scheduler.after_move", die, 2):
+        for _ in range(200):
+            world.pass_time(100 * MS)
+            world.step()
+    assert world.restarts == 1, "a compaction was under way, and was killed"
+    world.finish()
+
+
+def test_a_kill_behind_a_damaged_chunk_loses_no_more_than_that() -> None:
+    world = DelayWorld(4)
+    for _ in range(4):
+        world.schedule([7_200 * SECOND + world.rng.randint(0, 600 * SECOND) for _ in range(50)])
+        world.pass_time(400 * MS)
+        while world.step():
+            pass
+    (path,) = [name for name in world.disk.names if name.endswith(bucket_files.BUCKET_SUFFIX)]
+    inode = world.disk.names[path]
+    assert inode is not None
+    inode.data[-300] ^= 1  # in the last chunk
+    world.pass_time(7_300 * SECOND)
+    while world.partition.describe()["lost_rows"] == 0:
+        world.step()
+    assert len(world.delivered()) < 150, "the kill comes between the reading and the last delivery"
+    world.restart_scheduler()
+    with pytest.raises(AssertionError, match="never came"):
+        world.finish()
+    assert len(world.delivered()) == 150
+
+
 def test_rows_with_wild_offsets_under_right_checksums_are_refused_and_the_rest_is_delivered() -> None:
     world = DelayWorld(5)
     world.schedule([SECOND] * 3)
