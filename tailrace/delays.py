@@ -3,7 +3,7 @@
 A topic with `delay.enabled` has a second log, its delay log (`orders@delay`), with as many partitions. A delayed record is appended there, in the topic's
 schema with three columns more (see `tailrace.schema.delay_schema`); the scheduler moves it to the same partition of the topic when it is due.
 
-Time is counted in ticks of 10 ms since 1970. A due time is rounded up to a tick: nothing is early.
+Time is counted in ticks of a millisecond since 1970. A due time is rounded up to a tick: nothing is early.
 Invariants: pure; `parse_delay_id(delay_id(...))` gives back what was put in; what is not such a text is refused with a sentence.
 """
 
@@ -19,13 +19,15 @@ from typing import Any, NamedTuple
 
 from tailrace.errors import InvalidRecordError, InvalidRequestError, InvalidSettingError
 
-TICK_US = 10_000
+TICK_US = 1_000
 HORIZON_DAYS = 20 * 366
 HORIZON_US = HORIZON_DAYS * 86_400_000_000
 """How far ahead a record may be delayed."""
 TICK_BITS = 44
 """An ordinal is (clock epoch << TICK_BITS) | tick: it goes on when the clock is set back."""
 TICK_MASK = (1 << TICK_BITS) - 1
+NONE_DELIVERED = (-1, -1)
+"""(tick, offset) in a mark that begins an epoch of the clock, when nothing was delivered in the one before."""
 DELAY_SUFFIX = "@delay"
 """Of a delay log's name: no topic of users can have it."""
 DUE_COLUMN, ORIGIN_COLUMN, REPEAT_COLUMN = "@due_us", "@origin", "@repeat"

@@ -12,10 +12,11 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import orjson
 
-from tailrace.delays import HORIZON_US, TICK_US, tick_of
+from tailrace.delays import HORIZON_US, tick_of
 
 MISSED = ("all", "last", "none")
-ON_TIME_TICKS = 500
+INTERVAL_MIN_US = 10_000
+ON_TIME_TICKS = 5_000
 """With missed="none" an occurrence is delivered if it is at most so late."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -72,7 +73,7 @@ class Recurrence:
         if bool(self.every_us) == bool(self.expression):
             raise RecurrenceError("a recurring record has either an interval or a cron expression")
         if self.every_us and (
-            not isinstance(self.every_us, int) or isinstance(self.every_us, bool) or not TICK_US <= self.every_us <= HORIZON_US
+            not isinstance(self.every_us, int) or isinstance(self.every_us, bool) or not INTERVAL_MIN_US <= self.every_us <= HORIZON_US
         ):
             raise RecurrenceError(f"an interval of {self.every_us} us is not between 10 ms and 20 years")
         if self.expression:

@@ -54,7 +54,7 @@ from tailrace.batch_header import (
     stamp_min_tick,
     verify_batch,
 )
-from tailrace.delays import TICK_BITS, TICK_MASK, TICK_US
+from tailrace.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
 from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.protocol.errors import ErrorCode
 from workers.files import DiskFiles, Files, read_whole
@@ -358,7 +358,7 @@ class Worker:
     def _is_next_delay(self, partition: Partition, header: BatchHeader) -> bool:
         """Whether what the scheduler sends is new (it sends again what it has not seen settled), closed in the delay log, and due now."""
         if header.is_control:
-            return bool(partition.assignment.delay_of) and header.min_tick > partition.producers.open_ordinal
+            return self._is_next_mark(partition, header)
         if header.attributes & ATTRIBUTE_DELAYED:
             delivered = partition.producers.delivered
             log = self._delay_logs.get((partition.assignment.topic_id.hex(), partition.assignment.partition))
@@ -369,6 +369,19 @@ class Worker:
                 return False  # the wall clock was set back since it was sent
             return (header.due_us, header.previous_position) == delivered < (header.min_tick, header.delay_position)
         return True
+
+    def _is_next_mark(self, log: Partition, header: BatchHeader) -> bool:
+        """Whether it closes more of a delay log; one that begins an epoch of the clock must know all that was delivered before."""
+        open_ordinal = log.producers.open_ordinal
+        if not log.assignment.delay_of or header.min_tick <= open_ordinal:
+            return False
+        if header.min_tick >> TICK_BITS == open_ordinal >> TICK_BITS:
+            return True
+        of = log.assignment.delay_of, log.assignment.partition
+        topic = next(p for p in self._partitions.values() if (p.assignment.topic_id.hex(), p.assignment.partition) == of)
+        ordinal, position = topic.producers.delivered
+        done = (ordinal & TICK_MASK, position) if ordinal >> TICK_BITS == open_ordinal >> TICK_BITS else NONE_DELIVERED
+        return (header.due_us, header.delay_position) == done
 
     def _look_at_log_end(self, partition: Partition) -> None:
         """The scheduler sends again what this worker believes to have appended. If everything is settled and the log ends before that, the disk refused it

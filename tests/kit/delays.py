@@ -57,7 +57,7 @@ class DelayWorld:
         self._is_inside = False
         """Whether the scheduler is being stepped: nobody else is killed here."""
         self.rows: dict[str, Row] = {}
-        self.runs = 0
+        self.runs = self.lives = 0
         self.restarts = 0
         """How often the scheduler was killed inside a step, or the disk refused it."""
         self.wall_us = BEGIN_US
@@ -86,6 +86,7 @@ class DelayWorld:
 
     def _open(self) -> DelayPartition:
         bench = self.bench
+        self.lives += 1
         lane = LaneWriter(bench.regions["scheduler>worker"])
 
         def send(target: Assignment, data: Any) -> bool:
@@ -95,7 +96,7 @@ class DelayWorld:
 
         return DelayPartition(
             SimFiles(self.disk), "/data/t@delay-0", self.log, self.topic, lambda: bench.table.read(1), lambda: bench.table.delivered(0), send,
-            self.now_ns, self.wall_us,
+            self.lives, self.now_ns, self.wall_us,
         )  # fmt: skip
 
     def _count_down(self, operation: str, path: str) -> None:

@@ -1,8 +1,8 @@
 """Bucket files: delayed rows on the disk, by when they are due; the timing wheel's far slots.
 
-A bucket of level L is for 64**L ticks (0.64 s, 41 s, 44 min, 47 h, 124 days, 22 years). A row goes to the lowest level whose 64 buckets reach its tick, so
-at most some hundred files are there, however many rows; when a bucket's time comes near, its rows are moved to lower buckets, and those of the lowest level
-into memory.
+A bucket of level L is for 64**L ticks of a millisecond (from level 2 on: 4 s, 4 min, 4.7 h, 12 days, 2 years, 139 years). A row goes to the lowest level
+whose 64 buckets reach its tick, so at most some hundred files are there, however many rows; when a bucket's time comes near, its rows are moved to lower
+buckets, and those of the lowest level into memory.
 
 Owner: the scheduler. Which bytes of a file count, the manifest says.
 Layout: chunks, one behind the other:
@@ -31,9 +31,10 @@ from workers.files import Files
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 BUCKET_SUFFIX = ".pending"
-LEVELS_USED = 6
-"""64 ** 6 ticks are 22 years, longer than any delay."""
-MAGIC = 0x31444254
+LOWEST_LEVEL = 2
+LEVELS_USED = 7
+"""64 ** 7 ticks are 139 years, longer than any delay."""
+MAGIC = 0x32444254
 KIND_ROWS = 1
 KIND_CANCELLED = 2
 KEYS_KEPT = 500_000
@@ -78,8 +79,8 @@ def file_name(entry: FileEntry) -> str:
 
 
 def buckets_of(ticks: Ints, current: int) -> tuple[Ints, Ints]:
-    """(level, first tick) of the bucket of each tick. Nothing goes below level 1."""
-    levels = np.maximum(levels_of(np.maximum(ticks, current), current), 1)
+    """(level, first tick) of the bucket of each tick. Nothing goes below the lowest level."""
+    levels = np.maximum(levels_of(np.maximum(ticks, current), current), LOWEST_LEVEL)
     return levels, ticks >> (_BITS * levels) << (_BITS * levels)
 
 
@@ -185,7 +186,8 @@ class BucketFile:
             raise BucketDamagedError(f"{self.path} has no chunk at {position}")
         return chunk
 
-    def _read(self, chunk: Chunk) -> memoryview:
+    def prove(self, chunk: Chunk) -> memoryview:
+        """What lies behind the head, as its checksum says. Raises OSError, BucketDamagedError."""
         fd = self._open()
         try:
             data = memoryview(self._files.read_at(fd, chunk.keys + chunk.body, chunk.position + _HEAD.size))
@@ -222,7 +224,7 @@ class BucketFile:
 
     def read_rows(self, chunk: Chunk, schema: pa.Schema) -> tuple[Ints, Ints, pa.RecordBatch]:
         """(ticks, offsets, rows) of a chunk, proven. Raises OSError, BucketDamagedError."""
-        data = self._read(chunk)
+        data = self.prove(chunk)
         keys = np.frombuffer(data[: chunk.keys], np.int64)
         try:
             rows = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data[chunk.keys :])), schema)
@@ -236,7 +238,7 @@ class BucketFile:
             self._cancelled = set()
             for chunk in self.chunks():
                 if chunk.kind == KIND_CANCELLED:
-                    self._cancelled.update(np.frombuffer(self._read(chunk), np.int64).tolist())
+                    self._cancelled.update(np.frombuffer(self.prove(chunk), np.int64).tolist())
         return self._cancelled
 
     def row_chunks(self) -> Iterator[Chunk]:

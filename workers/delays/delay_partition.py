@@ -38,7 +38,7 @@ from tailrace.batch_header import (
     checksum_seed,
     insert_header,
 )
-from tailrace.delays import DELAY_COLUMNS, DUE_COLUMN, ORIGIN_COLUMN, TICK_BITS, TICK_MASK, TICK_US, tick_of
+from tailrace.delays import DELAY_COLUMNS, DUE_COLUMN, NONE_DELIVERED, ORIGIN_COLUMN, TICK_BITS, TICK_MASK, TICK_US, tick_of
 from tailrace.recurrence import Recurrence, RecurrenceError
 from tailrace.schema import from_message
 from workers.delays.array_wheel import NEVER, Rows, no_rows
@@ -52,12 +52,13 @@ logger = logging.getLogger(__name__)
 
 DELIVERY_BYTES = 256 << 10
 DELIVERY_ROWS = 4_096
+KEY_SCAN_ROWS = 10_000
 RETRY_NS = 1_000_000_000
 """How soon a mark or a batch that is not seen settled is sent again: it was refused (a full disk), or lost with a worker."""
 STUCK_TRIES = 10
-LEAD_TICKS = 1
-"""A tick is closed so much before it comes: the mark's way to the disk and back is not part of the lateness then."""
-SET_BACK_TICKS = 100
+LEAD_TICKS = 10
+"""Ticks are closed so much before they come: the mark's way to the disk and back is not part of the lateness then."""
+SET_BACK_TICKS = 1_000
 """A wall clock so far behind what is closed was set back."""
 DUE_TICK_MAX = TICK_MASK >> 1
 RECURRING = "recurring"
@@ -119,15 +120,17 @@ class DelayPartition:
         log_state: Callable[[], PartitionState],
         delivered: Callable[[], tuple[int, int]],
         send: Send,
+        life: int,
         now_ns: int,
         wall_us: int,
     ) -> None:
-        """`directory`: the delay log's. Raises OSError, ManifestDamagedError."""
+        """`directory`: the delay log's. `life`: no other DelayPartition has or had this number. Raises OSError, ManifestDamagedError."""
         self.log = log
         self.topic = topic
         self._log_state = log_state
         self._delivered = delivered
         self._send = send
+        self._life = life
         self._schema = from_message(log.schema)
         self._columns = [name for name in self._schema.names if name not in DELAY_COLUMNS]
         self._log_seed = checksum_seed(log.topic_id, log.partition)
@@ -188,11 +191,10 @@ class DelayPartition:
     def next_due_us(self) -> int | None:
         """When, behind the time of this step, there is something to do by the wall clock; None: nothing is, before something else happens."""
         ticks = [self._store.next_file_tick()]
-        if len(self._ready):
-            if self._sent is None:
-                ticks.append(int(self._ready[0, 0]))
-        elif self._sent is None and self._asked is None:
-            ticks.append(self._store.rows.wheel.earliest() - LEAD_TICKS)
+        if self._sent is None and len(self._ready):
+            ticks.append(int(self._ready[0, 0]))
+        if self._sent is None and self._asked is None and not (len(self._ready) and self._is_fenced):
+            ticks.append(max(self._first_waiting(), self._closed & TICK_MASK) - LEAD_TICKS)  # no mark closes what is closed
         ahead = [tick * TICK_US for tick in ticks if self._wall_us < tick * TICK_US < (NEVER - LEAD_TICKS)]
         return min(ahead, default=None)
 
@@ -214,7 +216,7 @@ class DelayPartition:
 
     def _read_log(self) -> int:
         if self._held is not None:
-            if self._sent is not None:
+            if self._sent is not None or self._store.is_busy:
                 return 0
             self._begin_epoch(self._held.min_tick, (self._held.due_us, self._held.delay_position))
             self._held = None
@@ -266,7 +268,7 @@ class DelayPartition:
         ordinal = header.min_tick
         if self._asked is not None and ordinal >= self._asked[0]:
             self._asked = None
-            self._is_fenced = True
+        self._is_fenced = self._is_fenced or header.previous_position == self._life
         if ordinal >> TICK_BITS > self._epoch:
             self._held = header
             return False
@@ -489,21 +491,23 @@ class DelayPartition:
 
     # ---- marks -----------------------------------------------------------------------------------------------------------------------
 
+    def _first_waiting(self) -> int:
+        """The tick of the row in memory that is due first; NEVER when there is none."""
+        first: int = min([self._store.rows.wheel.earliest(), *self._ready[:1, 0].tolist()])
+        return first
+
     @property
     def _asks_for_epoch(self) -> bool:
         return self._asked is not None and self._asked[0] >> TICK_BITS > self._epoch
 
     def _ask_for_mark(self) -> int:
         """Have everything that is due in a moment closed, when it is all at hand and what was closed before is delivered."""
-        if self._asked is not None:
-            if self._now_ns - self._asked[1] < RETRY_NS:
-                return 0
-        elif self._sent is not None or self._held is not None:
+        if self._sent is not None or self._held is not None or (self._asked is not None and self._now_ns - self._asked[1] < RETRY_NS):
             return 0
         now_tick = self._now_tick
         closed_tick = (self._closed & TICK_MASK) - 1
         delivered = self._delivered()
-        done = (-1, -1)
+        done = NONE_DELIVERED
         if self._asks_for_epoch or (self._closed and now_tick < closed_tick - SET_BACK_TICKS):
             ordinal = max(self._epoch, delivered[0] >> TICK_BITS) + 1 << TICK_BITS | (now_tick + 1)
             if delivered[0] >> TICK_BITS == self._epoch:
@@ -512,8 +516,7 @@ class DelayPartition:
             return 0
         else:
             tick = now_tick + LEAD_TICKS
-            is_due = min([self._store.rows.wheel.earliest(), *self._ready[:1, 0].tolist()]) <= tick
-            if not is_due or tick <= closed_tick or self._store.is_late(tick):
+            if self._first_waiting() > tick or tick <= closed_tick or self._store.is_late(tick):
                 self._asked = None
                 return 0
             ordinal = self._epoch << TICK_BITS | (tick + 1)
@@ -528,6 +531,7 @@ class DelayPartition:
         header = BatchHeader(
             attributes=ATTRIBUTE_CONTROL, record_count=0, last_offset_delta=0, first_timestamp_us=self._wall_us, max_timestamp_us=self._wall_us,
             schema_id=self.log.schema_id, min_tick=ordinal, due_us=delivered[0], delay_position=delivered[1],
+            previous_position=self._life,
         )  # fmt: skip
         return insert_header(empty.serialize(), header, self._log_seed)
 
@@ -557,16 +561,21 @@ class DelayPartition:
             "memory_bytes": store.rows.nbytes, "files": store.file_count, "cursor": self._follower.next_offset, "saved_cursor": store.cursor,
         }  # fmt: skip
 
-    def listed(self, begin: tuple[int, int], end_tick: int, limit: int, key: bytes | None) -> list[dict[str, Any]]:
-        """Up to `limit` pending rows with (tick, offset) >= `begin` and tick < `end_tick`, in that order; of one key. Raises OSError."""
+    def listed(
+        self, begin: tuple[int, int], end_tick: int, limit: int, key: bytes | None
+    ) -> tuple[list[dict[str, Any]], tuple[int, int] | None]:
+        """Up to `limit` pending rows with (tick, offset) >= `begin` and tick < `end_tick`, in that order, of one key; and the key of the last one that was
+        looked at, when more may come behind it. For a key, so many rows are looked at in one call and no more. Raises OSError.
+        """
+        page, last = self._store.page(begin, end_tick, limit if key is None else KEY_SCAN_ROWS)
         result: list[dict[str, Any]] = []
-        for tick, offset, columns, row in self._store.between(begin, end_tick, limit if key is None else None):
+        for tick, offset, columns, row in page:
             raw = columns.column("key")[row].as_py() if "key" in self._columns and not self.topic.typed else None
             if key is None or raw == key:
                 result.append(self._describe_row(tick, offset, columns, row, raw))
-            if len(result) >= limit:
-                break
-        return result
+                if len(result) == limit:
+                    return result, (tick, offset)
+        return result, last
 
     def _describe_row(self, tick: int, offset: int, columns: pa.RecordBatch, row: int, raw_key: bytes | None) -> dict[str, Any]:
         item = self._recurring.get(offset)

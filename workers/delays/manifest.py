@@ -15,7 +15,7 @@ from tailrace import checked_json
 from workers.files import Files, read_whole, write_durably
 
 MANIFEST_FILE = "pending.json"
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
 
 
 class ManifestDamagedError(Exception):

@@ -27,6 +27,7 @@ from workers.delays.bucket_files import (
     BUCKET_SUFFIX,
     KIND_CANCELLED,
     KIND_ROWS,
+    LOWEST_LEVEL,
     BucketDamagedError,
     BucketFile,
     Chunk,
@@ -36,6 +37,7 @@ from workers.delays.bucket_files import (
     width_of,
 )
 from workers.delays.manifest import FileEntry, load_manifest, save_manifest
+from workers.delays.pending_pages import Listed, page_of
 from workers.delays.pending_rows import PendingRows
 from workers.files import Files
 
@@ -46,13 +48,10 @@ SAVE_BYTES = 16 << 20
 SAVE_AFTER_NS = 10_000_000_000
 UNSAVED_MAX_BYTES = 64 << 20
 """Beyond this the delay log is not read on."""
-LOAD_AHEAD_TICKS = 200
+LOAD_AHEAD_TICKS = 2_000
 TIDY_INTERVAL_NS = 5_000_000_000
 _LEVEL_SHIFT = 56
 _START_MASK = (1 << _LEVEL_SHIFT) - 1
-
-Found = tuple[int, int, pa.RecordBatch, int]
-"""(tick, offset, batch, row in it)."""
 
 
 class PendingStore:
@@ -70,6 +69,7 @@ class PendingStore:
         self.released = -1
         """The tick up to which rows were handed out in this life, in the epoch of the clock that is now."""
         self._job: Iterator[None] | None = None
+        self._loading: Iterator[None] | None = None
         self._saving: dict[BucketFile, int] = {}
         """Files to which what is in memory is being saved, and from where on."""
         self._now_ns = self._saved_ns = self._tidied_ns = now_ns
@@ -96,6 +96,11 @@ class PendingStore:
     def is_full(self) -> bool:
         """Whether so much is in memory that nothing more is to come before some is saved."""
         return self.rows.unsaved_bytes > UNSAVED_MAX_BYTES
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job is half done: the clock must not be set back under it, or what it saves has ticks of before."""
+        return self._job is not None
 
     @property
     def is_crowded(self) -> bool:
@@ -127,7 +132,7 @@ class PendingStore:
         tick = NEVER
         for file in self._bucket_files:
             if file.is_to_load:
-                lead = LOAD_AHEAD_TICKS + (width_of(file.entry.level - 1) if file.entry.level > 1 else 0)
+                lead = LOAD_AHEAD_TICKS + (width_of(file.entry.level - 1) if file.entry.level > LOWEST_LEVEL else 0)
                 tick = min(tick, file.entry.start - lead)
         return tick
 
@@ -144,8 +149,10 @@ class PendingStore:
 
     def release(self, tick: int) -> Rows:
         """Take out what is due up to `tick`, in order. Raises OSError."""
-        for file in [file for file in self._bucket_files if file.entry.start <= tick and file.is_to_load]:
-            self._load(file)  # in its time it is there already; after a restart it may not be
+        if self.is_late(tick):  # in its time it is there already; after a restart it may not be
+            self._finish_loading()
+            for file in [file for file in self._bucket_files if file.entry.start <= tick and file.is_to_load]:
+                self._load(file)
         rows = self.rows.release(tick)
         self.released = max(self.released, tick)
         return rows
@@ -154,6 +161,7 @@ class PendingStore:
         """The clock was set back to `tick`, when rows up to `delivered` were. Those behind wait again, though they were released. What only the log has is
         placed anew, by `ticks_of`; the rest keeps the tick that it was saved with. Raises OSError.
         """
+        self._finish_loading()
         was_not = is_above(ready[:, 0], ready[:, 1], delivered)
         self.rows.done(ready[~was_not])
         self.rows.put_back(ready[was_not])
@@ -225,13 +233,17 @@ class PendingStore:
 
     def come_near(self) -> int:
         """Load what is due soon; move what is due later than that, but not by much, to lower buckets."""
+        if self._loading is not None:
+            if next(self._loading, self) is self:
+                self._loading = None
+            return 1
         horizon = self._now_tick + LOAD_AHEAD_TICKS
         for file in sorted(self._bucket_files, key=lambda file: (file.entry.start, file.entry.level)):
             if not file.is_to_load or file.entry.start > horizon + width_of(file.entry.level - 1):
                 continue
-            if file.entry.level == 1:
+            if file.entry.level == LOWEST_LEVEL:
                 if file.entry.start <= horizon and self._job is None:
-                    self._load(file)
+                    self._loading = self._load_by_chunks(file)
                     return 1
             elif self._job is None:
                 self._job = self._move_down(file)
@@ -256,6 +268,11 @@ class PendingStore:
         logger.error("delays_lost directory=%s rows=%d reason=%r", self._directory, rows, str(error))
 
     def _load(self, file: BucketFile, behind: tuple[int, int] | None = None, begin: int = 0) -> None:
+        """All of it at once; see `_load_by_chunks`."""
+        for _ in self._load_by_chunks(file, behind, begin):
+            pass
+
+    def _load_by_chunks(self, file: BucketFile, behind: tuple[int, int] | None = None, begin: int = 0) -> Iterator[None]:
         """All rows of a file, from a position on, into memory that come behind (tick, offset), else those that were not handed out in this life. What is
         being saved is in memory.
         """
@@ -267,7 +284,14 @@ class PendingStore:
                 if not wanted.all():
                     ticks, offsets, rows = ticks[wanted], offsets[wanted], rows.filter(pa.array(wanted))
                 self.rows.add(offsets, ticks, rows, file.name)
+            yield
         file.is_loaded = True
+
+    def _finish_loading(self) -> None:
+        """What was begun a chunk at a time is wanted now."""
+        for _ in self._loading or ():
+            pass
+        self._loading = None
 
     def _left(self, file: BucketFile, ticks: Ints, offsets: Ints, *, as_saved: bool = False) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """See `BucketFile.left`. Cancellations that cannot be read are lost: better a record too many than one too few."""
@@ -349,35 +373,7 @@ class PendingStore:
             next(self._job)
         except StopIteration:
             self._job = None
-        except OSError:
-            self._job = None
-            self._forget_appended()
-            raise
         return 1
-
-    def _forget_appended(self) -> None:
-        """A job failed halfway (a full disk): what it appended does not count."""
-        self._saving = {}
-        named = {(e.level, e.start, e.number): e for e in self._manifest.files}
-        kept = []
-        for file in self._bucket_files:
-            entry = named.get((file.entry.level, file.entry.start, file.entry.number))
-            if entry is None:
-                if self._files.exists(file.path):
-                    self._files.unlink(file.path)
-                continue
-            fresh = BucketFile(self._files, self._directory, replace(entry))
-            fresh.is_loaded = file.is_loaded
-            fresh.unsaved_cancels = {offset for offset in file.unsaved_cancels if self._has(fresh, offset)}
-            kept.append(fresh)
-        self._bucket_files = kept
-
-    def _has(self, file: BucketFile, offset: int) -> bool:
-        """Whether a row is in this file, by what counts of it. Where that cannot be read it is not: better a record too many than one too few."""
-        try:
-            return file.find(offset, -1) is not None
-        except (OSError, BucketDamagedError):
-            return False
 
     def _save(self, cursor: int, closed: int, recurring: list[dict[str, Any]]) -> Iterator[None]:
         """Everything that only the delay log has into bucket files; then the cursor moves."""
@@ -437,7 +433,12 @@ class PendingStore:
             return 1
         for file in self._bucket_files:
             entry = file.entry
-            if not file.is_loaded and entry.level > 1 and entry.cancelled * 2 > entry.rows and entry.end - entry.begin > SAVE_BYTES // 16:
+            if (
+                not file.is_loaded
+                and entry.level > LOWEST_LEVEL
+                and entry.cancelled * 2 > entry.rows
+                and entry.end - entry.begin > SAVE_BYTES // 16
+            ):
                 self._job = self._move_down(file)
                 return self._go_on()
         return 0
@@ -474,34 +475,9 @@ class PendingStore:
                 counts[np.searchsorted(edges, file.entry.start, "right")] += file.entry.rows - file.entry.cancelled
         return [int(count) for count in counts]
 
-    def between(self, begin: tuple[int, int], end_tick: int, limit: int | None) -> list[Found]:
-        """The first `limit` (None: all) pending rows with (tick, offset) >= `begin` and tick < `end_tick`, in order. Raises OSError."""
-
-        def within(ticks: Ints, offsets: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
-            return is_above(ticks, offsets, (begin[0], begin[1] - 1)) & (ticks < end_tick)
-
-        found: dict[tuple[int, int], Found] = {}  # what is being saved is in memory, and on the disk already
-        rows = self.rows.still_alive(self.rows.wheel.look(lambda piece: within(piece[:, 0], piece[:, 1])))
-        rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))][:limit]
-        if len(rows):
-            columns = self.rows.columns_of(rows)
-            found.update({(int(t), int(o)): (int(t), int(o), columns, n) for n, (t, o, _) in enumerate(rows)})
-        for file in sorted(self._bucket_files, key=lambda file: file.entry.start):
-            if not file.is_to_load or file.last_tick < begin[0] or file.entry.start >= end_tick:
-                continue
-            if limit is not None and len(found) >= limit and file.entry.start > sorted(found)[limit - 1][0]:
-                continue
-            try:
-                for chunk in list(file.row_chunks()):
-                    ticks, offsets = file.keys_of(chunk)
-                    wanted = np.flatnonzero(within(ticks, offsets) & file.left(ticks, offsets))
-                    wanted = wanted[np.lexsort((offsets[wanted], ticks[wanted]))][:limit]
-                    if len(wanted):
-                        columns = file.read_rows(chunk, self._schema)[2]
-                        found.update({(int(ticks[n]), int(offsets[n])): (int(ticks[n]), int(offsets[n]), columns, int(n)) for n in wanted})
-            except BucketDamagedError as error:
-                logger.error("bucket_damaged reason=%r", str(error))
-        return [found[key] for key in sorted(found)[:limit]]
+    def page(self, begin: tuple[int, int], end_tick: int, limit: int) -> tuple[list[Listed], tuple[int, int] | None]:
+        """See `page_of`. Raises OSError."""
+        return page_of(self.rows, [file for file in self._bucket_files if file.is_to_load], self._schema, begin, end_tick, limit)
 
 
 def _label(level: int, start: int) -> int:

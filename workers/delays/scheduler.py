@@ -13,11 +13,13 @@ Run as `python -P -m workers.delays.scheduler`.
 from __future__ import annotations
 
 import gc
+import hashlib
+import itertools
 import logging
 import os
 import select
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -120,8 +122,10 @@ class Scheduler:
         is_running: Callable[[], bool],
         wall_us: Callable[[], int],
         on_ready: Callable[[], None],
+        lives: Iterator[int],
         start_ns: int,
     ) -> None:
+        """`lives`: numbers that no scheduler had before, nor another one of this host has."""
         self._files = files
         self._data_dirs = data_dirs
         self._tables = tables
@@ -133,6 +137,7 @@ class Scheduler:
         self._is_running = is_running
         self._wall_us = wall_us
         self._on_ready = on_ready
+        self._lives = lives
         self._now_ns = start_ns
         self._fed = False
         self._assignments: dict[tuple[str, int], Assignment] = {}
@@ -256,7 +261,7 @@ class Scheduler:
                     self._files, f"{self._data_dirs[log.data_dir]}/{log.directory_name}", log, topic,
                     lambda log=log: self._tables[log.data_dir].read(log.slot),  # type: ignore[misc]
                     lambda topic=topic: self._tables[topic.data_dir].delivered(topic.slot),  # type: ignore[misc]
-                    self._write, self._now_ns, self._wall_us(),
+                    self._write, next(self._lives), self._now_ns, self._wall_us(),
                 )  # fmt: skip
                 self._retry_at.pop(key, None)
             except (OSError, ManifestDamagedError) as error:
@@ -345,7 +350,7 @@ class Scheduler:
         return found
 
     def _list(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A page of what is pending in a topic, by (partition, tick, offset). `after`: the last one of the page before."""
+        """A page of what is pending in a topic, by (partition, tick, offset). `after`: where the page before ended; one that is not the last may be short."""
         partitions = self._partitions_of(request.get("topic"))
         for partition in partitions:
             partition.catch_up()
@@ -370,15 +375,16 @@ class Scheduler:
             if request.get("partition") not in (None, number) or (place is not None and number < place[0]):
                 continue
             start = (place[1], place[2] + 1) if place is not None and number == place[0] else (0, 0)
-            for row in partition.listed(max(start, (begin, 0)), end, limit - len(rows), wanted_key):
-                last = [number, row["tick"], row["offset"]]
+            listed, reached = partition.listed(max(start, (begin, 0)), end, limit - len(rows), wanted_key)
+            for row in listed:
                 rows.append({
                     "delay_id": delay_id(partition.log.topic_id, number, row["offset"], row["due_us"]), "topic": partition.topic.topic,
                     "partition": number, "due_us": row["due_us"], "key": row["key"], "repeat": row["repeat"],
                 })  # fmt: skip
-            if len(rows) >= limit:
+            if reached is not None:
+                last = [number, *reached]
                 break
-        return {"delays": rows, "after": last if len(rows) >= limit else None}
+        return {"delays": rows, "after": last}
 
     def _change(self, requester: Requester, request: dict[str, Any], may_wait: bool) -> None:
         """Cancel or reschedule: `changes` is a list of {"delay_id", "due_us" (null: cancel)}. Answered when the delay logs show what came of it."""
@@ -487,6 +493,12 @@ def _by_offset(numbered: tuple[int, Any]) -> tuple[int, int]:
         return -1, number
 
 
+def _lives(life: str) -> Iterator[int]:
+    """Numbers for everything that is opened in one life of a scheduler, different from those of every other life."""
+    for number in itertools.count():
+        yield int.from_bytes(hashlib.blake2b(f"{life} {number}".encode(), digest_size=7).digest(), "little")
+
+
 def build(context: ProcessContext, files: Files) -> Scheduler:
     """The scheduler of this specification; it has asked to be fed."""
     spec, settings = context.spec, context.spec.settings
@@ -510,6 +522,7 @@ def build(context: ProcessContext, files: Files) -> Scheduler:
         is_running=lambda: context.control.phase is not Phase.RECOVERING,
         wall_us=context.clock.wall_us,
         on_ready=context.report_ready,
+        lives=_lives(f"{spec.regions['control']} {spec.generation}"),
         start_ns=context.clock.monotonic_ns(),
     )
     context.ask_for_feed()

@@ -10,7 +10,7 @@ from shm.crash_points import armed
 from tailrace import arrow_batch
 from tailrace.batch_header import BatchHeader
 from tests.kit.batches import reseal
-from tests.kit.delays import LOG_SEED, SCHEMA, DelayWorld, Killed
+from tests.kit.delays import LOG_SEED, SCHEMA, DelayWorld, Killed, tick_of
 from workers.delays import bucket_files, delay_partition, pending_store
 
 MS, SECOND = 1_000, 1_000_000
@@ -147,7 +147,7 @@ def test_a_kill_while_a_cancelled_bucket_is_compacted_loses_none_of_the_rest() -
 def test_a_kill_behind_a_damaged_chunk_loses_no_more_than_that() -> None:
     world = DelayWorld(4)
     for _ in range(4):
-        world.schedule([7_200 * SECOND + world.rng.randint(0, 600 * SECOND) for _ in range(50)])
+        world.schedule([7_300 * SECOND + world.rng.randint(0, 60 * SECOND) for _ in range(50)])
         world.pass_time(400 * MS)
         while world.step():
             pass
@@ -155,7 +155,7 @@ def test_a_kill_behind_a_damaged_chunk_loses_no_more_than_that() -> None:
     inode = world.disk.names[path]
     assert inode is not None
     inode.data[-300] ^= 1  # in the last chunk
-    world.pass_time(7_300 * SECOND)
+    world.pass_time(7_400 * SECOND)
     while world.partition.describe()["lost_rows"] == 0:
         world.step()
     assert len(world.delivered()) < 150, "the kill comes between the reading and the last delivery"
@@ -194,3 +194,36 @@ def test_far_rows_lie_in_few_files_and_none_are_left_behind() -> None:
     while world.step() or world.partition.next_deadline_ns():
         world.pass_time(300 * MS)
     assert not [name for name in world.disk.names if name.endswith(bucket_files.BUCKET_SUFFIX)]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 1_000])
+def test_pages_list_each_pending_row_once_in_due_order_from_memory_and_files(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delay_partition, "KEY_SCAN_ROWS", 9)
+    world = DelayWorld(limit)
+    for number in range(6):
+        world.schedule([world.rng.choice(SPANS[3:]) + world.rng.randint(0, 5_000) for _ in range(30)])
+        if number < 5:
+            world.pass_time(400 * MS)
+            while world.step():
+                pass
+    waiting = sorted((row.due_us, row.offset) for row in world.rows.values())
+    for row in world.rows.values():
+        if row.offset % 3 == 0:
+            world.change(row, None)
+    waiting = [each for each in waiting if each[1] % 3]
+
+    def listed(begin_tick: int, end_tick: int, key: bytes | None) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        begin: tuple[int, int] | None = (begin_tick, 0)
+        while begin is not None:
+            rows, reached = world.partition.listed(begin, end_tick, limit, key)
+            assert len(rows) <= limit
+            found += [(row["due_us"], row["offset"]) for row in rows]
+            begin = None if reached is None else (reached[0], reached[1] + 1)
+        return found
+
+    by_tick = sorted(waiting, key=lambda each: (tick_of(each[0]), each[1]))
+    first, middle = tick_of(by_tick[0][0]), tick_of(by_tick[len(by_tick) // 2][0])
+    assert listed(0, 1 << 43, None) == by_tick
+    assert listed(first, middle, None) == [each for each in by_tick if tick_of(each[0]) < middle]
+    assert listed(0, 1 << 43, b"no such key") == []

@@ -1,0 +1,107 @@
+"""What waits, page by page, in due order: for those who list it.
+
+A page is chosen by its rows' keys (tick, offset), from memory and from every file that may have some of it; only then are the rows of the page read. So a page
+costs the keys of the files that it is in, and holds no more rows than it has.
+
+Owner: the scheduler. Reads only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from workers.delays.array_wheel import NEVER
+from workers.delays.bucket_files import BucketDamagedError, BucketFile, Ints, is_above
+from workers.delays.pending_rows import PendingRows
+
+logger = logging.getLogger(__name__)
+
+Listed = tuple[int, int, pa.RecordBatch, int]
+"""(tick, offset, batch, row in it)."""
+_TICK, _OFFSET, _SOURCE, _PLACE = range(4)
+
+
+@dataclass(slots=True)
+class _Page:
+    """The first rows that were found so far."""
+
+    limit: int
+    keys: np.ndarray[Any, np.dtype[np.int64]]
+    """(tick, offset, number of the source, place in it) of each, in order."""
+    sources: list[Callable[[Ints], pa.RecordBatch]]
+    """From places to rows."""
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.keys) >= self.limit
+
+    @property
+    def last_tick(self) -> int:
+        """Behind which nothing comes into the page."""
+        return int(self.keys[-1, _TICK]) if self.is_full else NEVER
+
+    def offer(self, ticks: Ints, offsets: Ints, places: Ints, read: Callable[[Ints], pa.RecordBatch]) -> None:
+        """Rows of a source; of those that are here already (what is being saved is in memory too) the first one's stay."""
+        near = ticks <= (np.partition(ticks, self.limit - 1)[self.limit - 1] if len(ticks) > self.limit else NEVER)
+        keys = np.stack((ticks, offsets, np.full(len(ticks), len(self.sources)), places), axis=1)[near]
+        self.sources.append(read)
+        keys = np.concatenate([self.keys, keys])
+        keys = keys[np.lexsort((keys[:, _SOURCE], keys[:, _OFFSET], keys[:, _TICK]))]
+        is_first = np.ones(len(keys), bool)
+        is_first[1:] = (keys[1:, :_SOURCE] != keys[:-1, :_SOURCE]).any(axis=1)
+        self.keys = keys[is_first][: self.limit]
+
+    def read(self) -> list[Listed]:
+        found: dict[int, Listed] = {}
+        for number in np.unique(self.keys[:, _SOURCE]).tolist():
+            mine = np.flatnonzero(self.keys[:, _SOURCE] == number)
+            try:
+                rows = self.sources[number](self.keys[mine, _PLACE])
+            except BucketDamagedError as error:
+                logger.error("bucket_damaged reason=%r", str(error))
+                continue
+            for row, place in enumerate(mine.tolist()):
+                found[place] = int(self.keys[place, _TICK]), int(self.keys[place, _OFFSET]), rows, row
+        return [found[place] for place in sorted(found)]
+
+
+def page_of(
+    rows: PendingRows, files: Sequence[BucketFile], schema: pa.Schema, begin: tuple[int, int], end_tick: int, limit: int
+) -> tuple[list[Listed], tuple[int, int] | None]:
+    """The first `limit` pending rows with (tick, offset) >= `begin` and tick < `end_tick`, in order; and the key of the last one when more may come behind.
+    `files`: those whose rows are not in memory. Rows of a damaged chunk are left out, and said. Raises OSError.
+    """
+
+    def within(ticks: Ints, offsets: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        return is_above(ticks, offsets, (begin[0], begin[1] - 1)) & (ticks < end_tick)
+
+    page = _Page(limit, np.empty((0, 4), np.int64), [])
+    waiting = rows.still_alive(rows.wheel.look(lambda piece: within(piece[:, 0], piece[:, 1])))
+    page.offer(waiting[:, 0], waiting[:, 1], np.arange(len(waiting)), lambda places: rows.columns_of(waiting[places]))
+    for file in sorted(files, key=lambda file: file.entry.start):
+        if file.last_tick < begin[0] or file.entry.start >= end_tick:
+            continue
+        if file.entry.start > page.last_tick:
+            break
+        try:
+            for chunk in list(file.row_chunks()):
+                if chunk.max_tick < begin[0] or chunk.min_tick >= end_tick or chunk.min_tick > page.last_tick:
+                    continue
+                ticks, offsets = file.keys_of(chunk)
+                places = np.flatnonzero(within(ticks, offsets))
+                ticks, offsets = ticks[places], offsets[places]
+                left = file.left(ticks, offsets)
+
+                def read(places: Ints, file: BucketFile = file, chunk: Any = chunk) -> pa.RecordBatch:
+                    return file.read_rows(chunk, schema)[2].take(pa.array(places))
+
+                page.offer(ticks[left], offsets[left], places[left], read)
+        except BucketDamagedError as error:
+            logger.error("bucket_damaged reason=%r", str(error))
+    return page.read(), (page.last_tick, int(page.keys[-1, _OFFSET])) if page.is_full else None
