@@ -1,38 +1,38 @@
 """Random kills of real processes while records are delayed, cancelled and rescheduled: each comes once, none early. `make torture-delays SECONDS=60 SEED=1`.
 
-SIGKILL or SIGSTOP/SIGCONT of any process, or of the supervisor (then everything dies and is started anew). The scheduler is hit as often as all others
-together. The seed is printed; it decides victims, signals, pauses and delays.
+`tests.crash.disturbance` does its work meanwhile, on the scheduler as often as on all others together. One record in five is delayed long enough to lie in a
+bucket file first.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import os
+import math
 import random
-import signal
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tailrace import Admin, Consumer, NewTopic, Producer, RecordMetadata, TopicPartition
 from tailrace.errors import TailraceError
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-from tests.kit.processes import children
+from tests.crash.disturbance import DisturbedAppliance, Harm, run_from_command_line
 
 TOPIC = "later"
 PARTITIONS = 3
 DELAY_MAX_S = 6.0
+FAR_S = 25.0
+AT_ONCE_S = 0.05
+QUIET_S = 3.0
+"""So long something is waited for that must not come."""
 STALLED_S = 60.0
 
 
 @dataclass(slots=True)
 class Counts:
-    kills: int = 0
-    stops: int = 0
-    restarts: int = 0
+    harm: Harm = field(default_factory=Harm)
     scheduled: int = 0
     cancelled: int = 0
     rescheduled: int = 0
@@ -56,20 +56,15 @@ class DelayTorture:
     """One run."""
 
     def __init__(self, seed: int, data_dir: str) -> None:
-        self.rng = random.Random(seed)
-        self.data_dir = data_dir
-        self.address = f"ipc://{data_dir}/socket"
-        self.counts = Counts()
+        self.appliance = DisturbedAppliance(random.Random(seed), data_dir, "tr-scheduler-0")
+        self.address = self.appliance.address
+        self.counts = Counts(self.appliance.harm)
         self.sent: dict[bytes, Sent] = {}
         self.seen: list[tuple[bytes, float]] = []
         self._looked_at = 0.0
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._errors: list[BaseException] = []
-        self.appliance = self._start()
-
-    def _start(self) -> EmbeddedAppliance:
-        return start_embedded(data_dir=self.data_dir, listen=self.address, settings={"ring_bytes": 4 << 20}, auto_create_topics=False)
 
     def _produce(self, name: str, seed: int) -> None:
         rng, number = random.Random(seed), 0
@@ -78,7 +73,7 @@ class DelayTorture:
                 while not self._stop.wait(0.004):
                     value = f"{name}-{number}".encode()
                     number += 1
-                    delay_s = rng.uniform(0, DELAY_MAX_S) if rng.random() < 0.9 else rng.uniform(0, 0.05)
+                    delay_s = rng.uniform(0, rng.choice((AT_ONCE_S, DELAY_MAX_S, DELAY_MAX_S, DELAY_MAX_S, FAR_S)))
                     due = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=delay_s)
                     record = self.sent[value] = Sent(due.timestamp())
 
@@ -150,10 +145,12 @@ class DelayTorture:
                     self._consume(consumer)
                     overdue, value = self._longest_overdue()
                     assert overdue < STALLED_S, f"{value!r} was due {overdue:.0f} s ago and has not come"
-                quiet_until = time.monotonic() + DELAY_MAX_S + 3
-                while time.monotonic() < quiet_until or not self._is_complete():
+                deadline, quiet_until = time.monotonic() + FAR_S + STALLED_S, math.inf
+                while time.monotonic() < quiet_until:
                     self._consume(consumer)
-                    assert time.monotonic() < quiet_until + 60, f"never came: {self._missing()[:5]} of {len(self._missing())}"
+                    assert time.monotonic() < deadline, f"never came: {self._missing()[:5]} of {len(self._missing())}"
+                    if quiet_until == math.inf and not self._missing():
+                        quiet_until = time.monotonic() + QUIET_S
         except BaseException as error:
             self._errors.append(error)
 
@@ -171,32 +168,6 @@ class DelayTorture:
         seen = {value for value, _ in self.seen}
         return [value for value, record in self.sent.items() if record.fate == "waits" and value not in seen]
 
-    def _is_complete(self) -> bool:
-        return not self._missing()
-
-    def _disturb(self) -> None:
-        choice = self.rng.random()
-        victims = children(self.appliance)
-        if choice < 0.08 or not victims:
-            os.kill(self.appliance.pid, signal.SIGKILL)
-            self.appliance.stop()
-            self.appliance = self._start()
-            self.counts.restarts += 1
-            return
-        scheduler = "tr-scheduler-0"
-        name = scheduler if scheduler in victims and self.rng.random() < 0.5 else self.rng.choice(sorted(victims))
-        try:
-            if choice < 0.7:
-                os.kill(victims[name], signal.SIGKILL)
-                self.counts.kills += 1
-            else:
-                os.kill(victims[name], signal.SIGSTOP)
-                self._stop.wait(self.rng.uniform(0.05, 0.5))
-                os.kill(victims[name], signal.SIGCONT)
-                self.counts.stops += 1
-        except ProcessLookupError:
-            pass
-
     def run(self, seconds: float) -> Counts:
         """Disturb for `seconds`, then check. Raises AssertionError."""
         with Admin(self.address) as admin:
@@ -205,10 +176,7 @@ class DelayTorture:
         threads += [threading.Thread(target=self._change), threading.Thread(target=self._keep_consuming)]
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not self._errors:
-            self._stop.wait(self.rng.uniform(0.1, 1.5))
-            self._disturb()
+        self.appliance.disturb_for(seconds, lambda: bool(self._errors))
         self._stop.set()
         for thread in threads:
             thread.join()
@@ -238,12 +206,5 @@ def torture(seed: int, seconds: float) -> Counts:
             run.appliance.stop()
 
 
-def main() -> int:
-    seconds, seed = float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 and sys.argv[2] else random.randrange(1 << 32)
-    print(f"seed {seed}, {seconds:g} s", flush=True)
-    print(f"no violation: {torture(seed, seconds)}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_from_command_line(torture))

@@ -1,26 +1,21 @@
 """Random kills of real processes under load, for as long as wanted; then the checker. `make torture SECONDS=60 SEED=1`; CI runs a short one.
 
-SIGKILL or SIGSTOP/SIGCONT of any process, or of the supervisor (then everything dies and is started anew), at random moments, with several producers
-and consumers. The seed is printed: it decides victims, signals and pauses; what the machine makes of it differs from run to run.
+Several producers and consumers, while `tests.crash.disturbance` does its work.
 """
 
 from __future__ import annotations
 
 import collections
-import os
 import random
-import signal
 import sys
 import tempfile
 import threading
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.errors import TailraceError
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tests.crash.disturbance import DisturbedAppliance, Harm, run_from_command_line
 from tests.kit.checker import History, check, value_of
-from tests.kit.processes import children
 
 PARTITIONS = 6
 TOPIC = "torture"
@@ -28,9 +23,7 @@ TOPIC = "torture"
 
 @dataclass(slots=True)
 class Counts:
-    kills: int = 0
-    stops: int = 0
-    restarts: int = 0
+    harm: Harm = field(default_factory=Harm)
     acknowledged: int = 0
     failed: int = 0
     read: int = 0
@@ -40,20 +33,15 @@ class Torture:
     """One run."""
 
     def __init__(self, seed: int, data_dir: str) -> None:
-        self.rng = random.Random(seed)
-        self.data_dir = data_dir
-        self.address = f"ipc://{data_dir}/socket"
-        self.counts = Counts()
+        self.appliance = DisturbedAppliance(random.Random(seed), data_dir)
+        self.address = self.appliance.address
+        self.counts = Counts(self.appliance.harm)
         self.history = History()
         self.reasons: collections.Counter[str] = collections.Counter()
         """Why records were given up."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._errors: list[BaseException] = []
-        self.appliance = self._start()
-
-    def _start(self) -> EmbeddedAppliance:
-        return start_embedded(data_dir=self.data_dir, listen=self.address, settings={"ring_bytes": 4 << 20}, auto_create_topics=False)
 
     def _produce(self, name: str, acks: int | str) -> None:
         number = 0
@@ -103,28 +91,6 @@ class Torture:
         except BaseException as error:
             self._errors.append(error)
 
-    def _disturb(self) -> None:
-        choice = self.rng.random()
-        victims = children(self.appliance)
-        if choice < 0.1 or not victims:
-            os.kill(self.appliance.pid, signal.SIGKILL)
-            self.appliance.stop()
-            self.appliance = self._start()
-            self.counts.restarts += 1
-            return
-        name = self.rng.choice(sorted(victims))
-        try:
-            if choice < 0.6:
-                os.kill(victims[name], signal.SIGKILL)
-                self.counts.kills += 1
-            else:
-                os.kill(victims[name], signal.SIGSTOP)
-                self._stop.wait(self.rng.uniform(0.05, 0.5))
-                os.kill(victims[name], signal.SIGCONT)
-                self.counts.stops += 1
-        except ProcessLookupError:
-            pass
-
     def run(self, seconds: float) -> Counts:
         """Disturb for `seconds`, then check. Raises AssertionError."""
         with Admin(self.address) as admin:
@@ -133,10 +99,7 @@ class Torture:
         threads += [threading.Thread(target=self._consume) for _ in range(2)]
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not self._errors:
-            self._stop.wait(self.rng.uniform(0.1, 1.5))
-            self._disturb()
+        self.appliance.disturb_for(seconds, lambda: bool(self._errors))
         self._stop.set()
         for thread in threads:
             thread.join()
@@ -165,12 +128,5 @@ def torture(seed: int, seconds: float) -> Counts:
             run.appliance.stop()
 
 
-def main() -> int:
-    seconds, seed = float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 and sys.argv[2] else random.randrange(1 << 32)
-    print(f"seed {seed}, {seconds:g} s", flush=True)
-    print(f"no violation: {torture(seed, seconds)}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_from_command_line(torture))

@@ -53,8 +53,7 @@ def test_the_golden_bucket_file_is_read_and_each_flipped_byte_of_it_is_found() -
             assert [keys.tolist() for keys in file.keys_of(chunk)] == [[START + 5, START], [40, 41]]
             continue
         with pytest.raises(BucketDamagedError):
-            for chunk in file.chunks():
-                file.prove(chunk)
+            [file.prove(chunk) for chunk in file.chunks()]
 
 
 def test_the_bytes_of_a_manifest_are_the_golden_ones_and_another_version_is_refused() -> None:
