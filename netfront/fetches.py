@@ -80,6 +80,8 @@ class FetchService:
         """slot -> fetches that wait for it."""
         self._places: dict[tuple[int, int], Place] = {}
         """(session, slot) -> where that client's next read goes on, so that following a log needs no index."""
+        self._said: dict[int, str] = {}
+        """slot -> what was last said of it in the log; a client that tries again is no news."""
 
     def begin(self, fetch: Fetch, now_ns: int) -> None:
         """Serve or park."""
@@ -206,24 +208,22 @@ class FetchService:
                     entry, buffer = self._read_one(fetch, wanted, route, buffer, used, limit)
             except LogReadError as error:
                 if error.code is not ErrorCode.NOT_READY:
-                    logger.warning(
-                        "fetch_refused topic=%s partition=%d offset=%d code=%s reason=%r",
-                        route.topic,
-                        route.partition,
-                        wanted.offset,
-                        error.code.name,
-                        str(error),
-                    )
+                    self._say(route, f"fetch_refused code={error.code.name} reason={str(error)!r} offset={wanted.offset}")
                 entry = self._refusal(wanted, route, error.code, error.resume_offset)
             except OSError as error:
-                logger.error(
-                    "read_failed topic=%s partition=%d offset=%d error=%r", route.topic, route.partition, wanted.offset, str(error)
-                )
+                self._say(route, f"read_failed error={str(error)!r} offset={wanted.offset}")
                 entry = self._refusal(wanted, route, ErrorCode.STORAGE_ERROR)
+            if self._said and not entry.error:
+                self._said.pop(route.slot, None)
             must_answer = must_answer or bool(entry.error)
             used += entry.data_length
             entries.append(entry)
         return _Attempt(entries, used, must_answer), buffer
+
+    def _say(self, route: Assignment, what: str) -> None:
+        if self._said.get(route.slot) != what:
+            self._said[route.slot] = what
+            logger.warning("%s topic=%s partition=%d", what, route.topic, route.partition)
 
     def _refusal(self, wanted: FetchEntry, route: Assignment, code: ErrorCode, resume_offset: int = -1) -> FetchedEntry:
         try:

@@ -53,7 +53,7 @@ class Consumer:
         self.settings = build(ConsumerSettings, settings)
         self._connection = Connection(self.settings.bootstrap, self.settings.client_id, environment)
         self._now_ns = environment.monotonic_ns
-        self._fetcher = Fetcher(self._connection, self.settings)
+        self._fetcher = Fetcher(self._connection, self.settings, self._now_ns)
         self._infos: dict[str, TopicInfo] = {}
         self._cursors: dict[TopicPartition, PartitionCursor] = {}
         self._turn = 0
@@ -213,7 +213,7 @@ class Consumer:
         """Look through the batches from `start` on: the appliance knows batches, not records."""
         cursor = PartitionCursor(key, self._info(key.topic))
         cursor.seek(start)
-        fetcher = Fetcher(self._connection, self.settings)
+        fetcher = Fetcher(self._connection, self.settings, self._now_ns)
         deadline_ns = self._now_ns() + self.settings.request_timeout_ms * 1_000_000
         end = self.end_offsets([key])[key]
         while cursor.position is not None and cursor.position < end:

@@ -1,17 +1,17 @@
 """Fetching: at most one request under way for each partition, answers kept as bytes until they are read.
 
-Partitions that want more are asked for together; those that wait at the end of their log do not hold back those that have something to give.
+Partitions that want more are asked for together; those that wait at the end of their log do not hold back those that have something to give. One that cannot
+be read now (its log is being recovered, or its disk is broken) is asked for again after a pause, which grows.
 
 Owner: one Consumer, one thread.
-Invariants: a partition's buffered batches are consecutive and begin with the one that holds its position; a seek throws away what was
-buffered and
-    ignores what was under way; a batch is decoded (and proven) once, when it is taken.
+Invariants: a partition's buffered batches are consecutive and begin with the one that holds its position; a seek throws away what was buffered and ignores
+    what was under way; a batch is decoded (and proven) once, when it is taken.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import pyarrow as pa
@@ -30,6 +30,8 @@ from tailrace.settings import ConsumerSettings
 from tailrace.topics import TopicInfo
 
 RETRIABLE = frozenset({ErrorCode.NOT_READY, ErrorCode.SHUTTING_DOWN})
+"""Not worth telling."""
+RETRY_BACKOFF_MAX_MS = 1_000
 
 
 class PartitionCursor:
@@ -49,6 +51,9 @@ class PartitionCursor:
         """(batch, next offset behind it)."""
         self.buffered_bytes = 0
         self.error: TailraceError | None = None
+        self.refusals = 0
+        """How often in a row it could not be read."""
+        self.retry_at_ns = 0
 
     @property
     def fetch_offset(self) -> int | None:
@@ -61,6 +66,12 @@ class PartitionCursor:
         self.buffered.clear()
         self.buffered_bytes = 0
         self.error = None
+        self.refusals = self.retry_at_ns = 0
+
+    def refuse(self, now_ns: int, backoff_ms: int) -> None:
+        """It cannot be read now, here; after a pause it may be, or after a seek at once."""
+        self.retry_at_ns = now_ns + min(RETRY_BACKOFF_MAX_MS, backoff_ms << min(self.refusals, 10)) * 1_000_000
+        self.refusals += 1
 
     def drop_buffered(self, error: TailraceError) -> None:
         """What is buffered begins with something that cannot be read."""
@@ -94,9 +105,10 @@ class PartitionCursor:
 class Fetcher:
     """Fetches for all cursors of a consumer."""
 
-    def __init__(self, connection: Connection, settings: ConsumerSettings) -> None:
+    def __init__(self, connection: Connection, settings: ConsumerSettings, now_ns: Callable[[], int]) -> None:
         self._connection = connection
         self._settings = settings
+        self._now_ns = now_ns
         self._under_way: dict[tuple[bytes, int], int] = {}
         """(topic id, partition) -> version of the cursor that was asked for. A cursor that has been moved since may be asked for again."""
         self._received_bytes = 0
@@ -111,7 +123,7 @@ class Fetcher:
         """Ask for more for every cursor that has little buffered and is not being asked for."""
         if not self._connection.is_ready:
             return False
-        s = self._settings
+        s, now_ns = self._settings, self._now_ns()
         wanted = {}
         entries: list[FetchEntry] = []
         for cursor in cursors:
@@ -119,6 +131,8 @@ class Fetcher:
                 break
             offset = cursor.fetch_offset
             if offset is None or cursor.is_paused or cursor.error is not None or cursor.buffered_bytes >= s.max_partition_fetch_bytes:
+                continue
+            if cursor.refusals and now_ns < cursor.retry_at_ns:
                 continue
             key = (cursor.info.topic_id, cursor.key.partition)
             if self._under_way.get(key) == cursor.version:
@@ -144,8 +158,9 @@ class Fetcher:
         if response is None:
             return
         if response.code is not ErrorCode.OK:
-            if response.code not in RETRIABLE:
-                for cursor, _ in wanted.values():
+            for cursor, _ in wanted.values():
+                cursor.refuse(self._now_ns(), self._settings.retry_backoff_ms)
+                if response.code not in RETRIABLE:
                     cursor.error = error_for(response.code, response.detail())
             return
         for entry, data in requests.decode_fetched(response.body):
@@ -157,9 +172,11 @@ class Fetcher:
             if entry.high_watermark >= 0:
                 cursor.high_watermark = entry.high_watermark
             if code is not ErrorCode.OK:
+                cursor.refuse(self._now_ns(), self._settings.retry_backoff_ms)
                 if code not in RETRIABLE:
                     cursor.error = self._error_of(cursor, code, entry)
                 continue
+            cursor.refusals = 0
             self._buffer(cursor, data)
 
     @staticmethod

@@ -77,6 +77,9 @@ class ConsumerSettings:
     )
     fetch_max_wait_ms: int = _number(500, "How long a fetch waits for fetch_min_bytes, ms.", 0, 60_000)
     request_timeout_ms: int = _number(30_000, "How long a request may take, ms.", 1)
+    retry_backoff_ms: int = _number(
+        100, "First pause before a partition that cannot be read now is asked for again, doubled each time up to 1,000 ms."
+    )
     check_batches: bool = field(
         default=True, metadata={"doc": "Validate what is inside each batch before touching it; False trusts whoever wrote the topic."}
     )

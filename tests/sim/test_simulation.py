@@ -31,6 +31,11 @@ def test_schedules_keep_every_promise(start: int) -> None:
         assert run(seed).world.steps >= 200
 
 
+def test_readers_of_a_partition_that_is_offline_do_not_keep_everybody_busy() -> None:
+    """In this one a log cannot be opened while a producer still waits for it: readers that asked again at once let no time pass."""
+    assert run(854).world.steps < 100_000
+
+
 @pytest.mark.parametrize("seed", [35, 1876])
 def test_a_seed_replays_exactly(seed: int) -> None:
     first, second = run(seed), run(seed)

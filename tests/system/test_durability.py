@@ -7,6 +7,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from shm.crash_points import CRASH_POINT_VARIABLE, CRASH_POINTS
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
-from tailrace.errors import CorruptBatchError, InvalidSettingError, LogTruncatedError, OffsetOutOfRangeError, TailraceError
+from tailrace.errors import CorruptBatchError, InvalidSettingError, LogTruncatedError, OffsetOutOfRangeError, StorageError, TailraceError
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 
@@ -160,6 +161,40 @@ def test_a_reader_of_a_lost_past_is_told_where_it_parted(tmp_path: pathlib.Path,
         assert read(again, 5) == [0, 1, 2, 100, 101]
     finally:
         assert again.stop() == 0
+
+
+def test_a_partition_that_cannot_be_read_is_asked_for_in_pauses_and_read_again_when_it_is_back(tmp_path: pathlib.Path) -> None:
+    appliance = start(tmp_path / "data")
+    create(appliance)
+    produce(appliance, 0, 10)
+    appliance.stop()
+    (segment,) = (tmp_path / "data" / "orders-0").glob("*.arrow")
+    segment.rename(tmp_path / "kept")
+    segment.mkdir()
+    appliance = start(tmp_path / "data")
+    try:
+        with consumer(appliance) as reader:
+            refusals = 0
+            deadline = time.monotonic() + 1
+            while time.monotonic() < deadline or not refusals:
+                try:
+                    assert reader.poll(10) == []
+                except StorageError:
+                    refusals += 1
+            assert refusals <= reader.metrics()["fetches"] <= 8, "a broken disk does not make its readers busy"
+            segment.rmdir()
+            (tmp_path / "kept").rename(segment)
+            with Admin(appliance.address) as admin:
+                admin.bring_online("orders")
+            records: list[Any] = []
+            while not records:
+                try:
+                    records = reader.poll(5000)
+                except StorageError:
+                    continue
+            assert len(records) == 10
+    finally:
+        appliance.stop()
 
 
 def test_retention_by_bytes_moves_the_log_start_and_readers_below_it_are_told(tmp_path: pathlib.Path) -> None:
