@@ -29,10 +29,11 @@ from shm.ring import Descriptor, Ring
 from workers.disk_space import DiskSpace
 from workers.files import DiskFiles, Files
 from workers.group_commit import GroupCommit
-from workers.housekeeping import Housekeeping
+from workers.housekeeping import Act, Housekeeping
 from workers.journal import Journal
 from workers.log_set import LogSet, RunFacts
 from workers.partition_log import FULL_DISK, LogGapError, PartitionLog, PendingBatch
+from workers.timing_wheel import Timer, TimingWheel
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,14 @@ class Stage:
         self.translate = translate
         """For a ring of an earlier run: slot -> (topic id, partition) as that run's table had it."""
         self.group: Group | None = None
-        self.waiting_since_ns = 0
+        self.linger: Timer[Act] | None = None
+        """Runs while more is waited for than the ring holds."""
+        self.has_lingered = False
+
+    def end_linger(self) -> int:
+        """The timer's act."""
+        self.has_lingered = True
+        return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +138,8 @@ class Flusher:
         self._stopping = False
         self._stalled_until_ns = 0
         self._now_ns = start_ns
-        self._housekeeping = Housekeeping(self._logs, self._commit, now_us, start_ns)
+        self._wheel: TimingWheel[Act] = TimingWheel(start_ns, tick_ns=100_000)
+        self._housekeeping = Housekeeping(self._logs, self._commit, self._wheel, now_us, start_ns)
 
     def _note_rings(self, table: PartitionTable, old_rings: list[tuple[Ring, PartitionTable]]) -> None:
         """What rings hold, and what tables of an earlier run showed: recovery tells a torn tail from corruption by it."""
@@ -160,9 +169,10 @@ class Flusher:
             self._show_space()
         if now_ns < self._stalled_until_ns:
             return work
+        if now_ns >= self._wheel.quiet_until_ns:
+            work += self._housekeeping.advance(now_ns)
         for stage in self._stages:
             work += self._follow(stage, now_ns)
-        work += self._housekeeping.advance(now_ns)
         if work:
             return work
         tidied = self._tidy()
@@ -174,13 +184,12 @@ class Flusher:
             return True
         if self._stalled_until_ns:
             return False
-        return any(not stage.waiting_since_ns and stage.cursor != stage.ring.head.load() for stage in self._stages)
+        return any(stage.linger is None and stage.cursor != stage.ring.head.load() for stage in self._stages)
 
     def next_deadline_ns(self) -> int | None:
-        deadlines = [self._housekeeping.next_deadline_ns(), self._space.next_check_ns]
+        deadlines = [self._wheel.next_deadline_ns(), self._space.next_check_ns]
         if any(stage.group is not None for stage in self._stages + self._old) or self._stalled_until_ns:
             deadlines.append(self._stalled_until_ns)
-        deadlines += [s.waiting_since_ns + self._settings.linger_ns for s in self._stages if s.waiting_since_ns]
         known = [d for d in deadlines if d]
         return min(known) if known else None
 
@@ -332,13 +341,14 @@ class Flusher:
         """Whether to wait for a larger group. Not while stopping, not while recovering."""
         if not self._settings.linger_ns or self._stopping or not self._ready:
             return False
-        if not stage.waiting_since_ns:
-            stage.waiting_since_ns = now_ns
+        if stage.linger is None:
+            stage.linger = self._wheel.add(now_ns + self._settings.linger_ns, stage.end_linger)
         first, last = stage.ring.descriptor(stage.cursor), stage.ring.descriptor(head - 1)
         gathered = last.position + last.length - first.position
-        if gathered < self._settings.batch_bytes and now_ns - stage.waiting_since_ns < self._settings.linger_ns:
+        if gathered < self._settings.batch_bytes and not stage.has_lingered:
             return True
-        stage.waiting_since_ns = 0
+        self._wheel.cancel(stage.linger)
+        stage.linger, stage.has_lingered = None, False
         return False
 
     def _gather(self, stage: Stage, head: int) -> Group | None:

@@ -1,6 +1,6 @@
 """What a flusher does with segments when time has passed: seals those that are old, removes those that have had their time.
 
-Owner: the flusher, whose agent steps it; deadlines are on one timing wheel.
+Owner: the flusher, whose agent steps it; deadlines are on its timing wheel.
 Invariants: nothing is removed before recovery is over (`may_remove`), nothing that a lease covers, nothing of a log that is offline; a log with a group
     under way is left alone until it is settled.
 Crash: timers are made anew when the logs are opened; the log start offset is durable before a file goes (see `partition_log`).
@@ -31,13 +31,13 @@ Act = Callable[[], int]
 class Housekeeping:
     """For every log of one data directory."""
 
-    def __init__(self, logs: LogSet, commit: GroupCommit, now_us: Callable[[], int], start_ns: int) -> None:
+    def __init__(self, logs: LogSet, commit: GroupCommit, wheel: TimingWheel[Act], now_us: Callable[[], int], start_ns: int) -> None:
         self._logs = logs
         self._commit = commit
         self._now_us = now_us
         self._now_ns = start_ns
         self._clock = CautiousClock(now_us(), start_ns)
-        self._wheel: TimingWheel[Act] = TimingWheel(start_ns, tick_ns=10_000_000)
+        self._wheel = wheel
         self.may_remove = False
         self._ages: dict[int, tuple[int, Timer[Act]]] = {}
         """slot -> (base, timer) of the segment whose age is being watched."""
@@ -46,12 +46,9 @@ class Housekeeping:
         """slot -> lease -> (lowest offset to keep, its end)."""
 
     def advance(self, now_ns: int) -> int:
-        """Do what is due; answers how much was done."""
+        """Do what is due on the wheel; answers how much was done."""
         self._now_ns = now_ns
         return sum(act() for act in self._wheel.advance(now_ns))
-
-    def next_deadline_ns(self) -> int | None:
-        return self._wheel.next_deadline_ns()
 
     def begin(self, log: PartitionLog, now_ns: int) -> None:
         """A log was opened, or its settings are others now."""

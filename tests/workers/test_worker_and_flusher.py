@@ -16,6 +16,7 @@ from tailrace.protocol.errors import ErrorCode
 from tests.kit.batches import SEED, make_batch, with_wild_buffer
 from tests.kit.logs import Bench, assignment, bench
 from workers.files import DiskFiles
+from workers.flusher import FlusherSettings
 
 
 def read_values(b: Bench) -> list[bytes]:
@@ -29,6 +30,9 @@ def read_values(b: Bench) -> list[bytes]:
 
 def expected(*counts: int) -> list[bytes]:
     return [b"value-%d" % n for count in counts for n in range(count)]
+
+
+MS = 1_000_000
 
 
 def test_batches_get_dense_offsets_and_lie_in_the_file_as_arrow(tmp_path: pathlib.Path) -> None:
@@ -263,3 +267,30 @@ def test_deleting_and_creating_a_topic_again_does_not_confuse_the_two(tmp_path: 
         b.settle()
         assert b.answers()[-1][0] == ErrorCode.CORRUPT_BATCH, "a batch made for the deleted topic"
         assert b.table.read(0).high_watermark == 0
+
+
+@pytest.mark.parametrize("ends", ["time", "bytes", "stop"])
+def test_the_flusher_lingers_for_a_larger_group_until_its_time_its_bytes_or_its_end(tmp_path: pathlib.Path, ends: str) -> None:
+    settings = FlusherSettings(journal_bytes=1 << 20, linger_ns=5 * MS, batch_bytes=3_000)
+    with bench(str(tmp_path), settings=settings) as it:
+        it.settle()
+        it.send(make_batch(3))
+        it.step_worker()
+        assert not it.step_flusher()
+        assert it.flusher.next_deadline_ns() == it.now_ns + 5 * MS + (-it.now_ns) % 100_000, "rounded up to the wheel's tick"
+        it.now_ns += 4 * MS
+        assert not it.step_flusher()
+        assert not it.flusher.has_more(), "it sleeps meanwhile"
+        assert it.table.read(0).high_watermark == 0
+        if ends == "time":
+            it.now_ns += 2 * MS
+        elif ends == "bytes":
+            it.send(make_batch(200))
+            it.step_worker()
+        else:
+            it.flusher.begin_stop()
+        it.settle()
+        assert it.table.read(0).high_watermark == (203 if ends == "bytes" else 3)
+        it.send(make_batch(3))
+        it.step_worker()
+        assert bool(it.step_flusher()) == (ends == "stop"), "the next group is waited for anew"
