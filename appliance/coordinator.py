@@ -520,7 +520,8 @@ def build(context: ProcessContext, catalog: Catalog, dir_numbers: list[int], mac
     def describe_processes() -> list[dict[str, Any]]:
         rows = []
         spares = [(Role.WORKER, w) for w in dedicated.existing() if control.process(Role.WORKER, w).load(ProcessWord.DEDICATED_TO)]
-        for role, index in [(Role.SUPERVISOR, 0), (Role.COORDINATOR, 0), *roles, *spares]:
+        console = [(Role.CONSOLE, 0)] if settings["http.listen"] else []
+        for role, index in [(Role.SUPERVISOR, 0), (Role.COORDINATOR, 0), *roles, *spares, *console]:
             slot = control.process(role, index)
             rows.append(
                 {

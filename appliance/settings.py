@@ -36,6 +36,11 @@ class Settings:
     """All of them; the file, `--set` and the documentation use the names in `setting_names()`."""
 
     listen: list[str] = _setting(["tcp://127.0.0.1:7420"], "Where clients connect: tcp://HOST:PORT (port 0: any free one) and ipc://PATH.")
+    http_listen: str = _setting(
+        "127.0.0.1:7400",
+        "HOST:PORT of the console, /metrics and /health; port 0: any free one; empty: there is none.",
+        name="http.listen",
+    )
     fronts: int = _setting(
         1,
         "Front processes; number i listens on the ports of `listen` plus i, on its ipc paths with .i behind them.",
@@ -105,6 +110,8 @@ class Settings:
                 raise InvalidSettingError(
                     f"listen is {address!r}: {self.fronts} fronts need as many ports from there on; choose a lower port"
                 )
+        if self.http_listen:
+            split_host_port(self.http_listen)
         for name, value in (("ring_bytes", self.ring_bytes), ("lane_bytes", self.lane_bytes)):
             if value % 4096:
                 raise InvalidSettingError(f"{name} is {value}; it must be a multiple of 4096")
@@ -127,6 +134,14 @@ def check_address(address: str) -> None:
         raise InvalidSettingError(
             f"{address!r} is no address to listen on; write tcp://127.0.0.1:7420 or ipc:///run/tailrace/tailrace.sock"
         )
+
+
+def split_host_port(text: str) -> tuple[str, int]:
+    """(host, port) of "HOST:PORT"; an IPv6 address stands in brackets. Raises InvalidSettingError."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535 or (":" in host and not (host[0], host[-1]) == ("[", "]")):
+        raise InvalidSettingError(f"http.listen is {text!r}; write HOST:PORT, such as 127.0.0.1:7400, or nothing for no console")
+    return host.strip("[]"), int(port)
 
 
 def setting_names() -> dict[str, Any]:
@@ -205,6 +220,10 @@ def _typed(name: str, item: Any, value: Any) -> Any:
         if not isinstance(items, list) or not all(isinstance(part, str) and part for part in items):
             raise InvalidSettingError(f"{name} is {value!r}; it takes a list of texts")
         return items
+    if item.type == "str":
+        if not isinstance(value, str):
+            raise InvalidSettingError(f"{name} is {value!r}; it takes a text")
+        return value
     if isinstance(value, str) and value != "auto":  # cores
         try:
             return [int(part) for part in value.strip("[]").split(",")]

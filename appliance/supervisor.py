@@ -7,8 +7,8 @@ region of
 Crash: children die with it (PDEATHSIG); what was acknowledged is in the rings, which outlive everybody, and the next start drains them.
 
 Start:  lock, identity | old rings found | regions, bells | coordinator, flusher, workers, scheduler, fronts | flusher recovered: RUNNING | front
-bound: READY
-Stop:   fronts (nothing new) | scheduler | workers (lanes empty) | flusher (rings settled, files synced) | coordinator | regions removed
+bound: READY | console
+Stop:   console | fronts (nothing new) | scheduler | workers (lanes empty) | flusher (rings settled, files synced) | coordinator | regions removed
 
 Run as `python -P -m appliance.supervisor`; `tailrace serve` does.
 """
@@ -51,8 +51,9 @@ _MODULES = {
     Role.SCHEDULER: "workers.delays.scheduler",
     Role.WORKER: "workers.worker",
     Role.FRONT: "netfront.front",
+    Role.CONSOLE: "appliance.console",
 }
-_STOP_ORDER = (Role.FRONT, Role.SCHEDULER, Role.WORKER, Role.FLUSHER, Role.COORDINATOR)
+_STOP_ORDER = (Role.CONSOLE, Role.FRONT, Role.SCHEDULER, Role.WORKER, Role.FLUSHER, Role.COORDINATOR)
 NS_PER_MS = 1_000_000
 
 
@@ -175,6 +176,7 @@ class Supervisor:
         """One for each process, and for each that there may be: a child inherits bells when it is started, never later."""
         names = [process_name(Role.SUPERVISOR, 0)] + [child.name for child in self._children]
         names += [process_name(Role.WORKER, index) for index in self._spare_workers()]
+        names += [process_name(Role.CONSOLE, 0)] if self.settings.http_listen else []
         self._bells = {name: Doorbell.create() for name in names}
         for bell in self._bells.values():
             os.set_inheritable(bell.fd, True)
@@ -219,6 +221,7 @@ class Supervisor:
             "reserve_bytes": s.disk_reserve_bytes + s.ring_bytes * len(self._worker_dirs) if s.disk_reserve_bytes else 0, "listen": s.listen, "slots": s.slots,
             "ring_bytes": s.ring_bytes, "lane_bytes": s.lane_bytes, "credit_bytes": s.credit_bytes, "auto_create_topics": s.auto_create_topics,
             "flush.linger_ms": s.flush_linger_ms, "flush.batch_size": s.flush_batch_size,
+            "http.listen": s.http_listen,
         }  # fmt: skip
 
     # ---- supervision -----------------------------------------------------------------------------------------------------------------
@@ -341,6 +344,10 @@ class Supervisor:
         self.notifier.ready(f"serving on {', '.join(addresses)}")
         if self.ready_fd >= 0:
             os.write(self.ready_fd, orjson.dumps({"address": addresses[0], "addresses": addresses, "pid": os.getpid()}) + b"\n")
+        if self.settings.http_listen:
+            self._children.append(Child(Role.CONSOLE, 0, self._other_cores()))
+            self._spawn(self._children[-1])
+            self._record_holders()
 
     def _check_progress(self, now_ns: int) -> None:
         """Kill who hangs; feed systemd's watchdog while nobody does. Ringing makes idle processes show a beat."""
@@ -350,7 +357,7 @@ class Supervisor:
         healthy = True
         for child in self._children:
             if child.pidfd < 0:
-                healthy = healthy and child.quick_failures < 5
+                healthy = healthy and (child.quick_failures < 5 or child.role is Role.CONSOLE)
                 continue
             beat = self._control.process(child.role, child.index).load(ProcessWord.BEAT)
             if beat != child.last_beat:

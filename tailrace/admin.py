@@ -155,8 +155,12 @@ class Admin:
 
     def list_topics(self) -> list[str]:
         """Names of all topics, ascending."""
+        return list(self.partition_counts())
+
+    def partition_counts(self) -> dict[str, int]:
+        """How many partitions each topic has; names ascending."""
         answer = self._call(Api.METADATA, {"topics": None, "names_only": True})
-        return [topic["name"] for topic in answer["topics"]]
+        return {topic["name"]: topic["partitions"] for topic in answer["topics"]}
 
     def topic_info(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         """Schemas, settings and partition counts. Raises UnknownTopicError."""

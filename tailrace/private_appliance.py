@@ -77,7 +77,7 @@ def start_embedded(
     log_path = os.path.join(temporary or directory, "tailrace.log")
     os.makedirs(os.path.dirname(log_path), exist_ok=True)
     ours, theirs = socket.socketpair()
-    given = {"ring_bytes": 16 << 20, "auto_create_topics": str(auto_create_topics).lower(), **(settings or {})}
+    given = {"ring_bytes": 16 << 20, "http.listen": "", "auto_create_topics": str(auto_create_topics).lower(), **(settings or {})}
     arguments = [
         sys.executable,
         "-P",

@@ -48,7 +48,7 @@ SETTINGS = Settings(ring_bytes=1 << 16, ring_descriptors=128, lane_bytes=1 << 15
 CHILD_SETTINGS = {
     "producer.id.expiration.ms": 86_400_000, "checkpoint_bytes": 12 << 10, "journal_bytes": 48 << 10, "reserve_bytes": 0, "slots": SETTINGS.slots,
     "listen": [ADDRESS], "ring_bytes": 1 << 26, "lane_bytes": SETTINGS.lane_bytes, "credit_bytes": 1 << 20, "auto_create_topics": False,
-    "flush.linger_ms": 0, "flush.batch_size": 1 << 20, "fronts": 1,
+    "http.listen": "", "flush.linger_ms": 0, "flush.batch_size": 1 << 20, "fronts": 1,
 }  # fmt: skip
 
 

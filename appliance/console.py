@@ -1,0 +1,248 @@
+"""The console: how the appliance does, over HTTP, for Prometheus and for whoever asks whether it lives.
+
+    /metrics        Prometheus text (see `appliance.metrics`)
+    /health/live    200 while this process answers: it ends with the supervisor
+    /health/ready   200 when every process serves, else 503 and the names of those that do not
+
+Owner: its listening socket. Reads the control region, and asks a front as any client does, anew for each scrape.
+Invariants: no record depends on it: it is started when everything serves, and a port that is taken, said in the log, is tried again. One request at a time; a
+    client that says nothing is given up after REQUEST_TIMEOUT_S.
+Crash: a successor listens again.
+
+Run as `python -P -m appliance.console`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import select
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from appliance.metrics import Observed, ProcessState, families
+from appliance.settings import split_host_port
+from shm.control import Control
+from shm.layout import Phase, ProcessWord, Role
+from shm.process import ProcessContext, configure_logging, run, start
+from tailrace.admin import Admin
+from tailrace.errors import TailraceError
+from tailrace.front_addresses import front_address
+from tailrace.records import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+ASK_TIMEOUT_MS = 3_000
+REQUEST_TIMEOUT_S = 2.0
+BIND_AGAIN_NS = 5_000_000_000
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+
+StartResponse = Callable[[str, list[tuple[str, str]]], Any]
+
+
+class StateReader(Collector):
+    """Looks at the appliance, for each scrape anew."""
+
+    def __init__(self, control: Control, roles: Callable[[], list[tuple[Role, int]]], address: Callable[[], str]) -> None:
+        """`roles`: every process there should be. `address`: where a front listens."""
+        self._control = control
+        self._roles = roles
+        self._address = address
+        self._version = importlib.metadata.version("tailrace")
+
+    def collect(self) -> Iterator[Metric]:
+        return families(self.observe())
+
+    def processes(self) -> list[ProcessState]:
+        found = []
+        for role, index in self._roles():
+            slot = self._control.process(role, index)
+            generation = slot.load(ProcessWord.GENERATION)
+            is_ready = role is Role.SUPERVISOR or slot.load(ProcessWord.READY_GENERATION) == generation
+            found.append(ProcessState(role, index, slot.is_live(), is_ready, generation, _resident_bytes(slot.load(ProcessWord.PID))))
+        return found
+
+    def observe(self) -> Observed:
+        processes = self.processes()
+        try:
+            with Admin(
+                self._address(), client_id="tailrace-console", request_timeout_ms=ASK_TIMEOUT_MS, connect_timeout_ms=ASK_TIMEOUT_MS
+            ) as admin:
+                partitions = {TopicPartition(topic, p): "latest" for topic, count in admin.partition_counts().items() for p in range(count)}
+                return Observed(
+                    processes,
+                    self._version,
+                    True,
+                    admin.describe_cluster(),
+                    list(admin.offsets(partitions).values()),
+                    admin.describe_delays(),
+                )
+        except TailraceError as error:
+            logger.warning("front_does_not_answer reason=%r", str(error))
+            return Observed(processes, self._version)
+
+    def not_serving(self) -> list[str]:
+        """Names of processes that do not serve; empty: the appliance is ready."""
+        if self._control.phase is not Phase.RUNNING:
+            return [f"the appliance is {self._control.phase.name.lower()}"]
+        return [process.name for process in self.processes() if not (process.is_live and process.is_ready)]
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return 0
+
+
+def pages(reader: StateReader) -> Callable[[dict[str, Any], StartResponse], Iterable[bytes]]:
+    """The WSGI application."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(reader)
+    metrics = make_wsgi_app(registry)
+
+    def answer(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            return metrics(environ, start_response)  # type: ignore[no-any-return]
+        missing = reader.not_serving() if path == "/health/ready" else []
+        status, text = {
+            "/health/live": ("200 OK", "alive"),
+            "/health/ready": ("503 Service Unavailable", f"not ready: {', '.join(missing)}") if missing else ("200 OK", "ready"),
+        }.get(path, ("404 Not Found", "there are /metrics, /health/live and /health/ready"))
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [text.encode() + b"\n"]
+
+    return answer
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = REQUEST_TIMEOUT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are no news."""
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except (TimeoutError, ConnectionError):
+            pass  # it went away
+
+
+class _Server(WSGIServer):
+    timeout = 0
+    """A step never waits."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        """Without asking a name server what the host is called."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+        self.setup_environ()
+
+
+class Console:
+    """An agent (see `shm.process`)."""
+
+    def __init__(self, host: str, port: int, reader: StateReader) -> None:
+        self._host = host
+        self._port = port
+        self._reader = reader
+        self._server: _Server | None = None
+        self._bind_at_ns: int | None = 0
+
+    @property
+    def fd(self) -> int | None:
+        """What becomes readable when somebody asks."""
+        return None if self._server is None else self._server.fileno()
+
+    def step(self, now_ns: int) -> int:
+        if self._bind_at_ns is not None and now_ns >= self._bind_at_ns:
+            self._bind(now_ns)
+        if self._server is not None:
+            self._server.handle_request()
+        return 0
+
+    def _bind(self, now_ns: int) -> None:
+        try:
+            self._server = _Server(self._host, self._port)
+        except OSError as error:
+            if not self._bind_at_ns:
+                logger.error(
+                    "console_not_bound address=%s:%d reason=%r advice='set http.listen to a free port'", self._host, self._port, str(error)
+                )
+            self._bind_at_ns = now_ns + BIND_AGAIN_NS
+            return
+        self._bind_at_ns = None
+        self._server.set_app(pages(self._reader))
+        logger.info("console address=http://%s:%d", self._host, self._server.server_port)
+
+    def has_more(self) -> bool:
+        return False
+
+    def next_deadline_ns(self) -> int | None:
+        return self._bind_at_ns
+
+    def begin_stop(self) -> None:
+        if self._server is not None:
+            self._server.server_close()
+            self._server = None
+        self._bind_at_ns = None
+
+    def is_finished(self) -> bool:
+        return True
+
+
+def build(context: ProcessContext) -> Console:
+    """The console of this specification."""
+    settings = context.spec.settings
+
+    def roles() -> list[tuple[Role, int]]:
+        spares = [w for w in settings["spare_workers"] if context.control.process(Role.WORKER, w).load(ProcessWord.DEDICATED_TO)]
+        return [
+            (Role.SUPERVISOR, 0), (Role.COORDINATOR, 0), (Role.CONSOLE, 0), (Role.SCHEDULER, 0), *((Role.FRONT, f) for f in range(settings["fronts"])),
+            *((Role.FLUSHER, d) for d in range(len(context.spec.data_dirs))), *((Role.WORKER, w) for w in [*range(settings["workers"]), *spares]),
+        ]  # fmt: skip
+
+    def address() -> str:
+        address = front_address(settings["listen"][0], 0, context.control.port(0).load())
+        return address.replace("//*:", "//127.0.0.1:").replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+    host, port = split_host_port(settings["http.listen"])
+    return Console(host, port, StateReader(context.control, roles, address))
+
+
+def main() -> None:
+    """The process."""
+    context = start()
+    configure_logging(context)
+    console = build(context)
+    context.report_ready()
+
+    def wait(timeout_ms: float | None) -> None:
+        """Until rung, or asked."""
+        poll = select.poll()
+        poll.register(context.doorbell.fd, select.POLLIN)
+        if console.fd is not None:
+            poll.register(console.fd, select.POLLIN)
+        poll.poll(timeout_ms)
+        context.doorbell.clear()
+
+    run(console, context, wait)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The console over real HTTP: metrics that Prometheus's own parser reads, health that tells the truth, and an appliance that does not need it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import re
+import signal
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tailrace import Admin, NewTopic, Producer
+from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
+
+
+def console_of(appliance: EmbeddedAppliance) -> str:
+    """Its address, from the log."""
+
+    def found() -> list[str]:
+        with open(appliance.log_path, encoding="utf-8") as log:
+            return re.findall(r"console address=(\S+)", log.read())
+
+    wait_until(lambda: bool(found()), "the console is bound")
+    return found()[-1]
+
+
+def get(address: str, path: str) -> tuple[int, str]:
+    """(status, text)."""
+    try:
+        with urllib.request.urlopen(address + path, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def metrics(address: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """(name, labels) -> value."""
+    status, text = get(address, "/metrics")
+    assert status == 200
+    return {(s.name, frozenset(s.labels.items())): s.value for family in text_string_to_metric_families(text) for s in family.samples}
+
+
+@pytest.fixture
+def appliance() -> Iterator[EmbeddedAppliance]:
+    running = start_embedded(settings={"http.listen": "127.0.0.1:0"})
+    yield running
+    running.stop()
+
+
+def test_metrics_count_what_waits_and_when_it_is_due(appliance: EmbeddedAppliance) -> None:
+    address = console_of(appliance)
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics([NewTopic("later", 1, {"delay.enabled": True})])
+        for after in (dt.timedelta(seconds=50), dt.timedelta(minutes=50), dt.timedelta(hours=20), dt.timedelta(days=900)):
+            producer.send("later", b"x", deliver_after=after).result(10)
+        gone = producer.send("later", b"x", deliver_after=dt.timedelta(days=2)).result(10)
+        producer.send("later", b"now").result(10)
+        assert gone.delay_id is not None
+        assert admin.cancel_delays([gone.delay_id]) == {gone.delay_id: None}
+    found = metrics(address)
+    later = {("topic", "later"), ("partition", "0")}
+    due = {bound: found["tailrace_delays_due_records", frozenset({*later, ("le", bound)})] for bound in ("60", "3600", "86400", "+Inf")}
+    assert due == {"60": 1, "3600": 2, "86400": 3, "+Inf": 4}
+    assert found["tailrace_delays_pending_records", frozenset(later)] == 4
+    assert found["tailrace_delays_cancelled_records_total", frozenset(later)] == 1
+    assert found["tailrace_partition_high_watermark_offset", frozenset(later)] == 1
+    assert found["tailrace_partition_online", frozenset(later)] == 1
+    assert found["tailrace_answers", frozenset()] == 1
+    live = {name: dict(labels)["process"] for name, labels in found if name == "tailrace_process_live"}
+    assert live
+    assert all(
+        found["tailrace_process_resident_memory_bytes", frozenset({("process", p)})] > 1e6 for p in ("front-0", "worker-0", "console")
+    )
+
+
+def test_health_says_who_does_not_serve_and_metrics_go_on_without_a_front(appliance: EmbeddedAppliance) -> None:
+    address = console_of(appliance)
+    assert get(address, "/health/live") == (200, "alive\n")
+    wait_until(lambda: get(address, "/health/ready") == (200, "ready\n"), "it is ready")
+    assert get(address, "/nothing")[0] == 404
+    front = children(appliance)["tr-front-0"]
+    os.kill(front, signal.SIGSTOP)
+    try:
+        found = metrics(address)
+        assert found["tailrace_answers", frozenset()] == 0
+        assert found["tailrace_process_live", frozenset({("process", "front-0")})] == 1
+    finally:
+        os.kill(front, signal.SIGCONT)
+    wait_until(lambda: metrics(address)["tailrace_answers", frozenset()] == 1, "the front answers")
+    kill_and_wait_for_successor(appliance, "tr-front-0")
+    wait_until(lambda: get(address, "/health/ready")[0] == 200, "it is ready again")
+    assert metrics(address)["tailrace_process_restarts_total", frozenset({("process", "front-0")})] == 1
+
+
+def test_a_killed_console_comes_back_and_garbage_or_silence_stop_it_for_nobody(appliance: EmbeddedAppliance) -> None:
+    first = console_of(appliance)
+    host, _, port = first.removeprefix("http://").rpartition(":")
+    silent = socket.create_connection((host, int(port)))
+    with socket.create_connection((host, int(port))) as garbage:
+        garbage.sendall(os.urandom(4096) + b"\r\n\r\n")
+    assert get(first, "/health/live")[0] == 200
+    silent.close()
+    kill_and_wait_for_successor(appliance, "tr-console-0")
+    wait_until(lambda: console_of(appliance) != first, "the successor is bound")
+    assert get(console_of(appliance), "/health/live")[0] == 200
+
+
+def test_a_port_that_is_taken_is_said_and_stops_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        running = start_embedded(settings={"http.listen": address})
+        try:
+            with Producer(running.address) as producer:
+                assert producer.send("t", b"x").result(10).offset == 0
+
+            def is_said() -> bool:
+                with open(running.log_path, encoding="utf-8") as log:
+                    return f"console_not_bound address={address}" in log.read()
+
+            wait_until(is_said, "it is said")
+        finally:
+            assert running.stop() == 0
