@@ -1,4 +1,4 @@
-"""Proves what is in the files of a data directory, offline: every checksum, every index entry, offsets, timestamps, producer sequences.
+"""Proves what is in the files of a data directory, offline: every checksum, every index entry, offsets, timestamps, producer sequences, and what waits.
 
 Owner: pure reading; nothing is changed, no lock is taken. A live appliance may go on writing: what it appends meanwhile can look like a torn tail.
 Invariants: nothing is skipped silently: what cannot be walked is reported as a finding, with the offsets that it costs.
@@ -14,6 +14,17 @@ from enum import Enum
 from tailrace import segment_index
 from tailrace.batch_header import NO_PRODUCER, SEQUENCE_MODULUS, BatchHeader
 from tailrace.partition_file import PARTITION_FILE, PartitionFile
+from tailrace.pending_files import (
+    BUCKET_SUFFIX,
+    DAMAGED_SUFFIX,
+    KIND_ROWS,
+    PENDING_FILE,
+    BucketEntry,
+    Manifest,
+    PendingDamagedError,
+    proven,
+    walk_chunks,
+)
 from tailrace.segment import (
     INDEX_SUFFIX,
     SEGMENT_SUFFIX,
@@ -52,6 +63,8 @@ class Totals:
     segments: int = 0
     batches: int = 0
     records: int = 0
+    pending_records: int = 0
+    """In bucket files, cancelled ones included."""
     data_bytes: int = 0
     findings: list[Finding] = field(default_factory=list)
 
@@ -74,7 +87,12 @@ def _is_partition(path: str) -> bool:
 
 def data_bytes(directories: list[str]) -> int:
     """How much there is to read."""
-    return sum(entry.stat().st_size for directory in directories for entry in os.scandir(directory) if entry.name.endswith(SEGMENT_SUFFIX))
+    return sum(
+        entry.stat().st_size
+        for directory in directories
+        for entry in os.scandir(directory)
+        if entry.name.endswith((SEGMENT_SUFFIX, BUCKET_SUFFIX))
+    )
 
 
 def check(directories: list[str], advance: Callable[[int], None] = lambda _: None) -> Totals:
@@ -116,6 +134,49 @@ class _PartitionCheck:
             self._find(Severity.DAMAGE, self._directory, "segments are missing at the beginning", known.log_start_offset, bases[0] - 1)
         for number, base in enumerate(bases):
             self._check_segment(known, base, bases[number + 1] if number + 1 < len(bases) else None)
+        if os.path.exists(f"{self._directory}/{PENDING_FILE}"):
+            self._check_pending(known)
+
+    def _check_pending(self, known: PartitionFile) -> None:
+        """Delayed records that lie in bucket files, and those that were given up."""
+        for name in sorted(os.listdir(self._directory)):
+            if name.endswith(BUCKET_SUFFIX + DAMAGED_SUFFIX):
+                self._find(Severity.NOTE, f"{self._directory}/{name}", "set aside before: what was damaged in it was not delivered")
+        try:
+            manifest = self._manifest()
+        except PendingDamagedError as error:
+            self._find(
+                Severity.DAMAGE, f"{self._directory}/{PENDING_FILE}", f"{error}: nobody knows what waits, and nothing of it is delivered"
+            )
+            return
+        if manifest.topic_id != known.topic_id.hex():
+            return  # an earlier topic's of this name: it does not count
+        for entry in manifest.files:
+            try:
+                self._check_bucket(entry)
+            except (PendingDamagedError, FileNotFoundError) as error:
+                if entry.number not in {now.number for now in self._manifest().files}:
+                    continue  # a live scheduler has moved on meanwhile
+                text = f"{error}: up to {entry.rows - entry.cancelled} delayed records are lost"
+                self._find(Severity.DAMAGE, f"{self._directory}/{entry.file_name}", text)
+
+    def _manifest(self) -> Manifest:
+        with open(f"{self._directory}/{PENDING_FILE}", "rb") as file:
+            return Manifest.decode(file.read())
+
+    def _check_bucket(self, entry: BucketEntry) -> None:
+        """Raises PendingDamagedError, OSError."""
+        with open(f"{self._directory}/{entry.file_name}", "rb", buffering=0) as file:
+            fd = file.fileno()
+
+            def read_at(length: int, position: int) -> bytes:
+                return os.pread(fd, length, position)
+
+            for chunk in walk_chunks(read_at, entry.begin, entry.end):
+                proven(read_at, chunk)
+                self._totals.pending_records += chunk.rows if chunk.kind == KIND_ROWS else 0
+                self._totals.data_bytes += chunk.end - chunk.position
+                self._advance(chunk.end - chunk.position)
 
     def _check_segment(self, known: PartitionFile, base: int, following: int | None) -> None:
         path = f"{self._directory}/{file_name(base)}"

@@ -54,7 +54,7 @@ def verify(ctx: click.Context, directory: str, as_json: bool) -> None:
         print_json(
             {
                 "partitions": totals.partitions, "segments": totals.segments, "batches": totals.batches, "records": totals.records,
-                "bytes": totals.data_bytes, "seconds": round(seconds, 3),
+                "pending_records": totals.pending_records, "bytes": totals.data_bytes, "seconds": round(seconds, 3),
                 "findings": [
                     {"severity": f.severity.value, "path": f.path, "finding": f.text, "first_offset": f.first_offset, "last_offset": f.last_offset}
                     for f in totals.findings
@@ -68,8 +68,9 @@ def verify(ctx: click.Context, directory: str, as_json: bool) -> None:
                 [[f.severity.value, _offsets(f), f.text, f.path] for f in totals.findings],
             )
         rate = totals.data_bytes / seconds if seconds else 0
+        pending = f"{totals.pending_records} pending records, " if totals.pending_records else ""
         say(
-            f"{totals.partitions} partitions, {totals.segments} segments, {totals.batches} batches, {totals.records} records, "
+            f"{totals.partitions} partitions, {totals.segments} segments, {totals.batches} batches, {totals.records} records, {pending}"
             f"{human_bytes(totals.data_bytes)} in {seconds:.2f} s ({human_bytes(int(rate))}/s): {_summary(totals.worst)}"
         )
     ctx.exit({log_check.Severity.DAMAGE: 1, log_check.Severity.REPAIRABLE: EXIT_REPAIRABLE}.get(totals.worst, 0))  # type: ignore[arg-type]

@@ -4,78 +4,32 @@ A bucket of level L is for 64**L ticks of a millisecond (from level 2 on: 4 s, 4
 whose 64 buckets reach its tick, so at most some hundred files are there, however many rows; when a bucket's time comes near, its rows are moved to lower
 buckets, and those of the lowest level into memory.
 
-Owner: the scheduler. Which bytes of a file count, the manifest says.
-Layout: chunks, one behind the other:
-
-    magic u32 | kind u32 | rows u32 | crc32c u32 | body u64 | first offset i64 | last offset i64 | min tick i64 | max tick i64      (56 B)
-    ticks i64[rows] | offsets i64[rows], ascending | body: an Arrow RecordBatch message of the delay log's schema                     kind 1
-    offsets i64[rows]                                                                                                                kind 2: cancelled
-
-Invariants: a chunk never changes; rows of a chunk ascend in offset; the checksum covers the whole chunk, itself as 0.
+Owner: the scheduler. Which bytes of a file count, the manifest says; the layout is in `tailrace.pending_files`.
+Invariants: a chunk never changes; rows of a chunk ascend in offset.
 Crash: what was appended behind the manifest's end is overwritten.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tailrace.checksum import crc32c
+from tailrace.pending_files import HEAD_BYTES, KIND_CANCELLED, KIND_ROWS, BucketEntry, Chunk, PendingDamagedError, proven, walk_chunks
 from workers.delays.array_wheel import levels_of
-from workers.delays.manifest import FileEntry
 from workers.files import Files
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
-BUCKET_SUFFIX = ".pending"
 LOWEST_LEVEL = 2
 LEVELS_USED = 7
 """64 ** 7 ticks are 139 years, longer than any delay."""
-MAGIC = 0x32444254
-KIND_ROWS = 1
-KIND_CANCELLED = 2
 KEYS_KEPT = 500_000
 """Rows."""
 _keys: dict[tuple[str, int, int], tuple[Ints, Ints]] = {}
 """(path, position, checksum) of a chunk -> its keys; the last ones."""
-_HEAD = struct.Struct("<IIIIQqqqq")
 _BITS = 6
-
-
-class BucketDamagedError(Exception):
-    """A bucket file is not what was written; rows in it are lost."""
-
-
-class Chunk(NamedTuple):
-    """Where rows lie in a file."""
-
-    position: int
-    kind: int
-    rows: int
-    crc: int
-    body: int
-    first_offset: int
-    last_offset: int
-    min_tick: int
-    max_tick: int
-
-    def head(self) -> bytes:
-        return _HEAD.pack(MAGIC, *self[1:])
-
-    @property
-    def keys(self) -> int:
-        return self.rows * (16 if self.kind == KIND_ROWS else 8)
-
-    @property
-    def end(self) -> int:
-        return self.position + _HEAD.size + self.keys + self.body
-
-
-def file_name(entry: FileEntry) -> str:
-    return f"{entry.level}-{entry.start:016d}-{entry.number:08d}{BUCKET_SUFFIX}"
 
 
 def buckets_of(ticks: Ints, current: int) -> tuple[Ints, Ints]:
@@ -98,10 +52,10 @@ def width_of(level: int) -> int:
 class BucketFile:
     """One file; nothing is open between calls but what `open` says."""
 
-    def __init__(self, files: Files, directory: str, entry: FileEntry) -> None:
+    def __init__(self, files: Files, directory: str, entry: BucketEntry) -> None:
         self.entry = entry
         self._files = files
-        self.name = file_name(entry)
+        self.name = entry.file_name
         self.path = f"{directory}/{self.name}"
         self.unsaved_cancels: set[int] = set()
         """Offsets of rows here whose cancelling is in the delay log only."""
@@ -131,7 +85,7 @@ class BucketFile:
         keys = [offsets.tobytes()] if kind == KIND_CANCELLED else [ticks.tobytes(), offsets.tobytes()]
         span = (int(ticks.min()), int(ticks.max())) if len(ticks) else (0, 0)
         chunk = Chunk(self.entry.end, kind, len(offsets), 0, len(body), int(offsets[0]), int(offsets[-1]), *span)
-        chunk = chunk._replace(crc=crc32c(body, crc32c(b"".join(keys), crc32c(chunk.head()))))
+        chunk = chunk.sealed([*keys, body])
         chunks = self.chunks()
         fd = self._files.open_for_write(self.path)
         try:
@@ -154,18 +108,15 @@ class BucketFile:
             self._files.close(fd)
 
     def chunks(self) -> list[Chunk]:
-        """Every chunk between the entry's begin and end. Raises OSError, BucketDamagedError."""
+        """Every chunk between the entry's begin and end. Raises OSError, PendingDamagedError."""
         if self._chunks is None:
             self._chunks = []
             if self.entry.end > self.entry.begin:
                 fd = self._open()
                 try:
-                    position = self.entry.begin
-                    while position < self.entry.end:
-                        self._chunks.append(self._read_head(fd, position))
-                        position = self._chunks[-1].end
-                    if position != self.entry.end:
-                        raise BucketDamagedError(f"{self.path} has a chunk over its end at {self.entry.end}")
+                    self._chunks = list(walk_chunks(lambda n, at: self._files.read_at(fd, n, at), self.entry.begin, self.entry.end))
+                except PendingDamagedError as error:
+                    raise PendingDamagedError(f"{self.path}: {error}") from None
                 finally:
                     self._files.close(fd)
         return self._chunks
@@ -174,33 +125,21 @@ class BucketFile:
         try:
             return self._files.open_for_read(self.path)
         except FileNotFoundError:
-            raise BucketDamagedError(f"{self.path} is missing") from None
-
-    def _read_head(self, fd: int, position: int) -> Chunk:
-        raw = self._files.read_at(fd, _HEAD.size, position)
-        if len(raw) < _HEAD.size:
-            raise BucketDamagedError(f"{self.path} ends at {position}")
-        magic, *fields = _HEAD.unpack(raw)
-        chunk = Chunk(position, *fields)
-        if magic != MAGIC or chunk.kind not in (KIND_ROWS, KIND_CANCELLED) or chunk.end > self.entry.end:
-            raise BucketDamagedError(f"{self.path} has no chunk at {position}")
-        return chunk
+            raise PendingDamagedError(f"{self.path} is missing") from None
 
     def prove(self, chunk: Chunk) -> memoryview:
-        """What lies behind the head, as its checksum says. Raises OSError, BucketDamagedError."""
+        """What lies behind the head, as its checksum says. Raises OSError, PendingDamagedError."""
         fd = self._open()
         try:
-            data = memoryview(self._files.read_at(fd, chunk.keys + chunk.body, chunk.position + _HEAD.size))
+            return proven(lambda n, at: self._files.read_at(fd, n, at), chunk)
+        except PendingDamagedError as error:
+            raise PendingDamagedError(f"{self.path}: {error}") from None
         finally:
             self._files.close(fd)
-        head_crc = crc32c(chunk._replace(crc=0).head())
-        if len(data) < chunk.keys + chunk.body or crc32c(data[chunk.keys :], crc32c(data[: chunk.keys], head_crc)) != chunk.crc:
-            raise BucketDamagedError(f"{self.path} is damaged at {chunk.position}")
-        return data
 
     def keys_of(self, chunk: Chunk) -> tuple[Ints, Ints]:
         """(ticks, offsets) of a chunk of rows; not proven by the checksum. Those that were asked for last are kept, for all files together. Raises OSError,
-        BucketDamagedError.
+        PendingDamagedError.
         """
         place = (self.path, chunk.position, chunk.crc)
         keys = _keys.pop(place, None)
@@ -214,26 +153,26 @@ class BucketFile:
     def _read_keys(self, chunk: Chunk) -> tuple[Ints, Ints]:
         fd = self._open()
         try:
-            data = self._files.read_at(fd, chunk.keys, chunk.position + _HEAD.size)
+            data = self._files.read_at(fd, chunk.keys, chunk.position + HEAD_BYTES)
         finally:
             self._files.close(fd)
         if len(data) < chunk.keys:
-            raise BucketDamagedError(f"{self.path} ends inside the chunk at {chunk.position}")
+            raise PendingDamagedError(f"{self.path} ends inside the chunk at {chunk.position}")
         keys = np.frombuffer(data, np.int64)
         return keys[: chunk.rows], keys[chunk.rows :]
 
     def read_rows(self, chunk: Chunk, schema: pa.Schema) -> tuple[Ints, Ints, pa.RecordBatch]:
-        """(ticks, offsets, rows) of a chunk, proven. Raises OSError, BucketDamagedError."""
+        """(ticks, offsets, rows) of a chunk, proven. Raises OSError, PendingDamagedError."""
         data = self.prove(chunk)
         keys = np.frombuffer(data[: chunk.keys], np.int64)
         try:
             rows = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data[chunk.keys :])), schema)
         except (pa.ArrowInvalid, OSError) as error:
-            raise BucketDamagedError(f"{self.path} has rows at {chunk.position} that cannot be read: {error}") from None
+            raise PendingDamagedError(f"{self.path} has rows at {chunk.position} that cannot be read: {error}") from None
         return keys[: chunk.rows], keys[chunk.rows :], rows
 
     def cancelled(self) -> set[int]:
-        """Offsets that saved cancellations name. Raises OSError, BucketDamagedError."""
+        """Offsets that saved cancellations name. Raises OSError, PendingDamagedError."""
         if self._cancelled is None:
             self._cancelled = set()
             for chunk in self.chunks():
@@ -253,7 +192,7 @@ class BucketFile:
         return left
 
     def find(self, offset: int, released: int) -> tuple[Chunk, int] | None:
-        """(chunk, row) of a row that is here, not cancelled, and due after the tick `released`. Raises OSError, BucketDamagedError."""
+        """(chunk, row) of a row that is here, not cancelled, and due after the tick `released`. Raises OSError, PendingDamagedError."""
         if offset in self.unsaved_cancels or offset in self.cancelled():
             return None
         for chunk in self.row_chunks():
@@ -271,7 +210,7 @@ class BucketFile:
             offsets = set(self.keys_of(chunk)[1].tolist())
             self.entry.cancelled -= len(self.cancelled() & offsets)
             self.unsaved_cancels -= offsets
-        except BucketDamagedError:
+        except PendingDamagedError:
             self.entry.cancelled = 0  # unknown: too few, so that nothing counts as finished that is not
         self.entry.rows -= chunk.rows
         self.entry.begin = chunk.end

@@ -124,7 +124,7 @@ class DelayPartition:
         now_ns: int,
         wall_us: int,
     ) -> None:
-        """`directory`: the delay log's. `life`: no other DelayPartition has or had this number. Raises OSError, ManifestDamagedError."""
+        """`directory`: the delay log's. `life`: no other DelayPartition has or had this number. Raises OSError, PendingDamagedError."""
         self.log = log
         self.topic = topic
         self._log_state = log_state

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tailrace.pending_files import PendingDamagedError
 from workers.delays.array_wheel import NEVER
-from workers.delays.bucket_files import BucketDamagedError, BucketFile, Ints, is_above
+from workers.delays.bucket_files import BucketFile, Ints, is_above
 from workers.delays.pending_rows import PendingRows
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class _Page:
             mine = np.flatnonzero(self.keys[:, _SOURCE] == number)
             try:
                 rows = self.sources[number](self.keys[mine, _PLACE])
-            except BucketDamagedError as error:
+            except PendingDamagedError as error:
                 logger.error("bucket_damaged reason=%r", str(error))
                 continue
             for row, place in enumerate(mine.tolist()):
@@ -102,6 +103,6 @@ def page_of(
                     return file.read_rows(chunk, schema)[2].take(pa.array(places))
 
                 page.offer(ticks[left], offsets[left], places[left], read)
-        except BucketDamagedError as error:
+        except PendingDamagedError as error:
             logger.error("bucket_damaged reason=%r", str(error))
     return page.read(), (page.last_tick, int(page.keys[-1, _OFFSET])) if page.is_full else None

@@ -22,21 +22,17 @@ import pyarrow as pa
 
 from shm.crash_points import crash_point
 from tailrace import arrow_batch
+from tailrace.pending_files import BUCKET_SUFFIX, DAMAGED_SUFFIX, KIND_CANCELLED, KIND_ROWS, BucketEntry, Chunk, PendingDamagedError
 from workers.delays.array_wheel import NEVER, Rows, no_rows, split
 from workers.delays.bucket_files import (
-    BUCKET_SUFFIX,
-    KIND_CANCELLED,
-    KIND_ROWS,
     LOWEST_LEVEL,
-    BucketDamagedError,
     BucketFile,
-    Chunk,
     Ints,
     buckets_of,
     is_above,
     width_of,
 )
-from workers.delays.manifest import FileEntry, load_manifest, save_manifest
+from workers.delays.manifest import load_manifest, save_manifest
 from workers.delays.pending_pages import Listed, page_of
 from workers.delays.pending_rows import PendingRows
 from workers.files import Files
@@ -58,7 +54,7 @@ class PendingStore:
     """See the module's docstring."""
 
     def __init__(self, files: Files, directory: str, topic_id: bytes, schema: pa.Schema, now_ns: int) -> None:
-        """`directory`, `topic_id`, `schema`: the delay log's. Raises OSError, ManifestDamagedError."""
+        """`directory`, `topic_id`, `schema`: the delay log's. Raises OSError, PendingDamagedError."""
         self._files = files
         self._directory = directory
         self._schema = schema
@@ -204,7 +200,7 @@ class PendingStore:
         for file in files:
             try:
                 place = file.find(offset, self.released)
-            except BucketDamagedError as error:
+            except PendingDamagedError as error:
                 logger.error("bucket_damaged reason=%r", str(error))
                 continue
             if place is not None:
@@ -256,14 +252,14 @@ class PendingStore:
             for chunk in list(file.row_chunks()):
                 try:
                     yield chunk, *file.read_rows(chunk, self._schema)
-                except BucketDamagedError as error:
+                except PendingDamagedError as error:
                     file.is_damaged = True
                     self._note_lost(chunk.rows, error)
-        except BucketDamagedError as error:
+        except PendingDamagedError as error:
             file.is_damaged = True
             self._note_lost(file.entry.rows, error)
 
-    def _note_lost(self, rows: int, error: BucketDamagedError) -> None:
+    def _note_lost(self, rows: int, error: PendingDamagedError) -> None:
         self.lost_rows += rows
         logger.error("delays_lost directory=%s rows=%d reason=%r", self._directory, rows, str(error))
 
@@ -297,7 +293,7 @@ class PendingStore:
         """See `BucketFile.left`. Cancellations that cannot be read are lost: better a record too many than one too few."""
         try:
             return file.left(ticks, offsets, as_saved=as_saved)
-        except BucketDamagedError as error:
+        except PendingDamagedError as error:
             logger.error("cancellations_lost directory=%s reason=%r", self._directory, str(error))
             return np.ones(len(ticks), bool)
 
@@ -338,7 +334,7 @@ class PendingStore:
         if open_files:
             file = open_files[-1]
         else:
-            file = BucketFile(self._files, self._directory, FileEntry(level, start, self._manifest.next_number, 0, 0, 0, 0))
+            file = BucketFile(self._files, self._directory, BucketEntry(level, start, self._manifest.next_number, 0, 0, 0, 0))
             self._manifest.next_number += 1
             file.is_making = is_saving
             self._bucket_files.append(file)
@@ -451,7 +447,7 @@ class PendingStore:
             if not self._files.exists(file.path):
                 continue
             if file.is_damaged:
-                self._files.rename(file.path, f"{file.path}.damaged")
+                self._files.rename(file.path, f"{file.path}{DAMAGED_SUFFIX}")
             else:
                 self._files.unlink(file.path)
 

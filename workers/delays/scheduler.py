@@ -34,6 +34,7 @@ from shm.partition_table import PartitionTable
 from shm.process import ProcessContext, configure_logging, process_name, run, start
 from tailrace.delays import HORIZON_US, TICK_US, delay_id, parse_delay_id, tick_of
 from tailrace.errors import InvalidRequestError, TailraceError, UnknownDelayError, UnknownTopicError
+from tailrace.pending_files import PendingDamagedError
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
 from workers.delays.wall_clock import WallClockAlarm
@@ -251,7 +252,6 @@ class Scheduler:
             if topic is None:
                 continue
             from workers.delays.delay_partition import DelayPartition
-            from workers.delays.manifest import ManifestDamagedError
 
             if not self._open:
                 gc.collect()
@@ -264,7 +264,7 @@ class Scheduler:
                     self._write, next(self._lives), self._now_ns, self._wall_us(),
                 )  # fmt: skip
                 self._retry_at.pop(key, None)
-            except (OSError, ManifestDamagedError) as error:
+            except (OSError, PendingDamagedError) as error:
                 if key not in self._retry_at:
                     logger.error("delays_not_opened topic=%s partition=%d reason=%r", topic.topic, log.partition, str(error))
                 self._retry_at[key] = self._now_ns + REOPEN_NS

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from tailrace import checked_json
+from tailrace.pending_files import KIND_CANCELLED, KIND_ROWS, BucketEntry, Manifest, PendingDamagedError
 from tests.kit.simdisk import SimDisk, SimFiles
-from workers.delays.bucket_files import KIND_CANCELLED, KIND_ROWS, BucketDamagedError, BucketFile
-from workers.delays.manifest import FileEntry, Manifest, ManifestDamagedError, load_manifest, save_manifest
+from workers.delays.bucket_files import BucketFile
+from workers.delays.manifest import load_manifest, save_manifest
 from workers.files import write_durably
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden"
@@ -20,7 +21,7 @@ START = 1_700_000_006_144
 
 
 def written(files: SimFiles) -> BucketFile:
-    file = BucketFile(files, "/data", FileEntry(2, START, 7, 0, 0, 0, 0))
+    file = BucketFile(files, "/data", BucketEntry(2, START, 7, 0, 0, 0, 0))
     file.append(KIND_ROWS, np.array([START + 5, START]), np.array([40, 41]), b"an Arrow message")
     file.append(KIND_CANCELLED, np.empty(0, np.int64), np.array([41]), b"")
     return file
@@ -43,7 +44,7 @@ def test_the_golden_bucket_file_is_read_and_each_flipped_byte_of_it_is_found() -
             data[flipped] ^= 1
         disk = SimDisk()
         files = SimFiles(disk)
-        file = BucketFile(files, "/data", FileEntry(2, START, 7, 0, len(golden), 2, 1))
+        file = BucketFile(files, "/data", BucketEntry(2, START, 7, 0, len(golden), 2, 1))
         fd = files.open_for_write(file.path)
         files.write_at(fd, [bytes(data)], 0)
         if flipped is None:
@@ -52,18 +53,18 @@ def test_the_golden_bucket_file_is_read_and_each_flipped_byte_of_it_is_found() -
             (chunk,) = file.row_chunks()
             assert [keys.tolist() for keys in file.keys_of(chunk)] == [[START + 5, START], [40, 41]]
             continue
-        with pytest.raises(BucketDamagedError):
+        with pytest.raises(PendingDamagedError):
             [file.prove(chunk) for chunk in file.chunks()]
 
 
 def test_the_bytes_of_a_manifest_are_the_golden_ones_and_another_version_is_refused() -> None:
     files = SimFiles(SimDisk())
-    entry = FileEntry(2, START, 7, 0, 144, 2, 1)
+    entry = BucketEntry(2, START, 7, 0, 144, 2, 1)
     manifest = Manifest(TOPIC_ID.hex(), 42, 1_700_000_000_001, 8, [entry], [{"offset": 3, "repeat": "{}", "due_us": 5, "row": ""}])
     golden = (GOLDEN / "pending_v2.json").read_bytes()
     assert manifest.encode() == golden
     save_manifest(files, "/data", manifest)
     assert load_manifest(files, "/data", TOPIC_ID) == manifest
     write_durably(files, "/data", "pending.json", checked_json.encode({**json.loads(golden)["content"], "version": 1}))
-    with pytest.raises(ManifestDamagedError):
+    with pytest.raises(PendingDamagedError):
         load_manifest(files, "/data", TOPIC_ID)

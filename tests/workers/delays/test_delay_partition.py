@@ -9,6 +9,7 @@ import pytest
 from shm.crash_points import armed
 from tailrace import arrow_batch
 from tailrace.batch_header import BatchHeader
+from tailrace.pending_files import BUCKET_SUFFIX
 from tests.kit.batches import reseal
 from tests.kit.delays import LOG_SEED, SCHEMA, DelayWorld, Killed, tick_of
 from workers.delays import bucket_files, delay_partition, pending_store
@@ -111,7 +112,7 @@ def test_a_damaged_chunk_is_said_and_counted_and_costs_only_itself() -> None:
         world.pass_time(400 * MS)
         while world.step():
             pass
-    (path,) = [name for name in world.disk.names if name.endswith(bucket_files.BUCKET_SUFFIX)][:1]
+    (path,) = [name for name in world.disk.names if name.endswith(BUCKET_SUFFIX)][:1]
     inode = world.disk.names[path]
     assert inode is not None
     inode.data[len(inode.data) // 2 + 300] ^= 1
@@ -151,7 +152,7 @@ def test_a_kill_behind_a_damaged_chunk_loses_no_more_than_that() -> None:
         world.pass_time(400 * MS)
         while world.step():
             pass
-    (path,) = [name for name in world.disk.names if name.endswith(bucket_files.BUCKET_SUFFIX)]
+    (path,) = [name for name in world.disk.names if name.endswith(BUCKET_SUFFIX)]
     inode = world.disk.names[path]
     assert inode is not None
     inode.data[-300] ^= 1  # in the last chunk
@@ -193,7 +194,7 @@ def test_far_rows_lie_in_few_files_and_none_are_left_behind() -> None:
     world.finish()
     while world.step() or world.partition.next_deadline_ns():
         world.pass_time(300 * MS)
-    assert not [name for name in world.disk.names if name.endswith(bucket_files.BUCKET_SUFFIX)]
+    assert not [name for name in world.disk.names if name.endswith(BUCKET_SUFFIX)]
 
 
 @pytest.mark.parametrize("limit", [1, 7, 1_000])

@@ -1,0 +1,68 @@
+"""`log verify` and what waits: bucket files are proven like segments, and each flipped byte of them is found."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tailrace.partition_file import PARTITION_FILE, PartitionFile
+from tailrace.pending_files import KIND_ROWS, PENDING_FILE, BucketEntry, Manifest
+from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
+from workers.delays.bucket_files import BucketFile
+from workers.delays.manifest import save_manifest
+from workers.files import DiskFiles
+
+TOPIC_ID = bytes(range(16))
+TICK = 1_700_000_006_144
+
+
+@pytest.fixture
+def delay_log(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A delay log's directory with two rows in a bucket file."""
+    directory = tmp_path / "later@delay-0"
+    directory.mkdir()
+    identity = PartitionFile("later@delay", 0, TOPIC_ID, {1: to_message(delay_schema(DEFAULT_SCHEMA))})
+    (directory / PARTITION_FILE).write_bytes(identity.encode())
+    file = BucketFile(DiskFiles(), str(directory), BucketEntry(2, TICK, 7, 0, 0, 0, 0))
+    file.append(KIND_ROWS, np.array([TICK + 5, TICK]), np.array([40, 41]), b"an Arrow message")
+    save_manifest(DiskFiles(), str(directory), Manifest(TOPIC_ID.hex(), 42, 1, 8, [file.entry]))
+    return directory
+
+
+def verify(directory: pathlib.Path) -> tuple[int, dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "appliance.cli.main", "log", "verify", "--json", str(directory)], capture_output=True, check=False
+    )
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_what_waits_is_proven_and_counted(delay_log: pathlib.Path) -> None:
+    status, found = verify(delay_log)
+    assert (status, found["pending_records"], found["findings"]) == (0, 2, [])
+
+
+def test_damage_to_what_waits_is_found_and_said(delay_log: pathlib.Path) -> None:
+    (bucket,) = delay_log.glob("*.pending")
+    good = bucket.read_bytes()
+    for damaged in (good[:-1], good[:70] + bytes([good[70] ^ 1]) + good[71:], b"\0" + good[1:]):
+        bucket.write_bytes(damaged)
+        status, found = verify(delay_log)
+        (finding,) = found["findings"]
+        assert (status, finding["severity"], finding["path"]) == (1, "damage", str(bucket))
+        assert "up to 2 delayed records are lost" in finding["finding"]
+    bucket.unlink()
+    assert verify(delay_log)[0] == 1, "it is missing"
+    bucket.with_name(bucket.name + ".damaged").write_bytes(good)
+    (delay_log / PENDING_FILE).write_bytes(Manifest(TOPIC_ID.hex()).encode())
+    status, found = verify(delay_log)
+    assert (status, [finding["severity"] for finding in found["findings"]]) == (0, ["note"])
+    (delay_log / PENDING_FILE).write_bytes(b"{}")
+    status, found = verify(delay_log)
+    assert status == 1
+    assert any("nobody knows what waits" in finding["finding"] for finding in found["findings"])
