@@ -28,6 +28,7 @@ TICK_BITS = 44
 TICK_MASK = (1 << TICK_BITS) - 1
 NONE_DELIVERED = (-1, -1)
 """(tick, offset) in a mark that begins an epoch of the clock, when nothing was delivered in the one before."""
+DUE_TICK_MAX = TICK_MASK >> 1
 DELAY_SUFFIX = "@delay"
 """Of a delay log's name: no topic of users can have it."""
 DUE_COLUMN, ORIGIN_COLUMN, REPEAT_COLUMN = "@due_us", "@origin", "@repeat"

@@ -12,12 +12,16 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import orjson
 
-from tailrace.delays import HORIZON_US, tick_of
+from tailrace.delays import HORIZON_US, TICK_US, tick_of
 
 MISSED = ("all", "last", "none")
 INTERVAL_MIN_US = 10_000
+CRON_MIN_US = 1_000_000
+MISSED_AT_ONCE = 1_000
 ON_TIME_TICKS = 5_000
 """With missed="none" an occurrence is delivered if it is at most so late."""
+_WINDOWS_US = [hours * 3_600_000_000 for hours in (1, 24, 32 * 24, 400 * 24)]
+"""In which the last occurrence before a time is looked for: an hour, a day, a month, a year."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -98,14 +102,45 @@ class Recurrence:
         return (following.astimezone(dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
 
     def due_until(self, due_us: int, tick: int) -> tuple[list[int], int | None]:
-        """What is delivered when everything up to `tick` is, from the occurrence `due_us` on, and the occurrence behind."""
+        """What is delivered when everything up to `tick` is, from the occurrence `due_us` on, and the occurrence behind. With missed="all" that may be many:
+        see `reach`. Raises RecurrenceError.
+        """
         occurrences: list[int] = []
-        upcoming: int | None = due_us
+        upcoming: int | None = due_us if self.missed == "all" else self._skipped(due_us, tick)
         while upcoming is not None and tick_of(upcoming) <= tick:
             occurrences.append(upcoming)
             upcoming = self.after(upcoming)
-        if self.missed == "last":
-            occurrences = occurrences[-1:]
-        elif self.missed == "none":
-            occurrences = [due for due in occurrences if tick - tick_of(due) <= ON_TIME_TICKS]
-        return occurrences, upcoming
+        return occurrences[-1:] if self.missed == "last" else occurrences, upcoming
+
+    def reach(self, due_us: int) -> int | None:
+        """Up to which tick at most to go from the occurrence `due_us` in one step, so that there are not more than MISSED_AT_ONCE; None: as far as wanted."""
+        return tick_of(due_us) + MISSED_AT_ONCE * max(1, tick_of(self.every_us or CRON_MIN_US)) if self.missed == "all" else None
+
+    def occurrence_at(self, tick: int, later_us: int) -> int:
+        """The due time of the occurrence that is due at `tick`, from that of a later one."""
+        if not self.every_us:
+            return tick * TICK_US  # whole seconds
+        return later_us - -(-(later_us - tick * TICK_US) // self.every_us) * self.every_us
+
+    def _skipped(self, due_us: int, tick: int) -> int | None:
+        """From the occurrence `due_us` on, the first that may still be delivered at `tick`: for "last" the last one that is due, for "none" the first that is
+        not too late. A long time is not gone through one by one.
+        """
+        until_us = tick * TICK_US
+        if self.missed == "none":
+            floor_us = (tick - ON_TIME_TICKS - 1) * TICK_US
+            if due_us > floor_us:
+                return due_us
+            if self.every_us:
+                return due_us + ((floor_us - due_us) // self.every_us + 1) * self.every_us
+            return self.after(floor_us)
+        if self.every_us:
+            return due_us + max(0, until_us - due_us) // self.every_us * self.every_us
+        for window_us in _WINDOWS_US:
+            start_us = until_us - window_us
+            if start_us <= due_us:
+                break
+            found = self.after(start_us)
+            if found is not None and found <= until_us:
+                return found
+        return due_us

@@ -166,7 +166,7 @@ class DelayTorture:
 
     def _missing(self) -> list[bytes]:
         seen = {value for value, _ in self.seen}
-        return [value for value, record in self.sent.items() if record.fate == "waits" and value not in seen]
+        return [value for value, record in list(self.sent.items()) if record.fate == "waits" and value not in seen]
 
     def run(self, seconds: float) -> Counts:
         """Disturb for `seconds`, then check. Raises AssertionError."""

@@ -13,12 +13,14 @@ from shm.assignments import Assignment, LaneKind
 from shm.lane import LaneWriter
 from tailrace import arrow_batch
 from tailrace.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
-from tailrace.delays import DUE_COLUMN, tick_of
+from tailrace.delays import DUE_COLUMN, TICK_US, tick_of
+from tailrace.recurrence import Recurrence
 from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
 from tailrace.segment import Walk, file_name, schema_message_length, segment_bases, walk_batches
 from tests.kit.batches import TOPIC_ID
 from tests.kit.logs import Bench, assignment, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles
+from workers.delays import delay_partition
 from workers.delays.delay_partition import Change, DelayPartition
 from workers.flusher import FlusherSettings
 
@@ -44,6 +46,20 @@ class Row:
     """waits, cancelled, or unknown: its canceller was killed before it heard."""
 
 
+@dataclass(slots=True)
+class RecurringRow:
+    """One that comes again and again, with missed="all"."""
+
+    name: str
+    offset: int
+    first_us: int
+    every_us: int
+
+    def count_until(self, wall_us: int) -> int:
+        """How many occurrences are due by then, in ticks."""
+        return max(0, (wall_us // TICK_US * TICK_US - self.first_us) // self.every_us + 1)
+
+
 class DelayWorld:
     """See the module's docstring."""
 
@@ -57,10 +73,12 @@ class DelayWorld:
         self._is_inside = False
         """Whether the scheduler is being stepped: nobody else is killed here."""
         self.rows: dict[str, Row] = {}
+        self.recurring: dict[str, RecurringRow] = {}
         self.runs = self.lives = 0
         self.restarts = 0
         """How often the scheduler was killed inside a step, or the disk refused it."""
-        self.wall_us = BEGIN_US
+        self.wall_us = self.latest_us = BEGIN_US
+        """`latest_us`: the latest that the wall clock ever showed."""
         self.now_ns = 1_000_000_000
         self.topic = replace(assignment(retention_ms=-1), delay_log=LOG_ID.hex())
         self.log = Assignment(
@@ -151,7 +169,10 @@ class DelayWorld:
     def pass_time(self, microseconds: int, jump_us: int = 0) -> None:
         """`jump_us`: by how much the wall clock is set besides."""
         self.now_ns += microseconds * 1000
-        self.wall_us += microseconds + jump_us
+        self.wall_us += microseconds
+        self.latest_us = max(self.latest_us, self.wall_us)
+        self.wall_us += jump_us
+        self.latest_us = max(self.latest_us, self.wall_us)
 
     def _append(self, rows: pa.RecordBatch, token: int = -1) -> int:
         """Rows into the delay log, acknowledged; answers the first one's offset."""
@@ -170,6 +191,15 @@ class DelayWorld:
         offset = self._append(arrow_batch.with_delays(plain, SCHEMA, dues, None))
         for n, (name, due) in enumerate(zip(names, dues, strict=True)):
             self.rows[name] = Row(name, offset + n, due)
+
+    def schedule_recurring(self, delay_us: int, every_us: int) -> None:
+        """The first after `delay_us`, which is more than a mark reaches ahead: else its phase would be the mark's."""
+        name = f"again{len(self.recurring)}"
+        plain = arrow_batch.default_rows([1], [None], [name.encode()], None)
+        repeat = Recurrence(every_us=every_us).to_json()
+        first_us = self.latest_us + delay_us
+        offset = self._append(arrow_batch.with_delays(plain, SCHEMA, [first_us], [repeat]))
+        self.recurring[name] = RecurringRow(name, offset, first_us, every_us)
 
     def change(self, row: Row, due_us: int | None) -> None:
         """Cancel or reschedule as the scheduler does it for a client."""
@@ -221,9 +251,10 @@ class DelayWorld:
     def check(self) -> None:
         """Everything that was scheduled and not cancelled is there once, none early, in the order of keys."""
         found = self.delivered()
+        keys = [(header.min_tick, header.delay_position) for _, header in found]
+        found = [(name, header) for name, header in found if name not in self.recurring]
         names = [name for name, _ in found]
         assert len(names) == len(set(names)), f"twice: {sorted(n for n in names if names.count(n) > 1)[:5]}"
-        keys = [(header.min_tick, header.delay_position) for _, header in found]
         assert keys == sorted(keys)
         for name, header in found:
             row = self.rows[name]
@@ -234,9 +265,28 @@ class DelayWorld:
         missing = [row for row in self.rows.values() if row.fate == "waits" and row.name not in set(names)]
         assert not missing, f"never came: {missing[:5]} of {len(missing)}"
 
+    def _end_recurring(self) -> None:
+        """Let every occurrence come that was ever due, count them, and cancel what recurs."""
+        self.pass_time(self.latest_us - self.wall_us + 1_000_000)
+        quiet = 0
+        while quiet < 20:
+            quiet = 0 if self.step() else quiet + 1
+            self.now_ns += 100_000_000  # what is sent again is; nothing more becomes due
+        names = [name for name, _ in self.delivered()]
+        for row in self.recurring.values():
+            early = row.count_until(self.wall_us + 1000 * delay_partition.LEAD_TICKS)
+            assert row.count_until(self.wall_us) <= names.count(row.name) <= early, f"{row} came {names.count(row.name)} times"
+            self.partition.catch_up()
+            self.partition.changes[-1] = Change()
+            self._append(self.partition.cancellation(row.offset), -1)
+            self.partition.catch_up()
+            assert self.partition.changes.pop(-1).outcomes == [None]
+
     def finish(self) -> None:
         """No more faults: time passes until nothing waits."""
         self._doom = None
+        if self.recurring:
+            self._end_recurring()
         for _ in range(100_000):
             if self.step():
                 continue

@@ -13,7 +13,7 @@ from tailrace.errors import CorruptBatchError
 from tests.sim.schedule import Schedule, plan, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:topic '(t|later)' has durability=memory")
-SCHEDULES = 800
+SCHEDULES = 1_600
 PER_TEST = 50
 
 

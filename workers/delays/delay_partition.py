@@ -38,7 +38,7 @@ from tailrace.batch_header import (
     checksum_seed,
     insert_header,
 )
-from tailrace.delays import DELAY_COLUMNS, DUE_COLUMN, NONE_DELIVERED, ORIGIN_COLUMN, TICK_BITS, TICK_MASK, TICK_US, tick_of
+from tailrace.delays import DELAY_COLUMNS, DUE_COLUMN, DUE_TICK_MAX, NONE_DELIVERED, ORIGIN_COLUMN, TICK_BITS, TICK_MASK, TICK_US
 from tailrace.recurrence import Recurrence, RecurrenceError
 from tailrace.schema import from_message
 from workers.delays.array_wheel import NEVER, Rows, no_rows
@@ -46,6 +46,7 @@ from workers.delays.bucket_files import is_above
 from workers.delays.log_follower import LogFollower
 from workers.delays.pending_rows import one_batch
 from workers.delays.pending_store import PendingStore
+from workers.delays.recurring_rows import RecurringRows
 from workers.files import Files
 
 logger = logging.getLogger(__name__)
@@ -60,8 +61,6 @@ LEAD_TICKS = 10
 """Ticks are closed so much before they come: the mark's way to the disk and back is not part of the lateness then."""
 SET_BACK_TICKS = 1_000
 """A wall clock so far behind what is closed was set back."""
-DUE_TICK_MAX = TICK_MASK >> 1
-RECURRING = "recurring"
 _SPANS_S = {"1m": 60, "1h": 3_600, "1d": 86_400}
 
 Send = Callable[[Assignment, Any], bool]
@@ -80,15 +79,6 @@ class Sent:
     rows: Rows
     at_ns: int
     tries: int = 1
-
-
-@dataclass(slots=True)
-class Recurring:
-    """A recurring row, and its next occurrence."""
-
-    recurrence: Recurrence
-    due_us: int
-    row: pa.RecordBatch
 
 
 @dataclass(slots=True)
@@ -143,9 +133,7 @@ class DelayPartition:
         self._store = PendingStore(files, directory, log.topic_id, self._schema, now_ns)
         self._closed = self._store.closed
         """The ordinal below which everything is closed, by the last mark that was read."""
-        self._recurring: dict[int, Recurring] = {}
-        for item in self._store.recurring:
-            self._restore_recurring(item)
+        self._recurring = RecurringRows(self._store.rows, self._schema, self._store.recurring)
         self._follower = LogFollower(files, directory, self._log_seed, self._store.cursor)
         self._held: BatchHeader | None = None
         """A mark of a new epoch of the clock that waits for what is under way."""
@@ -185,7 +173,7 @@ class DelayPartition:
         work += self._ask_for_mark()
         if not work or self._store.is_crowded:
             is_settled = self.is_settled and self._held is None
-            work += self._store.tidy(self._follower.next_offset, self._closed, self._describe_recurring, is_settled=is_settled)
+            work += self._store.tidy(self._follower.next_offset, self._closed, self._recurring.describe, is_settled=is_settled)
         return work
 
     def next_due_us(self) -> int | None:
@@ -278,7 +266,7 @@ class DelayPartition:
 
     def _begin_epoch(self, ordinal: int, delivered: tuple[int, int]) -> None:
         """The clock was set back, when rows up to `delivered` were: what is not due any more waits again."""
-        ready, self._ready = self._ready, no_rows()
+        ready, self._ready = self._recurring.take_back(self._ready, delivered), no_rows()
         self._store.set_back((ordinal & TICK_MASK) - 1, delivered, ready, lambda rows: self._ticks_of(rows.column(DUE_COLUMN), ordinal))
         self._closed = ordinal
         logger.warning("clock_set_back topic=%s partition=%d epoch=%d", self.topic.topic, self.topic.partition, ordinal >> TICK_BITS)
@@ -330,69 +318,22 @@ class DelayPartition:
             if repeat is None:
                 self._store.rows.add(np.array([offset]), self._ticks_of(one.column(DUE_COLUMN), header.min_tick), one)
             else:
-                self._add_recurring(offset, repeat, due_us, one, header.min_tick)
+                self._add_recurring(offset, repeat, due_us, one, header.min_tick & TICK_MASK)
         change = self.changes.get(header.due_us)
         if change is not None:
             change.outcomes = outcomes
 
-    # ---- recurring rows --------------------------------------------------------------------------------------------------------------
-
-    def _add_recurring(self, offset: int, text: str, due_us: int, row: pa.RecordBatch, min_ordinal: int) -> None:
+    def _add_recurring(self, offset: int, text: str, due_us: int, row: pa.RecordBatch, min_tick: int) -> None:
         try:
-            recurrence = Recurrence.from_json(text)
+            self._recurring.add(offset, Recurrence.from_json(text), due_us, row, min_tick)
         except RecurrenceError as error:
             logger.error("recurrence_dropped topic=%s offset=%d reason=%r", self.topic.topic, offset, str(error))
-            return
-        due_us = max(due_us, ((min_ordinal & TICK_MASK) - 1) * TICK_US + 1)
-        self._recurring[offset] = Recurring(recurrence, due_us, one_batch(pa.Table.from_batches([row])))
-        self._place_recurring(offset)
-
-    def _place_recurring(self, offset: int) -> None:
-        item = self._recurring[offset]
-        self._store.rows.add(np.array([offset]), np.array([min(tick_of(item.due_us), DUE_TICK_MAX)]), item.row, RECURRING)
-
-    def _expand_recurring(self, rows: Rows, tick: int) -> Rows:
-        """In the place of each recurring row its occurrences; the next is placed."""
-        found = []
-        for row in rows[np.isin(rows[:, 1], np.fromiter(self._recurring, np.int64, len(self._recurring)))]:
-            offset, reference = int(row[1]), int(row[2])
-            item = self._recurring[offset]
-            due, upcoming = item.recurrence.due_until(item.due_us, tick)
-            found += [(tick_of(each), offset, reference) for each in due]
-            self._store.rows.expect(reference, len(due))
-            if upcoming is None:
-                del self._recurring[offset]
-            else:
-                item.due_us = upcoming
-                self._place_recurring(offset)
-        if not found and not len(rows):
-            return rows
-        others = rows[~np.isin(rows[:, 2], [reference for _, _, reference in found])] if found else rows
-        others = others[~self._store.rows.are_from(others, RECURRING)]
-        merged = np.concatenate([others, np.array(found, np.int64).reshape(-1, 3)])
-        return merged[np.lexsort((merged[:, 1], merged[:, 0]))]
-
-    def _describe_recurring(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "offset": offset,
-                "repeat": item.recurrence.to_json(),
-                "due_us": item.due_us,
-                "row": base64.b64encode(item.row.serialize()).decode(),
-            }
-            for offset, item in self._recurring.items()
-        ]
-
-    def _restore_recurring(self, item: dict[str, Any]) -> None:
-        row = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(base64.b64decode(item["row"]))), self._schema)
-        self._recurring[item["offset"]] = Recurring(Recurrence.from_json(item["repeat"]), item["due_us"], row)
-        self._place_recurring(item["offset"])
 
     # ---- cancelling ------------------------------------------------------------------------------------------------------------------
 
     def _cancel(self, offset: int) -> bool:
         """Whether the row was pending, and is not any more."""
-        was_recurring = self._recurring.pop(offset, None) is not None
+        was_recurring = self._recurring.cancel(offset)
         return self._store.cancel(offset, self.hints.pop(offset, None)) or was_recurring
 
     def waits(self, offset: int) -> bool:
@@ -401,8 +342,8 @@ class DelayPartition:
 
     def row_of(self, offset: int) -> pa.RecordBatch | None:
         """A pending row, as a batch of one of the delay log's schema; None: it is not pending. Raises OSError."""
-        item = self._recurring.get(offset)
-        return item.row if item is not None else self._store.row_of(offset, self.hints.get(offset))
+        row = self._recurring.row_of(offset)
+        return row if row is not None else self._store.row_of(offset, self.hints.get(offset))
 
     # ---- what is due -----------------------------------------------------------------------------------------------------------------
 
@@ -410,7 +351,7 @@ class DelayPartition:
         """Everything up to `tick` is closed: it is to be delivered, but for what was before."""
         rows = self._store.release(tick)
         if self._recurring and len(rows):
-            rows = self._expand_recurring(rows, tick)
+            rows = self._recurring.expand(rows, tick)
         self._ready = np.concatenate([self._ready, rows]) if len(self._ready) else rows
         self._drop_delivered(self._delivered())
 
@@ -515,7 +456,7 @@ class DelayPartition:
         elif len(self._ready) and self._is_fenced:
             return 0
         else:
-            tick = now_tick + LEAD_TICKS
+            tick = min(now_tick + LEAD_TICKS, self._recurring.reach())
             if self._first_waiting() > tick or tick <= closed_tick or self._store.is_late(tick):
                 self._asked = None
                 return 0
@@ -578,10 +519,10 @@ class DelayPartition:
         return result, last
 
     def _describe_row(self, tick: int, offset: int, columns: pa.RecordBatch, row: int, raw_key: bytes | None) -> dict[str, Any]:
-        item = self._recurring.get(offset)
+        due_us, repeat = self._recurring.upcoming(offset) or (columns.column(DUE_COLUMN)[row].as_py(), None)
         return {
-            "tick": tick, "offset": offset, "due_us": columns.column(DUE_COLUMN)[row].as_py() if item is None else item.due_us,
-            "key": None if raw_key is None else base64.b64encode(raw_key).decode(), "repeat": None if item is None else orjson.loads(item.recurrence.to_json()),
+            "tick": tick, "offset": offset, "due_us": due_us, "key": None if raw_key is None else base64.b64encode(raw_key).decode(),
+            "repeat": None if repeat is None else orjson.loads(repeat.to_json()),
         }  # fmt: skip
 
     def replacement(self, row: pa.RecordBatch, due_us: int, origin: int) -> pa.RecordBatch:

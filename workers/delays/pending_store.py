@@ -167,7 +167,7 @@ class PendingStore:
             file.entry.delivered_tick, file.entry.delivered_offset = max(
                 (file.entry.delivered_tick, file.entry.delivered_offset), delivered
             )
-        self.released = tick
+        self.released = min(self.released, tick)  # the clock may have gone forward again since the mark was asked for
         self.rows.set_back(tick, ticks_of)
 
     # ---- cancelling ------------------------------------------------------------------------------------------------------------------

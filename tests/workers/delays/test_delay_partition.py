@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import pytest
 
 from shm.crash_points import armed
-from tailrace import arrow_batch
+from tailrace import arrow_batch, recurrence
 from tailrace.batch_header import BatchHeader
 from tailrace.pending_files import BUCKET_SUFFIX
 from tests.kit.batches import reseal
@@ -27,10 +28,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_store, "TIDY_INTERVAL_NS", 200_000_000)
 
 
-def run(seed: int, steps: int = 150) -> DelayWorld:
+def run(seed: int, steps: int = 150, *, recurring: bool = False) -> DelayWorld:
     world = DelayWorld(seed)
     rng = world.rng
     sets_clock = rng.random() < 0.3
+    if recurring:
+        for _ in range(rng.randint(1, 3)):
+            world.schedule_recurring(rng.randint(20 * MS, 3_600 * SECOND), rng.choice((7 * SECOND, 300 * SECOND, 86_400 * SECOND)))
     for _ in range(steps):
         what = rng.random()
         if what < 0.35:
@@ -64,6 +68,18 @@ def test_each_delayed_record_comes_once_and_none_early(chunk: int) -> None:
     for seed in range(chunk * 10, chunk * 10 + 10):
         try:
             run(seed)
+        except BaseException:
+            print(f"seed {seed}")
+            raise
+
+
+@pytest.mark.parametrize("seeds", [range(10), [*range(10, 18), 49]])
+def test_each_occurrence_of_a_recurring_record_comes_once(seeds: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrence, "MISSED_AT_ONCE", 50)
+    monkeypatch.setattr(delay_partition, "DELIVERY_ROWS", 50)
+    for seed in seeds:
+        try:
+            run(seed, 60, recurring=True)
         except BaseException:
             print(f"seed {seed}")
             raise

@@ -1,0 +1,124 @@
+"""Recurring rows: each waits in memory at its next occurrence; when that is due, the row stands for itself as often as it is to be delivered.
+
+Owner: the scheduler, one for each partition. What recurs is in the manifest whole, since it is never done.
+Invariants: a recurring row is the only one of its run in `PendingRows`, under the source RECURRING; the occurrences of a tick are decided by the row, its due
+    time and the tick alone, so that reading the log again decides the same.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.delays import DUE_TICK_MAX, TICK_US, tick_of
+from tailrace.recurrence import Recurrence
+from workers.delays.array_wheel import NEVER, Rows
+from workers.delays.bucket_files import is_above
+from workers.delays.pending_rows import PendingRows, one_batch
+
+RECURRING = "recurring"
+
+
+@dataclass(slots=True)
+class Recurring:
+    """A recurring row, and its next occurrence."""
+
+    recurrence: Recurrence
+    due_us: int
+    row: pa.RecordBatch
+
+
+class RecurringRows:
+    """See the module's docstring."""
+
+    def __init__(self, rows: PendingRows, schema: pa.Schema, described: list[dict[str, Any]]) -> None:
+        """`described`: what `describe` answered before."""
+        self._rows = rows
+        self._items: dict[int, Recurring] = {}
+        """By offset in the delay log."""
+        for item in described:
+            row = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(base64.b64decode(item["row"]))), schema)
+            self._items[item["offset"]] = Recurring(Recurrence.from_json(item["repeat"]), item["due_us"], row)
+            self._place(item["offset"])
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __contains__(self, offset: int) -> bool:
+        return offset in self._items
+
+    def add(self, offset: int, recurrence: Recurrence, due_us: int, row: pa.RecordBatch, min_tick: int) -> None:
+        """`due_us`: its first occurrence; it counts as due at `min_tick` at the earliest."""
+        due_us = max(due_us, (min_tick - 1) * TICK_US + 1)
+        self._items[offset] = Recurring(recurrence, due_us, one_batch(pa.Table.from_batches([row])))
+        self._place(offset)
+
+    def _place(self, offset: int) -> None:
+        item = self._items[offset]
+        self._rows.add(np.array([offset]), np.array([min(tick_of(item.due_us), DUE_TICK_MAX)]), item.row, RECURRING)
+
+    def cancel(self, offset: int) -> bool:
+        """Whether it recurred, and does not any more. Its occurrence that waits in memory is cancelled there."""
+        return self._items.pop(offset, None) is not None
+
+    def row_of(self, offset: int) -> pa.RecordBatch | None:
+        item = self._items.get(offset)
+        return None if item is None else item.row
+
+    def upcoming(self, offset: int) -> tuple[int, Recurrence] | None:
+        """(when it is due next, microseconds since 1970, how it recurs)."""
+        item = self._items.get(offset)
+        return None if item is None else (item.due_us, item.recurrence)
+
+    def expand(self, rows: Rows, tick: int) -> Rows:
+        """Of rows that were released up to `tick`: in the place of each recurring row its occurrences; the next is placed."""
+        is_mine = np.isin(rows[:, 1], np.fromiter(self._items, np.int64, len(self._items)))
+        found = []
+        for row in rows[is_mine]:
+            offset, reference = int(row[1]), int(row[2])
+            item = self._items[offset]
+            due, upcoming = item.recurrence.due_until(item.due_us, tick)
+            found += [(tick_of(each), offset, reference) for each in due]
+            self._rows.expect(reference, len(due))
+            if upcoming is None:
+                del self._items[offset]
+            else:
+                item.due_us = upcoming
+                self._place(offset)
+        merged = np.concatenate([rows[~is_mine], np.array(found, np.int64).reshape(-1, 3)])
+        return merged[np.lexsort((merged[:, 1], merged[:, 0]))]
+
+    def reach(self) -> int:
+        """Up to which tick at most everything may be closed at once: what was missed in a long time is delivered piece by piece."""
+        return min((reach for item in self._items.values() if (reach := item.recurrence.reach(item.due_us)) is not None), default=NEVER)
+
+    def take_back(self, rows: Rows, delivered: tuple[int, int]) -> Rows:
+        """The clock was set back: of rows that were handed out, occurrences behind (tick, offset) wait again. Answers the rows that do not recur."""
+        is_mine = np.isin(rows[:, 1], np.fromiter(self._items, np.int64, len(self._items)))
+        mine = rows[is_mine]
+        for offset in np.unique(mine[is_above(mine[:, 0], mine[:, 1], delivered), 1]).tolist():
+            item, waiting = self._items[offset], mine[mine[:, 1] == offset]
+            tick = int(waiting[is_above(waiting[:, 0], waiting[:, 1], delivered), 0].min())
+            place = self._rows.find(offset)
+            if place is not None:
+                self._rows.cancel(place)
+            item.due_us = item.recurrence.occurrence_at(tick, item.due_us)
+            self._place(offset)
+        self._rows.done(mine)
+        return rows[~is_mine]
+
+    def describe(self) -> list[dict[str, Any]]:
+        """For the manifest."""
+        return [
+            {
+                "offset": offset,
+                "repeat": item.recurrence.to_json(),
+                "due_us": item.due_us,
+                "row": base64.b64encode(item.row.serialize()).decode(),
+            }
+            for offset, item in self._items.items()
+        ]
