@@ -10,37 +10,14 @@ from typing import Any
 import click
 
 from appliance.cli.main import CONNECT_TIMEOUT_MS, EXIT_FAILED
-from appliance.cli.options import bootstrap_option, json_option
+from appliance.cli.options import TIME_HELP, Moment, bootstrap_option, json_option
 from appliance.cli.output import complain, print_json, print_table, say
 from tailrace.admin import Admin, PendingDelay
 from tailrace.errors import TailraceError
 
-TIME_HELP = "2027-01-31T08:00:00Z (or another offset from UTC), or from now: 90s, 15m, 2h, 3d."
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
 
 def connect(bootstrap: str) -> Admin:
     return Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS)
-
-
-class Moment(click.ParamType[dt.datetime]):
-    """A point in time."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dt.datetime:
-        if isinstance(value, dt.datetime):
-            return value
-        text = str(value)
-        try:
-            if text[-1:] in _UNITS and text[:-1].isdigit():
-                return dt.datetime.now(dt.UTC) + dt.timedelta(seconds=int(text[:-1]) * _UNITS[text[-1]])
-            moment = dt.datetime.fromisoformat(text)
-        except (ValueError, OverflowError):
-            self.fail(f"{text!r} is no time; write {TIME_HELP}", param, ctx)
-        if moment.tzinfo is None:
-            self.fail(f"{text!r} has no offset from UTC; write {text}Z or {text}+02:00", param, ctx)
-        return moment
 
 
 @click.group()

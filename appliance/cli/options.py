@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -9,7 +10,30 @@ import click
 
 from tailrace.settings import DEFAULT_BOOTSTRAP
 
+TIME_HELP = "2027-01-31T08:00:00Z (or another offset from UTC), or from now: 90s, 15m, 2h, 3d."
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Moment(click.ParamType[dt.datetime]):
+    """A point in time."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dt.datetime:
+        if isinstance(value, dt.datetime):
+            return value
+        text = str(value)
+        try:
+            if text[-1:] in _UNITS and text[:-1].isdigit():
+                return dt.datetime.now(dt.UTC) + dt.timedelta(seconds=int(text[:-1]) * _UNITS[text[-1]])
+            moment = dt.datetime.fromisoformat(text)
+        except (ValueError, OverflowError):
+            self.fail(f"{text!r} is no time; write {TIME_HELP}", param, ctx)
+        if moment.tzinfo is None:
+            whole = moment.isoformat()
+            self.fail(f"{text!r} has no offset from UTC; write {whole}Z or {whole}+02:00", param, ctx)
+        return moment
 
 
 def bootstrap_option(function: Function) -> Function:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import sys
 import time
 
 import click
 
 from appliance.cli.main import CONNECT_TIMEOUT_MS
-from appliance.cli.options import bootstrap_option, json_option
+from appliance.cli.options import TIME_HELP, Moment, bootstrap_option, json_option
 from appliance.cli.output import print_json, progress, say
 from tailrace.admin import Admin, NewTopic
 from tailrace.errors import InvalidRecordError, TailraceError, UnknownTopicError
@@ -29,6 +30,10 @@ SLICE_ROWS = 50_000
 )
 @click.option("--key-column", help="With --from: rows with the same value here go to the same partition.")
 @click.option("--partitions", default=1, show_default=True, help="With --from: how many partitions a topic that is made has.")
+@click.option("--due", type=Moment(), help=f"Have them delivered then: {TIME_HELP}")
+@click.option(
+    "--due-column", help="With --from: a column of times or durations that says for each row when it is delivered; it is not sent."
+)
 @click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True, help="What to wait for.")
 @click.option("--compression", type=click.Choice(["none", "lz4", "zstd"]), help="Compression of batches; default: as the topic says.")
 @bootstrap_option
@@ -39,6 +44,8 @@ def command(
     source: str | None,
     key_column: str | None,
     partitions: int,
+    due: dt.datetime | None,
+    due_column: str | None,
     acks: str,
     compression: str | None,
     bootstrap: str,
@@ -50,7 +57,10 @@ def command(
     Example:
       echo 'u1:hello' | tailrace produce orders --key-separator :
       tailrace produce flights --from flights.csv --key-column origin
+      echo 'u1:call back' | tailrace produce reminders --key-separator : --due 2h
     """
+    if due_column is not None and (source is None or due is not None):
+        raise click.UsageError("--due-column goes with --from, and without --due")
     started = time.monotonic()
     acks_value: int | str = acks if acks == "all" else int(acks)
     with Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
@@ -62,10 +72,10 @@ def command(
             info = None
         with Producer(bootstrap, acks=acks_value, compression_type=compression) as producer:
             if source is not None:
-                count = _send_file(admin, producer, topic, info is None, source, key_column, partitions)
+                count = _send_file(admin, producer, topic, info is None, source, key_column, partitions, due, due_column)
             else:
                 assert info is not None
-                count = _send_lines(producer, info, key_separator)
+                count = _send_lines(producer, info, key_separator, due)
             sent = producer.metrics()["bytes_sent"]
     seconds = time.monotonic() - started
     if as_json:
@@ -74,24 +84,30 @@ def command(
         say(f"sent {count:,} records, {sent / 1e6:.1f} MB in {seconds:.2f} s to {topic}")
 
 
-def _send_file(admin: Admin, producer: Producer, topic: str, missing: bool, source: str, key_column: str | None, partitions: int) -> int:
+def _send_file(
+    admin: Admin, producer: Producer, topic: str, missing: bool, source: str, key_column: str | None, partitions: int, due: dt.datetime | None,
+    due_column: str | None,
+) -> int:  # fmt: skip
     from appliance.cli.frames import read_table
 
     table = read_table(source)
     if missing:
-        admin.create_topics([NewTopic(topic, partitions, schema=table.schema)])
+        schema = table.schema
+        if due_column in schema.names:
+            schema = schema.remove(schema.get_field_index(due_column))
+        admin.create_topics([NewTopic(topic, partitions, {"delay.enabled": True} if due or due_column else {}, schema=schema)])
     handles = []
     with progress(f"sending {source}", table.num_rows) as bar:
         for start in range(0, table.num_rows, SLICE_ROWS):
             piece = table.slice(start, SLICE_ROWS)
-            handles.append(producer.send_arrow(topic, piece, key_column=key_column))
+            handles.append(producer.send_arrow(topic, piece, key_column=key_column, deliver_at=due, delay_column=due_column))
             bar.advance(piece.num_rows)
         for handle in handles:
             handle.result()
     return int(table.num_rows)
 
 
-def _send_lines(producer: Producer, info: TopicInfo, key_separator: str | None) -> int:
+def _send_lines(producer: Producer, info: TopicInfo, key_separator: str | None, due: dt.datetime | None) -> int:
     """Every line; the first failure is raised when all is sent."""
     import orjson
 
@@ -112,11 +128,11 @@ def _send_lines(producer: Producer, info: TopicInfo, key_separator: str | None) 
                 raise InvalidRecordError(f"line {count + 1} has no {key_separator!r} between key and value")
         if info.typed:
             try:
-                producer.send(info.name, orjson.loads(text), key, on_delivery=on_delivery)
+                producer.send(info.name, orjson.loads(text), key, deliver_at=due, on_delivery=on_delivery)
             except orjson.JSONDecodeError as error:
                 raise InvalidRecordError(f"line {count + 1} is no JSON object, which a typed topic needs: {error}") from None
         else:
-            producer.send(info.name, text, key, on_delivery=on_delivery)
+            producer.send(info.name, text, key, deliver_at=due, on_delivery=on_delivery)
         count += 1
     producer.flush()
     if failures:

@@ -154,3 +154,33 @@ def test_log_dump_shows_batches_and_records_and_finds_damage(appliance: Embedded
     assert b"body checksum does not match" in done.stderr
     (copy / "partition.json").unlink()
     assert b"Keep the two together" in run(None, "log", "dump", str(segment), status=1).stderr
+
+
+def test_delayed_lines_and_rows_are_listed_cancelled_and_rescheduled(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
+) -> None:
+    run(appliance, "topic", "create", topic, "--config", "delay.enabled=true")
+    for key in ("u1", "u2", "u3"):
+        run(appliance, "produce", topic, "--key-separator", ":", "--due", "2h", stdin=f"{key}:call\n".encode())
+    rows = json.loads(run(appliance, "delay", "list", topic, "--json").stdout)
+    assert [row["key"] for row in rows] == ["u1", "u2", "u3"]
+    assert json.loads(run(appliance, "delay", "list", topic, "--to", "1h", "--json").stdout) == []
+    assert len(json.loads(run(appliance, "delay", "list", topic, "--max", "2", "--json").stdout)) == 2
+    done = run(appliance, "delay", "reschedule", topic, "2020-01-01T00:00:00Z", rows[0]["delay_id"])
+    assert (len(done.stdout.split()), b"rescheduled 1 of 1" in done.stderr) == (1, True)
+    assert run(appliance, "consume", topic, "--offset", "0", "--max", "1", "--format", "json").stdout.startswith(b"{")
+    assert json.loads(run(appliance, "delay", "cancel", topic, "--key", "u2", "--json").stdout)["cancelled"] == 1
+    assert [row["key"] for row in json.loads(run(appliance, "delay", "list", topic, "--json").stdout)] == ["u3"]
+    late = run(appliance, "delay", "cancel", topic, rows[1]["delay_id"], status=1)
+    assert b"too late" in late.stderr or b"pending" in late.stderr, late.stderr
+    source = tmp_path / "rows.csv"
+    source.write_text("name,due\na,2020-01-01T00:00:00Z\nb,2040-01-01T00:00:00Z\n")
+    run(appliance, "produce", f"{topic}-typed", "--from", str(source), "--due-column", "due")
+    (row,) = json.loads(run(appliance, "delay", "list", f"{topic}-typed", "--from", "1d", "--json").stdout)
+    assert row["due"] == "2040-01-01T00:00:00+00:00"
+    for wrong, sentence in (
+        (["--due", "tomorrow"], b"is no time"),
+        (["--due", "2040-01-01"], b"has no offset from UTC"),
+        (["--due-column", "x"], b"--from"),
+    ):
+        assert sentence in run(appliance, "produce", topic, *wrong, status=2).stderr
