@@ -38,7 +38,7 @@ from shm.control import Control
 from shm.crash_points import arm_from_environment, crash_point
 from shm.doorbell import Doorbell
 from shm.layout import Phase, ProcessWord, Role
-from shm.process import SPEC_VARIABLE, ProcessSpec, comm_name, process_name, set_comm_name
+from shm.process import SPEC_VARIABLE, SUPERVISORS_SIGNALS, ProcessSpec, comm_name, process_name, set_comm_name
 from shm.region import RegionError
 from tailrace.errors import InvalidSettingError
 from tailrace.front_addresses import front_address
@@ -200,7 +200,8 @@ class Supervisor:
         for held in self._owners:
             os.set_inheritable(held.lock_fd, True)
         arguments = [sys.executable, "-P", "-m", _MODULES[child.role]]
-        child.pid = os.posix_spawn(sys.executable, arguments, {**os.environ, SPEC_VARIABLE: spec.to_environment()})
+        environment = {**os.environ, SPEC_VARIABLE: spec.to_environment()}
+        child.pid = os.posix_spawn(sys.executable, arguments, environment, setsigmask=SUPERVISORS_SIGNALS)
         child.pidfd = os.pidfd_open(child.pid)
         child.started_ns = child.beat_changed_ns = time.monotonic_ns()
         child.restart_at_ns = 0

@@ -34,6 +34,8 @@ from shm.partition_table import PartitionTable
 from shm.region import Region
 
 SPEC_VARIABLE = "TAILRACE_PROCESS"
+SUPERVISORS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""A child is started with these blocked: they must not end it before it ignores them."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 EXIT_PARENT_GONE = 71
@@ -169,6 +171,7 @@ def start() -> ProcessContext:
     libc.prctl(_PR_SET_NAME, comm_name(Role(spec.role), spec.index).encode(), 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SUPERVISORS_SIGNALS)
     if spec.generation == 1:
         arm_from_environment()
     if spec.cores:

@@ -161,12 +161,12 @@ class DelayTorture:
             return 0.0, b""
         self._looked_at = now
         seen = {value for value, _ in self.seen}
-        waiting = [(now - record.due, value) for value, record in list(self.sent.items()) if record.fate == "waits" and value not in seen]
+        waiting = [(now - record.due, value) for value, record in self.sent.copy().items() if record.fate == "waits" and value not in seen]
         return max(waiting, default=(0.0, b""))
 
     def _missing(self) -> list[bytes]:
         seen = {value for value, _ in self.seen}
-        return [value for value, record in list(self.sent.items()) if record.fate == "waits" and value not in seen]
+        return [value for value, record in self.sent.copy().items() if record.fate == "waits" and value not in seen]
 
     def run(self, seconds: float) -> Counts:
         """Disturb for `seconds`, then check. Raises AssertionError."""

@@ -135,6 +135,8 @@ class DelayPartition:
         """The ordinal below which everything is closed, by the last mark that was read."""
         self._recurring = RecurringRows(self._store.rows, self._schema, self._store.recurring)
         self._follower = LogFollower(files, directory, self._log_seed, self._store.cursor)
+        self._read_again_until = log_state().high_watermark
+        """What lies below was there when this life began, and may begin an epoch of the clock."""
         self._held: BatchHeader | None = None
         """A mark of a new epoch of the clock that waits for what is under way."""
         self._ready = no_rows()
@@ -384,8 +386,8 @@ class DelayPartition:
             self._seen_delivered = previous
         if not len(self._ready) or self._ready[0, 0] > self._now_tick or previous[0] >> TICK_BITS > self._epoch:
             return 0  # nothing is; it is not due any more; an epoch is being read again
-        if not self._is_fenced or self._asks_for_epoch:
-            return 0  # a mark of a new epoch, which says what was delivered, may be on its way
+        if not self._is_fenced or self._asks_for_epoch or self._held is not None:
+            return 0  # a mark of a new epoch, which says what was delivered, may be on its way, or is there
         count = min(int(np.searchsorted(self._ready[:, 0], self._now_tick, "right")), DELIVERY_ROWS)
         while True:
             rows = self._ready[:count]
@@ -449,7 +451,8 @@ class DelayPartition:
         closed_tick = (self._closed & TICK_MASK) - 1
         delivered = self._delivered()
         done = NONE_DELIVERED
-        if self._asks_for_epoch or (self._closed and now_tick < closed_tick - SET_BACK_TICKS):
+        is_set_back = self._closed and now_tick < closed_tick - SET_BACK_TICKS and self._follower.next_offset >= self._read_again_until
+        if self._asks_for_epoch or is_set_back:
             ordinal = max(self._epoch, delivered[0] >> TICK_BITS) + 1 << TICK_BITS | (now_tick + 1)
             if delivered[0] >> TICK_BITS == self._epoch:
                 done = delivered[0] & TICK_MASK, delivered[1]
