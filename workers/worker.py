@@ -378,7 +378,9 @@ class Worker:
         if header.min_tick >> TICK_BITS == open_ordinal >> TICK_BITS:
             return True
         of = log.assignment.delay_of, log.assignment.partition
-        topic = next(p for p in self._partitions.values() if (p.assignment.topic_id.hex(), p.assignment.partition) == of)
+        topic = next((p for p in self._partitions.values() if (p.assignment.topic_id.hex(), p.assignment.partition) == of), None)
+        if topic is None:
+            return False  # it is being deleted: its delay log goes next
         ordinal, position = topic.producers.delivered
         done = (ordinal & TICK_MASK, position) if ordinal >> TICK_BITS == open_ordinal >> TICK_BITS else NONE_DELIVERED
         return (header.due_us, header.delay_position) == done

@@ -261,6 +261,9 @@ class DelayRequests:
                 part.partition.changes.pop(part.token, None)
             self._changes.remove(change)
             count += 1
+        if count and not self._changes:
+            for partition in self._open.values():
+                partition.hints.clear()  # what is left is of changes that were refused
         return count
 
     @staticmethod

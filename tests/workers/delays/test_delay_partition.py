@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from shm.crash_points import armed
 from tailrace import arrow_batch, recurrence
 from tailrace.batch_header import BatchHeader
+from tailrace.delays import NONE_DELIVERED, TICK_BITS, TICK_US
 from tailrace.pending_files import BUCKET_SUFFIX
+from tailrace.protocol.errors import ErrorCode
 from tests.kit.batches import reseal
 from tests.kit.delays import LOG_SEED, SCHEMA, DelayWorld, Killed, tick_of
 from workers.delays import bucket_files, delay_partition, pending_store
@@ -180,6 +183,19 @@ def test_a_kill_behind_a_damaged_chunk_loses_no_more_than_that() -> None:
     with pytest.raises(AssertionError, match="never came"):
         world.finish()
     assert len(world.delivered()) == 150
+
+
+def test_a_mark_that_comes_behind_the_end_of_its_topic_is_refused_and_the_worker_lives() -> None:
+    world = DelayWorld(9)
+    world.schedule([SECOND])
+    world.bench.assign(replace(world.topic, dropped=True, version=2))
+    world.settle()
+    mark = world.partition._mark(1 << TICK_BITS | world.wall_us // TICK_US, NONE_DELIVERED)
+    assert world.partition._send(world.log, mark)
+    before = world.bench.table.read(1).high_watermark
+    world.settle()
+    assert world.bench.table.read(1).high_watermark == before
+    assert world.bench.answers()[-1][0] == ErrorCode.UNKNOWN_SEQUENCE
 
 
 def test_rows_with_wild_offsets_under_right_checksums_are_refused_and_the_rest_is_delivered() -> None:
