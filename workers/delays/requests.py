@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from shm.assignments import Assignment
-from tailrace.delays import HORIZON_US, TICK_US, delay_id, parse_delay_id, tick_of
+from tailrace.delays import HORIZON_US, TICK_US, delay_id, delay_log_name, parse_delay_id, tick_of
 from tailrace.errors import InvalidRequestError, TailraceError, UnknownDelayError, UnknownTopicError
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
@@ -71,13 +71,17 @@ class DelayRequests:
     def __init__(
         self,
         partitions: Mapping[tuple[str, int], DelayPartition],
+        opening: Callable[[], list[Assignment]],
         write: Callable[[Assignment, Any], bool],
         respond: Callable[[Requester, ErrorCode, dict[str, Any]], None],
         wall_us: Callable[[], int],
         generation: int,
     ) -> None:
-        """`partitions`: by (delay log's id, partition), those that are open. `write`: a batch into the lane of its worker; False: not now."""
+        """`partitions`: by (delay log's id, partition), those that are open. `opening`: delay logs that are known and not open yet.
+        `write`: a batch into the lane of its worker; False: not now.
+        """
         self._open = partitions
+        self._opening = opening
         self._write = write
         self._respond = respond
         self._wall_us = wall_us
@@ -122,7 +126,7 @@ class DelayRequests:
     def _answer(self, requester: Requester, api: int, payload: bytes, *, may_wait: bool) -> None:
         request = orjson.loads(payload)
         if api == Api.LIST_DELAYS:
-            self._respond(requester, ErrorCode.OK, self._list(request))
+            self._respond(requester, ErrorCode.OK, self._list(request, may_wait))
         elif api == Api.DESCRIBE_DELAYS:
             self._respond(requester, ErrorCode.OK, {"partitions": [p.describe() for p in self._open.values()]})
         elif api == Api.CHANGE_DELAYS:
@@ -130,15 +134,23 @@ class DelayRequests:
         else:
             raise TailraceError(f"API {api} is not the scheduler's", ErrorCode.UNKNOWN_API)
 
-    def _partitions_of(self, topic: object) -> list[DelayPartition]:
+    def _await_opening(self, wanted: Callable[[Assignment], bool], may_wait: bool) -> None:
+        """What is known and not open is neither there nor not there. Raises NotSettledYet, TailraceError when it has been waited for."""
+        if any(wanted(log) for log in self._opening()):
+            if may_wait:
+                raise NotSettledYet
+            raise TailraceError("the files of its pending records cannot be opened; the appliance's log says why", ErrorCode.STORAGE_ERROR)
+
+    def _partitions_of(self, topic: object, may_wait: bool) -> list[DelayPartition]:
+        self._await_opening(lambda log: log.topic == delay_log_name(str(topic)), may_wait)
         found = sorted((p for p in self._open.values() if p.topic.topic == topic), key=lambda p: p.topic.partition)
         if not found:
             raise UnknownTopicError(f"there is no topic {topic!r} with delays")
         return found
 
-    def _list(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _list(self, request: dict[str, Any], may_wait: bool) -> dict[str, Any]:
         """A page of what is pending in a topic, by (partition, tick, offset). `after`: where the page before ended; one that is not the last may be short."""
-        partitions = self._partitions_of(request.get("topic"))
+        partitions = self._partitions_of(request.get("topic"), may_wait)
         for partition in partitions:
             partition.catch_up()
         limit, after = request.get("limit", 100), request.get("after")
@@ -214,6 +226,7 @@ class DelayRequests:
         place = (key.topic_id.hex(), key.partition)
         partition = self._open.get(place)
         if partition is None:
+            self._await_opening(lambda log: (log.topic_id.hex(), log.partition) == place, may_wait)
             raise UnknownDelayError("there is no topic with this delayed record")
         if topic is not None and partition.topic.topic != topic:
             raise UnknownDelayError(f"the delayed record belongs to topic {partition.topic.topic!r}, not {topic!r}")

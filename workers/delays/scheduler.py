@@ -108,7 +108,7 @@ class Scheduler:
         """(delay log's id, partition)."""
         self._retry_at: dict[tuple[str, int], int] = {}
         """Partitions whose files could not be used: when to try again."""
-        self._requests = DelayRequests(self._open, self._write, self._respond, wall_us, generation)
+        self._requests = DelayRequests(self._open, self._opening, self._write, self._respond, wall_us, generation)
         self._due_us: int | None = None
 
     # ---- agent -----------------------------------------------------------------------------------------------------------------------
@@ -223,6 +223,10 @@ class Scheduler:
                 if key not in self._retry_at:
                     logger.error("delays_not_opened topic=%s partition=%d reason=%r", topic.topic, log.partition, str(error))
                 self._retry_at[key] = self._now_ns + REOPEN_NS
+
+    def _opening(self) -> list[Assignment]:
+        """Delay logs that are known and not open: their directory is not made yet, or cannot be read."""
+        return [log for key, log in self._assignments.items() if log.delay_of and key not in self._open]
 
     def _give_up_for_now(self, key: tuple[str, int], partition: DelayPartition, error: OSError) -> None:
         """The disk refused: begin anew from what is on it, a little later."""
