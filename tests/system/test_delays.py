@@ -22,6 +22,7 @@ from tailrace.errors import (
     InvalidRecordError,
     InvalidRequestError,
     InvalidSettingError,
+    StorageError,
     UnknownDelayError,
     UnknownTopicError,
 )
@@ -257,3 +258,26 @@ def test_what_fell_due_while_the_appliance_was_down_is_delivered_at_the_next_sta
         assert [delay.delay_id for delay in admin.list_delays(topic)] == [far.delay_id]
         assert admin.cancel_delays([str(far.delay_id)]) == {far.delay_id: None}
     assert second.stop() == 0
+
+
+def test_a_damaged_manifest_is_said_to_whoever_asks_and_mended_while_the_appliance_runs(tmp_path: pathlib.Path) -> None:
+    running = start_embedded(data_dir=str(tmp_path))
+    with Admin(running.address) as admin:
+        admin.create_topics([NewTopic("later", 1, {"delay.enabled": True})])
+    with Producer(running.address) as producer:
+        waiting = producer.send("later", b"x", deliver_after=dt.timedelta(hours=1)).result(20)
+    assert waiting.delay_id is not None
+    running.stop()
+    manifest = tmp_path / "later@delay-0" / "pending.json"
+    manifest.write_bytes(b"{}")
+    running = start_embedded(data_dir=str(tmp_path))
+    try:
+        with Admin(running.address) as admin:
+            with pytest.raises(StorageError, match="cannot be opened; the appliance's log says why"):
+                list(admin.list_delays("later"))
+            refused = admin.cancel_delays([waiting.delay_id])[waiting.delay_id]
+            assert isinstance(refused, StorageError), "nobody knows whether it waits"
+            manifest.unlink()
+            assert [delay.delay_id for delay in admin.list_delays("later")] == [waiting.delay_id]
+    finally:
+        assert running.stop() == 0
