@@ -66,7 +66,8 @@ class StateReader(Collector):
             slot = self._control.process(role, index)
             generation = slot.load(ProcessWord.GENERATION)
             is_ready = role is Role.SUPERVISOR or slot.load(ProcessWord.READY_GENERATION) == generation
-            found.append(ProcessState(role, index, slot.is_live(), is_ready, generation, _resident_bytes(slot.load(ProcessWord.PID))))
+            resident_bytes, failures = _resident_bytes(slot.load(ProcessWord.PID)), slot.load(ProcessWord.INTERNAL_ERRORS)
+            found.append(ProcessState(role, index, slot.is_live(), is_ready, generation, resident_bytes, failures))
         return found
 
     def observe(self) -> Observed:

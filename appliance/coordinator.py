@@ -529,6 +529,7 @@ def build(context: ProcessContext, catalog: Catalog, dir_numbers: list[int], mac
                     "pid": slot.load(ProcessWord.PID),
                     "live": slot.is_live(),
                     "restarts": slot.load(ProcessWord.RESTARTS),
+                    "internal_errors": slot.load(ProcessWord.INTERNAL_ERRORS),
                 }
             )
         return rows

@@ -28,6 +28,7 @@ class ProcessState:
     is_ready: bool
     starts: int
     resident_bytes: int
+    internal_errors: int
 
     @property
     def name(self) -> str:
@@ -79,6 +80,12 @@ def _of_processes(processes: Sequence[ProcessState]) -> Iterator[Metric]:
     yield _gauge("tailrace_process_live", "Whether the process runs, 0 or 1.", {(p.name,): p.is_live for p in processes}, labels)
     yield _counter(
         "tailrace_process_restarts", "How often it was started anew.", {(p.name,): max(0, p.starts - 1) for p in processes}, labels
+    )
+    yield _counter(
+        "tailrace_process_internal_errors",
+        "Messages whose handling failed in a way that it should not; the log has the reason of each.",
+        {(p.name,): p.internal_errors for p in processes},
+        labels,
     )
     yield _gauge(
         "tailrace_process_resident_memory_bytes", "Its resident memory; shared memory counts in each process that touched it.",

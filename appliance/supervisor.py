@@ -38,7 +38,7 @@ from shm.control import Control
 from shm.crash_points import arm_from_environment, crash_point
 from shm.doorbell import Doorbell
 from shm.layout import Phase, ProcessWord, Role
-from shm.process import SPEC_VARIABLE, SUPERVISORS_SIGNALS, ProcessSpec, comm_name, process_name, set_comm_name
+from shm.process import SPEC_VARIABLE, SUPERVISORS_SIGNALS, ProcessSpec, comm_name, log_to_stderr, process_name, set_comm_name
 from shm.region import RegionError
 from tailrace.errors import InvalidSettingError
 from tailrace.front_addresses import front_address
@@ -477,7 +477,7 @@ def main() -> int:
     set_comm_name(comm_name(Role.SUPERVISOR, 0))
     arm_from_environment()
     _allow_open_files()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s process=tr-supervisor-0 %(message)s")
+    log_to_stderr(comm_name(Role.SUPERVISOR, 0))
     try:
         settings = settings_from_flags(flags, environment_settings())
         settings.check(os.sched_getaffinity(0))

@@ -9,7 +9,7 @@ Layout of a region: 128 bytes of header, then what its kind says.
     ring     words | descriptors (128 B each) | outcomes (32 B each) | data (ring_bytes, page aligned)
     lane     words | data (lane_bytes)
     table    slots (192 B each)
-    control  words | process slots (192 B each)
+    control  words | process slots (256 B each)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 REGION_MAGIC = 0x314D485352544C54
 REGION_HEADER_BYTES = 128
 LINE_BYTES = 64
@@ -207,7 +207,7 @@ class TableLayout:
 
 WORKERS_MAX = 128
 FLUSHERS_MAX = 16
-PROCESS_BYTES = 192
+PROCESS_BYTES = 256
 
 
 class Role(IntEnum):
@@ -232,7 +232,7 @@ _ROLE_START = {
 
 
 class ProcessWord(IntEnum):
-    """Words of a process's slot: one cache line each for supervisor (0-7), the process itself (8-15), coordinator (16-23)."""
+    """Words of a process's slot: one cache line each for supervisor (0-7), the process itself (8-15 and 24-31), coordinator (16-23)."""
 
     GENERATION = 0
     LIVE = 1
@@ -257,6 +257,8 @@ class ProcessWord(IntEnum):
     """A spare worker's: the slot + 1 of the partition that it is wanted for, 0 while it is not wanted."""
     DEDICATED_DIR = 18
     """A spare worker's: the index + 1 of the data directory whose flusher follows its ring, once that is decided."""
+    INTERNAL_ERRORS = 24
+    """How many messages, over all generations, failed in a way that nobody expected (see `shm.boundary`)."""
 
 
 class Phase(IntEnum):

@@ -30,6 +30,7 @@ from shm.crash_points import arm_from_environment
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
 from shm.layout import ProcessWord, RegionKind, Role
+from shm.log_lines import OneLineFormatter, RateLimit
 from shm.partition_table import PartitionTable
 from shm.region import Region
 
@@ -182,8 +183,14 @@ def start() -> ProcessContext:
 
 def configure_logging(context: ProcessContext) -> None:
     """key=value lines on standard error, under the process's name."""
-    name = comm_name(context.role, context.index)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s %(levelname)s process={name} %(message)s")
+    log_to_stderr(comm_name(context.role, context.index))
+
+
+def log_to_stderr(name: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLineFormatter(f"%(asctime)s %(levelname)s process={name} %(message)s"))
+    handler.addFilter(RateLimit())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 class Agent(Protocol):

@@ -57,10 +57,10 @@ from tailrace.batch_header import (
 from tailrace.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
 from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.protocol.errors import ErrorCode
+from tailrace.structure import UnsafeBatchError, check_structure
 from workers.files import DiskFiles, Files, read_whole
 from workers.producer_state import Decision, ProducerTable
 from workers.recovery import load_live_producers
-from workers.structure import UnsafeBatchError, check_structure
 from workers.timing_wheel import TimingWheel
 
 logger = logging.getLogger(__name__)

@@ -32,8 +32,8 @@ def command(bootstrap: str, as_json: bool) -> None:
         f"appliance {state['cluster_id'][:12]} at {bootstrap}: {state['topics']} topics, {state['partitions']} partitions, {human_bytes(state['bytes'])}\n"
     )
     print_table(
-        ["PROCESS", "PID", "STATE", "RESTARTS"],
-        [[p["name"], p["pid"], "live" if p["live"] else "down", max(0, p["restarts"])] for p in state["processes"]],
+        ["PROCESS", "PID", "STATE", "RESTARTS", "ERRORS"],
+        [[p["name"], p["pid"], "live" if p["live"] else "down", max(0, p["restarts"]), p["internal_errors"]] for p in state["processes"]],
     )
     click.echo()
     print_table(

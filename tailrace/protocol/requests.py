@@ -29,6 +29,8 @@ from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import JSON_MAX_BYTES, WireError
 
 ACKS_ALL = -1
+JSON_DEPTH_MAX = 32
+MESSAGE_MAX = 1_000
 FETCH_PARTITIONS_MAX = 4096
 
 _PRODUCE = struct.Struct("<16siiII")
@@ -177,8 +179,22 @@ def encode_json(value: Any) -> bytes:
     return orjson.dumps(value)
 
 
+def encode_error(detail: str) -> bytes:
+    """The body of a refusal. What a peer has sent and is quoted to it is cut at MESSAGE_MAX characters."""
+    cut = detail if len(detail) <= MESSAGE_MAX else f"{detail[:MESSAGE_MAX]}..."
+    return orjson.dumps({"message": cut.encode("utf-8", "replace").decode()})
+
+
+def encode_reply(code: ErrorCode, value: dict[str, Any], limit: int) -> tuple[ErrorCode, bytes]:
+    """The code and the body of an answer in JSON that takes at most `limit` bytes: one that would take more is refused instead."""
+    body = encode_error(str(value["message"])) if code is not ErrorCode.OK and "message" in value else orjson.dumps(value)
+    if len(body) <= limit:
+        return code, body
+    return ErrorCode.REQUEST_TOO_LARGE, encode_error(f"the answer would take {len(body)} bytes; {limit} are allowed: ask for less at once")
+
+
 def decode_json(frame: Readable, limit: int = JSON_MAX_BYTES) -> dict[str, Any]:
-    """A JSON object of at most `limit` bytes."""
+    """A JSON object of at most `limit` bytes, nested no deeper than JSON_DEPTH_MAX."""
     if len(frame) > limit:
         raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"{len(frame)} bytes of JSON; {limit} are allowed")
     try:
@@ -187,4 +203,21 @@ def decode_json(frame: Readable, limit: int = JSON_MAX_BYTES) -> dict[str, Any]:
         raise _malformed(f"the body is not JSON ({error})") from None
     if not isinstance(value, dict):
         raise _malformed("the body is not a JSON object")
+    if _is_deeper(value, JSON_DEPTH_MAX):
+        raise _malformed(f"the body is nested deeper than {JSON_DEPTH_MAX} levels")
     return value
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    """Level by level, not by recursion: what is nested deeply must not use up this process's stack."""
+    level = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, (dict, list))
+        ]
+        if not level:
+            return False
+    return True

@@ -37,7 +37,7 @@ def test_rows_survive_a_round_trip(rows: list[tuple[int, bytes | None, bytes | N
 
 
 def test_a_right_checksum_over_wild_offsets_is_refused_by_the_reader_too() -> None:
-    # In the broker `workers.structure` refuses it; a reader that meets one in a file does as well, without crashing.
+    # In the broker `tailrace.structure` refuses it; a reader that meets one in a file does as well, without crashing.
     with pytest.raises((CorruptBatchError, InvalidRecordError)):
         arrow_batch.decode(memoryview(with_wild_buffer(make_batch(50))), DEFAULT_SCHEMA, SEED)
 

@@ -178,3 +178,22 @@ class TestSession:
         for frames in ([], [b"garbage"], [encode_request(Api.PING, 1, 1)[0]]):
             with pytest.raises(WireError):
                 self.ready().receive(frames)
+
+
+def test_json_is_nested_32_deep_and_no_deeper() -> None:
+    def nested(depth: int) -> bytes:
+        return b'{"a":' * depth + b"1" + b"}" * depth
+
+    assert rq.decode_json(nested(rq.JSON_DEPTH_MAX))
+    for depth in (rq.JSON_DEPTH_MAX + 1, 300, 1_000, 100_000):
+        with pytest.raises(WireError) as caught:
+            rq.decode_json(nested(depth))
+        assert caught.value.code is ErrorCode.MALFORMED_REQUEST
+
+
+def test_an_answer_that_is_too_large_for_its_way_is_refused_and_an_error_is_cut() -> None:
+    code, body = rq.encode_reply(ErrorCode.OK, {"rows": ["x" * 100] * 100}, 5_000)
+    assert code is ErrorCode.REQUEST_TOO_LARGE
+    assert b"ask for less" in body
+    assert len(rq.encode_reply(ErrorCode.UNKNOWN_TOPIC, {"message": "x" * 200_000}, 5_000)[1]) < 1_100
+    assert rq.decode_json(rq.encode_error("\ud800"))["message"] == "?"

@@ -5,7 +5,7 @@ appended, its flatbuffer is walked once (about 3 us) and held against the topic'
 nodes and buffers, every buffer inside the body and, where the body is not compressed, long enough for its node. What lies inside buffers
 (string offsets) is the reader's to validate: the broker does not touch records.
 
-Owner: pure; called by the worker for every batch, by `log verify` for stored ones.
+Owner: pure; called by the worker for every batch, by consumers before they decode one, by `log verify` for stored ones.
 """
 
 from __future__ import annotations

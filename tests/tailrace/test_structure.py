@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tailrace.arrow_metadata import read_schema
 from tailrace.batch_header import BatchFormatError, header_position, read_header, verify_batch
 from tailrace.schema import DEFAULT_SCHEMA, to_message
+from tailrace.structure import UnsafeBatchError, check_structure
 from tests.kit.batches import SEED, make_batch, reseal, with_wild_buffer
-from workers.structure import UnsafeBatchError, check_structure
 
 LAYOUT = read_schema(to_message(DEFAULT_SCHEMA))
 

@@ -1,0 +1,49 @@
+"""What becomes of an exception that nobody expected, and of text that a client put into a log line."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from shm.boundary import Boundary
+from shm.control import Control
+from shm.layout import ControlLayout, ProcessWord, RegionKind, Role
+from shm.log_lines import BURST_LINES, LINES_PER_S, OneLineFormatter, RateLimit
+from tests.kit.memory import simulated
+
+
+def record(message: str, level: int = logging.INFO) -> logging.LogRecord:
+    return logging.LogRecord("tailrace", level, "file.py", 1, message, None, None)
+
+
+def test_a_failure_is_counted_said_with_its_place_and_has_an_id_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    slot = Control(simulated(RegionKind.CONTROL, ControlLayout().size, 0)).process(Role.WORKER, 1)
+    slot.store(ProcessWord.GENERATION, 3)
+    boundary = Boundary(slot)
+    sentences = []
+    for _ in range(2):
+        try:
+            raise KeyError(7)
+        except KeyError as error:
+            sentences.append(boundary.caught("api=6", error))
+    assert slot.load(ProcessWord.INTERNAL_ERRORS) == 2
+    assert "id=worker-1.3.1" in sentences[0]
+    assert "id=worker-1.3.2" in sentences[1]
+    assert "id=worker-1.3.1 api=6 reason='KeyError: 7' at=test_boundary.py:" in caplog.text
+
+
+def test_text_of_a_client_cannot_begin_a_log_line() -> None:
+    text = OneLineFormatter("%(message)s").format(record("client=a\nERROR forged\r\x1b[31m\u2028x"))
+    assert text == "client=a\\nERROR forged\\r\\x1b[31m\\u2028x"
+
+
+def test_a_flood_of_refusals_is_limited_said_and_hides_no_error() -> None:
+    now_s = 0.0
+    limit = RateLimit(lambda: now_s)
+    assert sum(limit.filter(record("refused")) for _ in range(10_000)) == BURST_LINES
+    error = record("disk", logging.ERROR)
+    assert limit.filter(error)
+    assert error.getMessage() == f"disk lines_dropped_before_this={10_000 - BURST_LINES}"
+    now_s = 1.0
+    assert sum(limit.filter(record("refused")) for _ in range(10_000)) == LINES_PER_S
