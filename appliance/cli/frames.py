@@ -1,8 +1,9 @@
-"""Files of rows as Arrow: .csv, .jsonl, .parquet, .arrow. Reading is pyarrow's."""
+"""Files of rows as Arrow: csv, tsv, JSON lines, Parquet, Arrow; compressed ones too; from a path or standard input. Reading is pyarrow's."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 
 import click
@@ -10,27 +11,32 @@ import pyarrow as pa
 
 from tailrace.schema import canonical
 
-SUFFIXES = (".csv", ".jsonl", ".json", ".parquet", ".arrow", ".arrows", ".feather")
+FORMATS = ("csv", "tsv", "jsonl", "parquet", "arrow")
+_BY_SUFFIX = {
+    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow",
+    ".arrows": "arrow", ".feather": "arrow",
+}  # fmt: skip
+_COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+STDIN = "-"
 
 
-def read_table(path: str) -> pa.Table:
-    """All rows of a file; a column of only nulls becomes text. Usage errors name what is wrong with the file."""
-    suffix = os.path.splitext(path)[1].lower()
-    readers: dict[str, Callable[[str], pa.Table]] = {
-        ".csv": _read_csv,
-        ".jsonl": _read_json,
-        ".json": _read_json,
-        ".parquet": _read_parquet,
-        ".arrow": _read_arrow,
-        ".arrows": _read_arrow,
-        ".feather": _read_arrow,
-    }
-    if suffix not in readers:
-        raise click.UsageError(f"{path} ends with {suffix or 'nothing'}; known are {', '.join(SUFFIXES)}")
+def read_table(path: str, format_name: str | None = None) -> pa.Table:
+    """All rows of a file, or of standard input (`-`); a column of only nulls becomes text. Usage errors name what is wrong with the file."""
+    stem, suffix = os.path.splitext(path)
+    compression = _COMPRESSED.get(suffix.lower())
+    if compression is not None:
+        suffix = os.path.splitext(stem)[1]
+    kind = format_name or _BY_SUFFIX.get(suffix.lower())
+    if kind is None:
+        what = "standard input has no name that tells its format" if path == STDIN else f"{path} has no ending that tells its format"
+        raise click.UsageError(f"{what}; add --format with one of {', '.join(FORMATS)}")
     try:
-        table = readers[suffix](path)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-        raise click.ClickException(f"cannot read {path} as {suffix[1:]}: {error}") from None
+        source = pa.BufferReader(sys.stdin.buffer.read()) if path == STDIN else pa.OSFile(path, "rb")
+        if compression is not None:
+            source = pa.BufferReader(pa.CompressedInputStream(source, compression).read())
+        table = _READERS[kind](source)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise click.ClickException(f"cannot read {'standard input' if path == STDIN else path} as {kind}: {error}") from None
     for index, field in enumerate(table.schema):
         if pa.types.is_null(field.type):
             table = table.set_column(index, pa.field(field.name, pa.utf8()), table.column(index).cast(pa.utf8()))
@@ -42,28 +48,38 @@ def read_schema_of(path: str) -> pa.Schema:
     return canonical(read_table(path).schema)
 
 
-def _read_csv(path: str) -> pa.Table:
+def _read_csv(source: pa.NativeFile) -> pa.Table:
     import pyarrow.csv as csv
 
-    return csv.read_csv(path)
+    return csv.read_csv(source)
 
 
-def _read_json(path: str) -> pa.Table:
+def _read_tsv(source: pa.NativeFile) -> pa.Table:
+    import pyarrow.csv as csv
+
+    return csv.read_csv(source, parse_options=csv.ParseOptions(delimiter="\t"))
+
+
+def _read_json(source: pa.NativeFile) -> pa.Table:
     import pyarrow.json as json
 
-    return json.read_json(path)
+    return json.read_json(source)
 
 
-def _read_parquet(path: str) -> pa.Table:
+def _read_parquet(source: pa.NativeFile) -> pa.Table:
     import pyarrow.parquet as parquet
 
-    return parquet.read_table(path)
+    return parquet.read_table(source)
 
 
-def _read_arrow(path: str) -> pa.Table:
-    with pa.OSFile(path, "rb") as file:
-        try:
-            return pa.ipc.open_file(file).read_all()
-        except pa.ArrowInvalid:
-            file.seek(0)
-            return pa.ipc.open_stream(file).read_all()
+def _read_arrow(source: pa.NativeFile) -> pa.Table:
+    try:
+        return pa.ipc.open_file(source).read_all()
+    except pa.ArrowInvalid:
+        source.seek(0)
+        return pa.ipc.open_stream(source).read_all()
+
+
+_READERS: dict[str, Callable[[pa.NativeFile], pa.Table]] = {
+    "csv": _read_csv, "tsv": _read_tsv, "jsonl": _read_json, "parquet": _read_parquet, "arrow": _read_arrow,
+}  # fmt: skip

@@ -87,6 +87,9 @@ def main() -> None:
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.Abort:
         sys.exit(130)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())  # `tailrace` alone, or `tailrace topic`: asked for what there is, which is no error
+        sys.exit(0)
     except click.ClickException as error:
         complain(error.format_message())
         if isinstance(error, click.UsageError) and error.ctx is not None:

@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import sys
 import time
+from typing import Any, BinaryIO
 
 import click
 
 from appliance.cli.main import CONNECT_TIMEOUT_MS
-from appliance.cli.options import TIME_HELP, Moment, bootstrap_option, json_option
+from appliance.cli.options import TIME_HELP, Moment, bootstrap_option, json_option, parse_pairs
 from appliance.cli.output import print_json, progress, say
 from tailrace.admin import Admin, NewTopic
-from tailrace.errors import InvalidRecordError, TailraceError, UnknownTopicError
+from tailrace.errors import UnknownTopicError
 from tailrace.producer import Producer
 from tailrace.topics import TopicInfo
 
 SLICE_ROWS = 50_000
+_OF_LINES = ("key_separator", "key", "headers", "skip_bad", "bad_to")
+_OF_ROWS = ("format_name", "key_column", "due_column")
 
 
 @click.command()
 @click.argument("topic")
 @click.option("--key-separator", metavar="TEXT", help="What comes before this on a line is the key.")
+@click.option("--key", help="The key of every line.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of every line, repeatable.")
+@click.option("--partition", type=int, help="Send to this partition.")
+@click.option("--timestamp", type=Moment(), help=f"The records' timestamp: {TIME_HELP}")
+@click.option(
+    "--skip-bad", type=click.IntRange(0), default=0, metavar="N", help="Leave out up to N lines that cannot be records, instead of none."
+)
+@click.option("--bad-to", type=click.File("wb"), metavar="FILE", help="Write lines that cannot be records there.")
 @click.option(
     "--from",
     "source",
-    type=click.Path(exists=True, dir_okay=False),
-    help="Send the rows of this .csv, .jsonl, .parquet or .arrow file; makes a typed topic if there is none.",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+    help="Send the rows of this csv, tsv, jsonl, parquet or arrow file (.gz, .zst, .lz4, .bz2 too; -: standard input); makes a typed topic "
+    "if there is none.",
+)
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(["csv", "tsv", "jsonl", "parquet", "arrow"]),
+    help="With --from: its format, where its name does not tell.",
 )
 @click.option("--key-column", help="With --from: rows with the same value here go to the same partition.")
 @click.option("--partitions", default=1, show_default=True, help="With --from: how many partitions a topic that is made has.")
@@ -38,103 +57,97 @@ SLICE_ROWS = 50_000
 @click.option("--compression", type=click.Choice(["none", "lz4", "zstd"]), help="Compression of batches; default: as the topic says.")
 @bootstrap_option
 @json_option
-def command(
-    topic: str,
-    key_separator: str | None,
-    source: str | None,
-    key_column: str | None,
-    partitions: int,
-    due: dt.datetime | None,
-    due_column: str | None,
-    acks: str,
-    compression: str | None,
-    bootstrap: str,
-    as_json: bool,
-) -> None:
+def command(topic: str, bootstrap: str, as_json: bool, **given: Any) -> None:
     """Send lines from standard input to a topic, or the rows of a file. On a typed topic each line is a JSON object.
+
+    A line that cannot be a record ends the sending, and it is said which were acknowledged before it; --skip-bad and --bad-to set such lines aside.
 
     \b
     Example:
       echo 'u1:hello' | tailrace produce orders --key-separator :
-      tailrace produce flights --from flights.csv --key-column origin
+      echo 'hello' | tailrace produce orders --key u1 --header source=shell --partition 0
+      tailrace produce flights --from flights.csv.gz --key-column origin
+      tailrace produce flights --skip-bad 10 --bad-to rejected.jsonl < rows.jsonl
       echo 'u1:call back' | tailrace produce reminders --key-separator : --due 2h
     """
-    if due_column is not None and (source is None or due is not None):
-        raise click.UsageError("--due-column goes with --from, and without --due")
+    _check(given)
     started = time.monotonic()
-    acks_value: int | str = acks if acks == "all" else int(acks)
+    acks: int | str = given["acks"] if given["acks"] == "all" else int(given["acks"])
+    skipped = 0
     with Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
         try:
             info: TopicInfo | None = admin.topic_info([topic])[topic]
         except UnknownTopicError:
-            if source is None:
+            if given["source"] is None:
                 raise
             info = None
-        with Producer(bootstrap, acks=acks_value, compression_type=compression) as producer:
-            if source is not None:
-                count = _send_file(admin, producer, topic, info is None, source, key_column, partitions, due, due_column)
+        with Producer(bootstrap, acks=acks, compression_type=given["compression"]) as producer:
+            if given["source"] is not None:
+                count = _send_file(admin, producer, topic, info is None, given)
             else:
                 assert info is not None
-                count = _send_lines(producer, info, key_separator, due)
+                count, skipped = _send_lines(producer, info, given)
             sent = producer.metrics()["bytes_sent"]
     seconds = time.monotonic() - started
     if as_json:
-        print_json({"topic": topic, "records": count, "bytes": sent, "seconds": round(seconds, 3)})
+        print_json({"topic": topic, "records": count, "skipped": skipped, "bytes": sent, "seconds": round(seconds, 3)})
     else:
-        say(f"sent {count:,} records, {sent / 1e6:.1f} MB in {seconds:.2f} s to {topic}")
+        left_out = f", {skipped:,} bad lines left out" if skipped else ""
+        say(f"sent {count:,} records, {sent / 1e6:.1f} MB in {seconds:.2f} s to {topic}{left_out}")
 
 
-def _send_file(
-    admin: Admin, producer: Producer, topic: str, missing: bool, source: str, key_column: str | None, partitions: int, due: dt.datetime | None,
-    due_column: str | None,
-) -> int:  # fmt: skip
+def _check(given: dict[str, Any]) -> None:
+    """Usage errors for options that do not go together."""
+    if given["due_column"] is not None and (given["source"] is None or given["due"] is not None):
+        raise click.UsageError("--due-column goes with --from, and without --due")
+    if given["key"] is not None and given["key_separator"] is not None:
+        raise click.UsageError("--key and --key-separator exclude each other")
+    other = _OF_LINES if given["source"] is not None else _OF_ROWS
+    for name in other:
+        if given[name]:
+            option = {"headers": "--header", "format_name": "--format"}.get(name, f"--{name.replace('_', '-')}")
+            raise click.UsageError(
+                f"{option} is for {'lines, and --from sends rows' if given['source'] is not None else 'rows: add --from'}"
+            )
+
+
+def _send_file(admin: Admin, producer: Producer, topic: str, missing: bool, given: dict[str, Any]) -> int:
     from appliance.cli.frames import read_table
 
-    table = read_table(source)
+    source, due, due_column = given["source"], given["due"], given["due_column"]
+    table = read_table(source, given["format_name"])
     if missing:
         schema = table.schema
         if due_column in schema.names:
             schema = schema.remove(schema.get_field_index(due_column))
-        admin.create_topics([NewTopic(topic, partitions, {"delay.enabled": True} if due or due_column else {}, schema=schema)])
+        configs = {"delay.enabled": True} if due or due_column else {}
+        admin.create_topics([NewTopic(topic, given["partitions"], configs, schema=schema)])
     handles = []
     with progress(f"sending {source}", table.num_rows) as bar:
         for start in range(0, table.num_rows, SLICE_ROWS):
             piece = table.slice(start, SLICE_ROWS)
-            handles.append(producer.send_arrow(topic, piece, key_column=key_column, deliver_at=due, delay_column=due_column))
+            handles.append(
+                producer.send_arrow(
+                    topic, piece, key_column=given["key_column"], partition=given["partition"], timestamp=given["timestamp"], deliver_at=due,
+                    delay_column=due_column,
+                )
+            )  # fmt: skip
             bar.advance(piece.num_rows)
         for handle in handles:
             handle.result()
     return int(table.num_rows)
 
 
-def _send_lines(producer: Producer, info: TopicInfo, key_separator: str | None, due: dt.datetime | None) -> int:
-    """Every line; the first failure is raised when all is sent."""
-    import orjson
+def _send_lines(producer: Producer, info: TopicInfo, given: dict[str, Any]) -> tuple[int, int]:
+    """(lines acknowledged, or sent with acks=0; lines left out)"""
+    from appliance.cli.lines import LineOptions, send_lines
 
-    failures: list[TailraceError] = []
-
-    def on_delivery(_metadata: object, error: TailraceError | None) -> None:
-        if error is not None:
-            failures.append(error)
-
-    separator = key_separator.encode() if key_separator else None
-    count = 0
-    for line in sys.stdin.buffer:
-        text = line.rstrip(b"\r\n")
-        key: bytes | None = None
-        if separator is not None:
-            key, found, text = text.partition(separator)
-            if not found:
-                raise InvalidRecordError(f"line {count + 1} has no {key_separator!r} between key and value")
-        if info.typed:
-            try:
-                producer.send(info.name, orjson.loads(text), key, deliver_at=due, on_delivery=on_delivery)
-            except orjson.JSONDecodeError as error:
-                raise InvalidRecordError(f"line {count + 1} is no JSON object, which a typed topic needs: {error}") from None
-        else:
-            producer.send(info.name, text, key, deliver_at=due, on_delivery=on_delivery)
-        count += 1
-    producer.flush()
-    if failures:
-        raise failures[0]
-    return count
+    headers = tuple((name, value.encode()) for name, value in parse_pairs(given["headers"], "--header").items())
+    timestamp: dt.datetime | None = given["timestamp"]
+    bad_to: BinaryIO | None = given["bad_to"]
+    options = LineOptions(
+        given["key_separator"], given["key"], headers, given["partition"], timestamp, given["due"], given["skip_bad"], bad_to
+    )
+    with bad_to if bad_to is not None else contextlib.nullcontext():
+        sent = send_lines(producer, info, sys.stdin.buffer, options)
+    return sent.acknowledged, sent.skipped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ from appliance.cli.main import CONNECT_TIMEOUT_MS
 from appliance.cli.options import bootstrap_option, json_option, parse_pairs
 from appliance.cli.output import human_bytes, print_json, print_table, say
 from tailrace.admin import Admin, NewTopic
+from tailrace.errors import TopicExistsError, UnknownTopicError
 from tailrace.records import TopicPartition
 
 
@@ -38,24 +40,36 @@ def command() -> None:
     type=click.Path(exists=True, dir_okay=False),
     help="Make a typed topic with the columns of this .csv, .jsonl, .parquet or .arrow file.",
 )
+@click.option("--if-not-exists", is_flag=True, help="A topic of this name that exists is left as it is, and is no error.")
 @bootstrap_option
 @json_option
-def create(name: str, partitions: int, configs: tuple[str, ...], schema_file: str | None, bootstrap: str, as_json: bool) -> None:
+def create(
+    name: str, partitions: int, configs: tuple[str, ...], schema_file: str | None, if_not_exists: bool, bootstrap: str, as_json: bool
+) -> None:
     """Create a topic.
 
     \b
     Example:
       tailrace topic create flights --partitions 3 --schema flights.parquet
+      tailrace topic create orders --if-not-exists --config retention.ms=86400000
     """
     schema: Any = None
     if schema_file is not None:
         from appliance.cli.frames import read_schema_of
 
         schema = read_schema_of(schema_file)
+    is_new = True
     with connect(bootstrap) as admin:
-        admin.create_topics([NewTopic(name, partitions, parse_pairs(configs, "--config"), schema)])
+        try:
+            admin.create_topics([NewTopic(name, partitions, parse_pairs(configs, "--config"), schema)])
+        except TopicExistsError:
+            if not if_not_exists:
+                raise
+            is_new = False
     if as_json:
-        print_json({"created": name, "partitions": partitions})
+        print_json({"created": name if is_new else None, "partitions": partitions})
+    elif not is_new:
+        say(f"{name} exists and is left as it is")
     else:
         say(f"created {name} with {partitions} partition{'s' * (partitions != 1)}")
 
@@ -190,14 +204,25 @@ def delete_records(name: str, partition: int, before: int, bootstrap: str, as_js
 
 @command.command()
 @click.argument("name")
+@click.option("--if-exists", is_flag=True, help="A topic that does not exist is no error.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
 @bootstrap_option
-def delete(name: str, bootstrap: str) -> None:
-    """Delete a topic with everything in it.
+def delete(name: str, if_exists: bool, yes: bool, bootstrap: str) -> None:
+    """Delete a topic with everything in it. On a terminal it asks first.
 
     \b
     Example:
-      tailrace topic delete orders
+      tailrace topic delete orders --yes
     """
     with connect(bootstrap) as admin:
-        admin.delete_topics([name])
+        try:
+            if not yes and sys.stdin.isatty():
+                records = sum(_count(p) for p in admin.describe_topics([name])[name]["partitions"])
+                click.confirm(f"Delete {name} with its {records:,} records?", abort=True, err=True)
+            admin.delete_topics([name])
+        except UnknownTopicError:
+            if not if_exists:
+                raise
+            say(f"there is no topic {name}")
+            return
     say(f"deleted {name}")

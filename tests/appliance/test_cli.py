@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pathlib
@@ -184,3 +185,59 @@ def test_delayed_lines_and_rows_are_listed_cancelled_and_rescheduled(
         (["--due-column", "x"], b"--from"),
     ):
         assert sentence in run(appliance, "produce", topic, *wrong, status=2).stderr
+
+
+def test_a_bad_line_ends_the_sending_and_what_was_acknowledged_is_said(appliance: EmbeddedAppliance, topic: str) -> None:
+    run(appliance, "topic", "create", topic)
+    done = run(appliance, "produce", topic, "--key-separator", ":", stdin=b"a:1\nb:2\nbad\nc:3\n", status=1)
+    assert b"line 3 has no ':'" in done.stderr
+    assert b"of the 2 lines before it 2 are acknowledged" in done.stderr
+    assert len(run(appliance, "consume", topic, "--from-beginning").stdout.splitlines()) == 2
+
+
+def test_bad_lines_are_left_out_up_to_a_number_and_kept_in_a_file(appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "schema.csv").write_text("a,b\n1,x\n")
+    run(appliance, "topic", "create", topic, "--schema", str(tmp_path / "schema.csv"))
+    rejected = tmp_path / "rejected.jsonl"
+    lines = b'{"a": 1, "b": "x"}\ntext\n{"a": 2, "b": "y"}\n[5]\n'
+    done = run(appliance, "produce", topic, "--skip-bad", "2", "--bad-to", str(rejected), "--json", stdin=lines)
+    assert (json.loads(done.stdout)["records"], json.loads(done.stdout)["skipped"]) == (2, 2)
+    assert rejected.read_bytes() == b"text\n[5]\n"
+    assert b"1 skipped" in run(appliance, "produce", topic, "--skip-bad", "1", stdin=lines, status=1).stderr
+
+
+def test_key_header_partition_and_timestamp_of_every_line(appliance: EmbeddedAppliance, topic: str) -> None:
+    run(appliance, "topic", "create", topic, "--partitions", "3")
+    flags = ["--key", "u1", "--header", "h=v", "--partition", "2", "--timestamp", "2027-01-31T08:00:00Z"]
+    run(appliance, "produce", topic, *flags, stdin=b"hello\n")
+    row = json.loads(run(appliance, "consume", topic, "--from-beginning", "--format", "json").stdout)
+    assert (row["partition"], row["key"], row["timestamp"]) == (2, "u1", 1801382400000)
+    assert "h" in str(row["headers"])
+    for wrong in (["--key", "a", "--key-separator", ":"], ["--format", "csv"], ["--from", "-", "--key", "a"]):
+        run(appliance, "produce", topic, *wrong, status=2)
+
+
+def test_rows_come_from_standard_input_and_from_compressed_files(appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path) -> None:
+    run(appliance, "produce", topic, "--from", "-", "--format", "tsv", stdin=b"a\tb\n1\tx\n")
+    packed = tmp_path / "rows.csv.gz"
+    packed.write_bytes(gzip.compress(b"a,b\n2,y\n"))
+    run(appliance, "produce", topic, "--from", str(packed))
+    rows = [json.loads(line) for line in run(appliance, "consume", topic, "--from-beginning").stdout.splitlines()]
+    assert rows == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    assert b"--format" in run(appliance, "produce", topic, "--from", "-", stdin=b"a\n1\n", status=2).stderr
+
+
+def test_a_topic_that_is_there_or_is_not_can_be_no_error(appliance: EmbeddedAppliance, topic: str) -> None:
+    assert json.loads(run(appliance, "topic", "create", topic, "--if-not-exists", "--json").stdout)["created"] == topic
+    assert json.loads(run(appliance, "topic", "create", topic, "--if-not-exists", "--json").stdout)["created"] is None
+    run(appliance, "topic", "create", topic, status=1)
+    run(appliance, "topic", "delete", topic, "--if-exists")
+    assert b"there is no topic" in run(appliance, "topic", "delete", topic, "--if-exists").stderr
+    run(appliance, "topic", "delete", topic, status=1)
+
+
+def test_a_command_alone_shows_what_there_is() -> None:
+    for arguments in ([], ["topic"]):
+        done = run(None, *arguments)
+        assert b"Commands:" in done.stdout
+        assert not done.stderr

@@ -1,0 +1,98 @@
+"""Sending lines of standard input: each is a record; one that cannot be is set aside or ends the sending, and it is said what has been acknowledged.
+
+Invariants: nothing is skipped in silence; whatever ends the sending, the error says how many lines were acknowledged before it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import orjson
+
+from tailrace.errors import InvalidRecordError, TailraceError
+from tailrace.producer import Producer
+from tailrace.topics import TopicInfo
+
+
+@dataclass(frozen=True, slots=True)
+class LineOptions:
+    """What every line's record gets, and how lines are taken apart."""
+
+    key_separator: str | None = None
+    key: str | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+    partition: int | None = None
+    timestamp: dt.datetime | None = None
+    due: dt.datetime | None = None
+    skip_bad: int = 0
+    """How many bad lines are left out before one ends the sending."""
+    bad_to: BinaryIO | None = None
+    """Where bad lines are written, as they came."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """What became of the lines."""
+
+    acknowledged: int = 0
+    skipped: int = 0
+    failures: list[tuple[int, TailraceError]] = field(default_factory=list)
+    """(line number, error) of records that were sent and not acknowledged."""
+
+
+def send_lines(producer: Producer, info: TopicInfo, lines: Iterable[bytes], options: LineOptions) -> Sent:
+    """Send every line and wait for its fate. Raises TailraceError, which says what was acknowledged."""
+    sent = Sent()
+    number = 0
+    for number, line in enumerate(lines, 1):
+        text = line.rstrip(b"\r\n")
+        try:
+            _send(producer, info, text, number, options, sent)
+        except InvalidRecordError as error:
+            if options.bad_to is not None:
+                options.bad_to.write(line)
+            if sent.skipped >= options.skip_bad:
+                producer.flush()
+                raise InvalidRecordError(f"{error.detail}; {_told(sent, number - 1)}") from None
+            sent.skipped += 1
+    producer.flush()
+    if sent.failures:
+        line_number, first = min(sent.failures, key=lambda failure: failure[0])
+        raise TailraceError(f"line {line_number}: {first.detail}; of all {number} lines {sent.acknowledged} are acknowledged", first.code)
+    return sent
+
+
+def _told(sent: Sent, before: int) -> str:
+    skipped = f", {sent.skipped} skipped" if sent.skipped else ""
+    return f"of the {before} lines before it {sent.acknowledged} are acknowledged{skipped}" if before else "nothing was sent before it"
+
+
+def _send(producer: Producer, info: TopicInfo, text: bytes, number: int, options: LineOptions, sent: Sent) -> None:
+    key: bytes | str | None = options.key
+    if options.key_separator is not None:
+        key, found, text = text.partition(options.key_separator.encode())
+        if not found:
+            raise InvalidRecordError(f"line {number} has no {options.key_separator!r} between key and value")
+    value: Any = text
+    if info.typed:
+        try:
+            value = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise InvalidRecordError(f"line {number} is no JSON object, which a typed topic needs: {error}") from None
+
+    def on_delivery(_metadata: object, error: TailraceError | None) -> None:
+        if error is None:
+            sent.acknowledged += 1
+        else:
+            sent.failures.append((number, error))
+
+    try:
+        producer.send(
+            info.name, value, key, headers=list(options.headers) or None, partition=options.partition, timestamp=options.timestamp,
+            deliver_at=options.due, on_delivery=on_delivery,
+        )  # fmt: skip
+    except InvalidRecordError as error:
+        raise InvalidRecordError(f"line {number}: {error.detail}") from None
