@@ -5,23 +5,25 @@ After a change that is meant, `TAILRACE_WRITE_DOCS=1 pytest tests/test_docs.py` 
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import zmq
 
 from appliance.settings import setting_names
 from appliance.topic_settings import LATER, TOPIC_SETTINGS
-from tailrace import Admin, NewTopic
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace import Admin, Producer, embedded
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ERROR_TABLE
-from tailrace.protocol.wire import Api, encode_request
+from tailrace.protocol.wire import API_VERSIONS, PUSH_CORRELATION_ID, Api, decode_response_header, encode_request
 from tests.kit.batches import make_batch
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -77,42 +79,106 @@ GENERATION = (32, 36)
 TOPIC_ID = (0, 16)
 
 
-def test_the_hex_dumps_are_those_of_real_exchanges(appliance: EmbeddedAppliance) -> None:
-    with Admin(appliance.address) as admin:
-        admin.create_topics([NewTopic("hexdump")])
-        info = admin.topic_info(["hexdump"])["hexdump"]
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    client = context.socket(zmq.DEALER)
-    client.setsockopt(zmq.LINGER, 0)
-    client.setsockopt(zmq.RCVTIMEO, 10_000)
-    client.connect(appliance.address)
+def test_the_table_of_versions() -> None:
+    rows = [f"| {api.name} | {int(api)} | {low} to {high} |\n" for api, (low, high) in API_VERSIONS.items()]
+    check_part(ROOT / "docs/protocol.md", "versions", "| API | number | versions |\n|---|---|---|\n" + "".join(rows))
 
-    def exchange(api: int, correlation_id: int, body: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
-        request = [bytes(frame) for frame in encode_request(api, 1, correlation_id, body)]
-        client.send_multipart(request)
-        return request, client.recv_multipart()
 
-    parts = []
-    versions = {str(int(api)): [1, 1] for api in Api}
-    request, response = exchange(Api.HANDSHAKE, 1, [requests.encode_json({"versions": versions, "client_id": "dump"})])
-    parts.append(dump("HANDSHAKE request", request, []))
-    # The answer's JSON holds numbers of varying length: only its header is shown.
-    parts.append(dump("HANDSHAKE response (its JSON is left out)", response[:1], [[(20, 24), GENERATION]]))
-    parts.append(dump("PING request", exchange(Api.PING, 2, [])[0], []))
-    batch = bytes(make_batch(2, seed=info.seeds[0], schema_id=info.schema_id))
-    body = [requests.encode_produce(requests.ProduceRequest(info.topic_id, 0, requests.ACKS_ALL, 30_000)), batch]
-    request, response = exchange(Api.PRODUCE, 3, body)
-    parts.append(dump("PRODUCE request, acks=all", request, [[], [TOPIC_ID]], shown=2))
-    parts.append(dump("PRODUCE response", response, [[GENERATION], [(8, 16)]]))
-    fetch = requests.FetchRequest(500, 1, 1 << 20, 0, [requests.FetchEntry(info.topic_id, 0, -1, 0, 1 << 20)])
-    request, response = exchange(Api.FETCH, 4, [requests.encode_fetch(fetch)])
-    parts.append(dump("FETCH request", request, [[], [(24, 40)]]))
-    parts.append(dump("FETCH response", response, [[GENERATION], [(8, 24)]], shown=2))
-    request, response = exchange(999, 5, [])
-    parts.append(dump("A request with an unknown API number", request, []))
-    parts.append(dump("its answer", response, [[GENERATION], []]))
-    client.close()
-    check_part(ROOT / "docs/protocol.md", "exchanges", "```\n" + "\n".join(parts) + "```\n")
+class Raw:
+    """A client that speaks in frames."""
+
+    def __init__(self, address: str) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RCVTIMEO, 10_000)
+        self.socket.connect(address)
+        self._correlation_id = 0
+
+    def exchange(self, api: int, body: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+        """(request, response), in frames; pushes are passed over."""
+        self._correlation_id += 1
+        version = API_VERSIONS[Api(api)][1] if api in API_VERSIONS else 1
+        request = [bytes(frame) for frame in encode_request(api, version, self._correlation_id, body)]
+        self.socket.send_multipart(request)
+        response = self.socket.recv_multipart()
+        while api != Api.CREDIT and decode_response_header(response[0]).correlation_id == PUSH_CORRELATION_ID:
+            response = self.socket.recv_multipart()
+        return request, response
+
+    def ask(self, api: Api, value: dict[str, Any]) -> str:
+        """An exchange in JSON, as text; what differs from run to run is left out. It must have succeeded."""
+        _, response = self.exchange(api, [requests.encode_json(value)])
+        header = decode_response_header(response[0])
+        assert not header.error, response[1]
+        answer = _without_what_varies(requests.decode_json(response[1]))
+        return f"{api.name} {json.dumps(_without_what_varies(value))}\n  {json.dumps(answer)}\n"
+
+
+_VARIES = {
+    "topic_id", "schema", "settings", "generation", "cluster_id", "delay_id", "due_us", "next_due_us", "max_timestamp_us", "size_bytes", "producer_id",
+    "processes", "data_dirs", "bytes", "cursor", "saved_cursor", "is_settled", "files", "memory_bytes", "schema_id", "session", "delay_log", "port", "lateness_us",
+}  # fmt: skip
+
+
+def _without_what_varies(value: Any, name: str = "") -> Any:
+    if name in _VARIES:
+        return "..."
+    if isinstance(value, dict):
+        return {key: _without_what_varies(item, key) for key, item in value.items()}
+    return [_without_what_varies(item) for item in value] if isinstance(value, list) else value
+
+
+def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
+    with embedded(auto_create_topics=False) as appliance:
+        client = Raw(appliance.address)
+        versions = {str(int(api)): list(span) for api, span in API_VERSIONS.items()}
+        request, response = client.exchange(Api.HANDSHAKE, [requests.encode_json({"versions": versions, "client_id": "dump"})])
+        parts = [dump("HANDSHAKE request", request, [])]
+        # The answer's JSON holds numbers of varying length: only its header is shown.
+        parts.append(dump("HANDSHAKE response (its JSON is left out)", response[:1], [[(20, 24), (24, 32), GENERATION]]))
+        parts.append(dump("PING request", client.exchange(Api.PING, [])[0], []))
+        parts.append(
+            client.ask(
+                Api.CREATE_TOPICS, {"topics": [{"name": "orders", "partitions": 1, "configs": {"delay.enabled": True}, "schema": None}]}
+            )
+        )
+        parts.append(client.ask(Api.METADATA, {"topics": ["orders"]}))
+        parts.append(client.ask(Api.INIT_PRODUCER_ID, {}))
+        with Admin(appliance.address) as admin:
+            info = admin.topic_info(["orders"])["orders"]
+        batch = bytes(make_batch(2, seed=info.seeds[0], schema_id=info.schema_id))
+        body = [requests.encode_produce(requests.ProduceRequest(info.topic_id, 0, requests.ACKS_ALL, 30_000)), batch]
+        request, response = client.exchange(Api.PRODUCE, body)
+        parts.append(dump("PRODUCE request, acks=all", request, [[], [TOPIC_ID]], shown=2))
+        parts.append(dump("PRODUCE response", response, [[(24, 32), GENERATION], [(8, 16)]]))
+        fetch = requests.FetchRequest(500, 1, 1 << 20, 0, [requests.FetchEntry(info.topic_id, 0, -1, 0, 1 << 20)])
+        request, response = client.exchange(Api.FETCH, [requests.encode_fetch(fetch)])
+        assert not decode_response_header(response[0]).error
+        assert len(response) == 3
+        parts.append(dump("FETCH request", request, [[], [(24, 40)]]))
+        parts.append(dump("FETCH response", response, [[(24, 32), GENERATION], [(8, 24)]], shown=2))
+        request, response = client.exchange(Api.CREDIT, [requests.encode_credit(1 << 20)])
+        parts.append(dump("CREDIT request", request, []))
+        parts.append(dump("the push that answers it", response, [[(24, 32), GENERATION]]))
+        parts.append(client.ask(Api.LIST_OFFSETS, {"partitions": [{"topic": "orders", "partition": 0, "at": "latest"}]}))
+        parts.append(client.ask(Api.LEASE_OFFSETS, {"lease": "reader", "topic": "orders", "partition": 0, "offset": 0, "ttl_ms": 60_000}))
+        with Producer(appliance.address) as producer:
+            delay = producer.send("orders", b"later", b"u1", deliver_after=dt.timedelta(days=1)).result(10)
+        parts.append(client.ask(Api.LIST_DELAYS, {"topic": "orders", "limit": 10}))
+        parts.append(client.ask(Api.CHANGE_DELAYS, {"changes": [{"delay_id": delay.delay_id, "due_us": None}], "topic": "orders"}))
+        parts.append(client.ask(Api.DESCRIBE_DELAYS, {}))
+        parts.append(client.ask(Api.DELETE_RECORDS, {"topics": [{"name": "orders", "partitions": {"0": -1}}]}))
+        parts.append(client.ask(Api.ALTER_TOPICS, {"topics": [{"name": "orders", "configs": {"retention.ms": 3_600_000}}]}))
+        parts.append(client.ask(Api.DESCRIBE_CLUSTER, {}))
+        parts.append(client.ask(Api.DELETE_TOPICS, {"topics": [{"name": "orders"}]}))
+        request, response = client.exchange(999, [])
+        parts.append(dump("A request with an unknown API number", request, []))
+        parts.append(dump("its answer", response, [[(24, 32), GENERATION], []]))
+        client.socket.close()
+    text = "\n".join(parts)
+    assert all(api.name in text for api in Api), "an API has no exchange"
+    check_part(ROOT / "docs/protocol.md", "exchanges", f"```\n{text}```\n")
 
 
 def test_the_tests_that_the_guarantees_name_exist() -> None:
