@@ -15,7 +15,7 @@ from shm.layout import Role
 from shm.process import process_name
 
 _DUE_WITHIN_S = {"1m": "60", "1h": "3600", "1d": "86400", "later": "+Inf"}
-"""Names in `describe_delays` -> bounds of the histogram."""
+"""Names in `describe_delays` -> seconds, for the label `within_seconds` (`le` is a histogram's)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ def families(observed: Observed) -> Iterator[Metric]:
     yield _gauge("tailrace_answers", "Whether a front answers requests, 0 or 1.", {(): float(observed.answers)})
     yield from _of_processes(observed.processes)
     if observed.answers:
+        yield InfoMetricFamily("tailrace_cluster", "Which appliance this is.", value={"id": str(observed.cluster["cluster_id"])})
         yield from _of_directories(observed.cluster["data_dirs"])
         yield from _of_partitions(observed.partitions)
         yield from _of_delays(observed.delays)
@@ -127,7 +128,7 @@ def _of_delays(delays: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
             count += described["due_within"][name]
             due[*key, bound] = count
     yield _gauge("tailrace_delays_pending_records", "Delayed records that wait.", {key: d["pending"] for key, d in of.items()}, labels)
-    yield _gauge("tailrace_delays_due_records", "Of them, those due within so many seconds.", due, (*labels, "le"))
+    yield _gauge("tailrace_delays_due_records", "Of them, those due within so many seconds.", due, (*labels, "within_seconds"))
     yield _gauge("tailrace_delays_recurring_records", "Records that recur.", {key: d["recurring"] for key, d in of.items()}, labels)
     yield _gauge(
         "tailrace_delays_next_due_timestamp_seconds", "When the next one is due, at the earliest.",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import os
 import re
+import shutil
 import signal
 import socket
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -46,6 +48,16 @@ def metrics(address: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]
     return {(s.name, frozenset(s.labels.items())): s.value for family in text_string_to_metric_families(text) for s in family.samples}
 
 
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not here (Debian: prometheus)")
+def test_prometheus_own_linter_finds_nothing_in_the_metrics(appliance: EmbeddedAppliance) -> None:
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic("later", 1, {"delay.enabled": True})])
+    _, text = get(console_of(appliance), "/metrics")
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert "tailrace_cluster_info{id=" in text
+
+
 @pytest.fixture
 def appliance() -> Iterator[EmbeddedAppliance]:
     running = start_embedded(settings={"http.listen": "127.0.0.1:0"})
@@ -65,7 +77,10 @@ def test_metrics_count_what_waits_and_when_it_is_due(appliance: EmbeddedApplianc
         assert admin.cancel_delays([gone.delay_id]) == {gone.delay_id: None}
     found = metrics(address)
     later = {("topic", "later"), ("partition", "0")}
-    due = {bound: found["tailrace_delays_due_records", frozenset({*later, ("le", bound)})] for bound in ("60", "3600", "86400", "+Inf")}
+    due = {
+        bound: found["tailrace_delays_due_records", frozenset({*later, ("within_seconds", bound)})]
+        for bound in ("60", "3600", "86400", "+Inf")
+    }
     assert due == {"60": 1, "3600": 2, "86400": 3, "+Inf": 4}
     assert found["tailrace_delays_pending_records", frozenset(later)] == 4
     assert found["tailrace_delays_cancelled_records_total", frozenset(later)] == 1
