@@ -50,7 +50,7 @@ bench-pairs: $(STAMP)
 bench-scale: $(STAMP)
 	@$(BIN)/python -P -m bench.scale
 
-$(STAMP): pyproject.toml requirements.lock
+$(STAMP): pyproject.toml requirements.lock examples/clients/javascript/package-lock.json
 	@echo "tailrace: setting up $(VENV) (once; about a minute)"
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "tailrace needs Python 3.11 or newer; run make PYTHON=python3.11")'
 	@$(PYTHON) -m venv $(VENV) || { echo "tailrace: python3-venv is missing; install it (apt-get install python3-venv)" >&2; exit 1; }
@@ -58,6 +58,7 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m compileall -q $(PACKAGES) || true
+	@command -v npm >/dev/null && npm ci --silent --prefix examples/clients/javascript || echo "tailrace: without npm the JavaScript example is not tested"
 	@touch $(STAMP)
 
 java:
