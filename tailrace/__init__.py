@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from tailrace.accumulator import BatchesHandle, Handle
     from tailrace.admin import Admin, NewTopic, PendingDelay
     from tailrace.consumer import Consumer
     from tailrace.errors import (
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from tailrace.recurrence import Recurrence, RecurrenceError
 
 _HOMES = {
+    "BatchesHandle": "accumulator",
+    "Handle": "accumulator",
     "Admin": "admin",
     "NewTopic": "admin",
     "Consumer": "consumer",
@@ -75,6 +78,7 @@ _HOMES = {
 __all__ = [
     "Admin",
     "BatchMetadata",
+    "BatchesHandle",
     "BufferExhaustedError",
     "ClientClosedError",
     "Consumer",
@@ -83,6 +87,7 @@ __all__ = [
     "DeliveryTimeoutError",
     "DiskFullError",
     "EmbeddedAppliance",
+    "Handle",
     "InvalidRecordError",
     "InvalidRequestError",
     "InvalidSchemaError",

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
     import pyarrow as pa
 
 TIMESTAMP_MAX_MS = (2**63 - 1) // 1000
@@ -94,6 +96,21 @@ class TopicBatch:
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)
+
+    def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]:
+        """Arrow's PyCapsule interface: duckdb, polars, pandas and others take a TopicBatch as it is."""
+        capsules: tuple[object, object] = self.batch.__arrow_c_array__(requested_schema)
+        return capsules
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The rows as a pandas frame (pandas must be installed)."""
+        return self.batch.to_pandas()
+
+    def to_polars(self) -> pl.DataFrame:
+        """The rows as a polars frame, without a copy where polars can (polars must be installed)."""
+        import polars
+
+        return polars.DataFrame(polars.from_arrow(self.batch))
 
     def __repr__(self) -> str:
         return f"TopicBatch(topic={self.topic!r}, partition={self.partition}, base_offset={self.base_offset}, rows={len(self)})"

@@ -114,12 +114,17 @@ def to_table(frame: Any) -> pa.Table:
     kind = type(frame)
     if kind.__module__.startswith("pandas"):
         return pa.Table.from_pandas(frame, preserve_index=False)
-    if hasattr(frame, "to_arrow"):
-        return frame.to_arrow()
+    if kind.__module__.startswith("polars") and hasattr(frame, "collect"):
+        frame = frame.collect()  # a LazyFrame
+    for method in ("to_arrow", "to_arrow_table"):  # polars; a duckdb relation
+        if hasattr(frame, method):
+            return getattr(frame, method)()
     if hasattr(frame, "__arrow_c_stream__"):
         return pa.table(frame)
+    if hasattr(frame, "__arrow_c_array__"):
+        return pa.Table.from_batches([pa.record_batch(frame)])
     raise SchemaMismatchError(
-        f"{kind.__module__}.{kind.__qualname__} has no columns; pass a pyarrow table or batch, or a pandas or polars frame"
+        f"{kind.__module__}.{kind.__qualname__} has no columns; pass a pyarrow table or batch, a pandas or polars frame, or a duckdb relation"
     )
 
 

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import duckdb
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -95,15 +96,17 @@ def test_callbacks_see_every_record_once(appliance: EmbeddedAppliance, topic: st
 FRAMES: dict[str, Callable[[], Any]] = {
     "pandas": lambda: pd.DataFrame({"n": range(1000), "word": [f"w{i % 5}" for i in range(1000)]}),
     "polars": lambda: pl.DataFrame({"n": range(1000), "word": [f"w{i % 5}" for i in range(1000)]}),
+    "lazy polars": lambda: pl.LazyFrame({"n": range(1000), "word": [f"w{i % 5}" for i in range(1000)]}),
+    "duckdb": lambda: duckdb.sql("select range as n, 'w' || (range % 5) as word from range(1000)"),
+    "reader": lambda: pa.table({"n": range(1000), "word": [f"w{i % 5}" for i in range(1000)]}).to_reader(300),
     "table": lambda: pa.table({"n": range(1000), "word": pa.array([f"w{i % 5}" for i in range(1000)]).dictionary_encode()}),
 }
 
 
-@pytest.mark.parametrize("kind", list(FRAMES))
-@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize(("kind", "compression"), [*((kind, "none") for kind in FRAMES), ("table", "lz4"), ("table", "zstd")])
 def test_frames_come_back_as_columns(appliance: EmbeddedAppliance, topic: str, kind: str, compression: str) -> None:
     frame = FRAMES[kind]()
-    create(appliance, topic, 2, schema=frame, compression_type=compression)
+    create(appliance, topic, 2, schema=FRAMES["table"]() if kind == "reader" else frame, compression_type=compression)
     with Producer(appliance.address, batch_size=4096) as producer:
         metadata = producer.send_arrow(topic, frame, key_column="word").result(20)
     assert sum(m.record_count for m in metadata) == 1000
@@ -116,6 +119,17 @@ def test_frames_come_back_as_columns(appliance: EmbeddedAppliance, topic: str, k
                 assert {partition_for_key(str(row["word"]).encode(), 2) for row in part} == {batch.partition}
                 rows += part
     assert sorted(rows, key=lambda row: int(str(row["n"]))) == [{"n": i, "word": f"w{i % 5}"} for i in range(1000)]
+
+
+def test_a_batch_as_read_is_a_frame_of_whatever_library(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic, schema=pa.schema([("n", pa.int64()), ("word", pa.string())]))
+    with Producer(appliance.address) as producer:
+        producer.send_arrow(topic, pa.table({"n": [1, 2], "word": ["a", "b"]})).result(20)
+    with Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+        (batch,) = consumer.poll_arrow(timeout_ms=20_000)
+    assert batch.to_pandas()["n"].tolist() == [1, 2]
+    assert batch.to_polars()["word"].to_list() == ["a", "b"]
+    assert pa.record_batch(batch).num_rows == 2
 
 
 def test_rows_of_a_typed_topic_go_in_and_out_as_dicts(appliance: EmbeddedAppliance, topic: str) -> None:
