@@ -83,6 +83,8 @@ class World:
     """Of delay logs."""
     gone_id: bytes = b""
     """Of a topic that was deleted before the run."""
+    without: frozenset[int] = frozenset()
+    """APIs that are left alone: what is known of them would hide the rest."""
 
     def any_target(self, rng: random.Random) -> Target:
         return rng.choice(self.delayed if rng.random() < 0.25 else self.targets)
@@ -330,7 +332,8 @@ REQUESTS: dict[Api, tuple[Builder, int]] = {
 
 
 def any_request(rng: random.Random, world: World) -> Request:
-    build = rng.choices([build for build, _ in REQUESTS.values()], [weight for _, weight in REQUESTS.values()])[0]
+    known = [(build, weight) for api, (build, weight) in REQUESTS.items() if api not in world.without]
+    build = rng.choices([build for build, _ in known], [weight for _, weight in known])[0]
     return build(rng, world)
 
 

@@ -112,7 +112,10 @@ def mutate_json(rng: random.Random, text: bytes, world: World) -> tuple[bytes, s
     key, shown = path[-1], ".".join(map(str, path))
     old = parent[key]
     if key in ("schema", "delay_schema") and isinstance(old, str) and rng.random() < 0.8:
-        message, what = mutate_schema(rng, base64.b64decode(old))
+        try:
+            message, what = mutate_schema(rng, base64.b64decode(old))
+        except ValueError:  # bent before
+            return mutate_bytes(rng, text)
         parent[key] = base64.b64encode(message).decode()
         return raws.write(value), f"json: {shown}: {what}"
     if key == "delay_id" and isinstance(old, str) and rng.random() < 0.6:

@@ -107,7 +107,7 @@ class Peer:
             position = len(GREETING)
             if self._held is not None:
                 held, self._held = self._held, None
-                self.send_bytes(held)
+                self.send_bytes(bytes(held))
         messages = []
         while position + 2 <= len(buffer):
             flags, length, start = buffer[position], buffer[position + 1], position + 2

@@ -292,6 +292,7 @@ def run(
     scripts: range | None = None,
     lines: int = LINES,
     strict: bool = False,
+    without: frozenset[int] = frozenset(),
     progress: Callable[[Outcome], None] | None = None,
     meanwhile: Callable[[EmbeddedAppliance], None] | None = None,
 ) -> Outcome:
@@ -299,6 +300,7 @@ def run(
     appliance = start_embedded(settings=SETTINGS, auto_create_topics=False)
     try:
         world = make_world(appliance.address, random.Random(seed), time.time_ns() // 1000)
+        world.without = without
         with Admin(appliance.address) as admin:
             admin.create_topics([NewTopic(WITNESS_TOPIC)])
         fuzzer = ProtocolFuzzer(seed, appliance, world)
@@ -347,12 +349,13 @@ def _look_at_the_end(outcome: Outcome, fuzzer: ProtocolFuzzer, appliance: Embedd
     fuzzer.watch.close()
 
 
-def find_culprit(outcome: Outcome) -> list[str]:
+def find_culprit(outcome: Outcome, without: frozenset[int] = frozenset()) -> list[str]:
     """Play the scripts that were under way when a process ended, one after the other; what ends one alone, if that is found within a minute."""
     deadline_s = time.monotonic() + CULPRIT_S
     appliance = start_embedded(settings=SETTINGS, auto_create_topics=False)
     try:
         world = make_world(appliance.address, random.Random(outcome.seed), time.time_ns() // 1000)
+        world.without = without
         fuzzer = ProtocolFuzzer(outcome.seed, appliance, world)
         for number in outcome.suspects:
             fuzzer.play(iter([number]), time.monotonic() + 0.3, lines=1, grace_s=0.0)
@@ -395,17 +398,19 @@ def main(arguments: list[str]) -> int:
         action="store_true",
         help=f"the witness's ack p99 must stay below {ACK_P99_MAX_MS:.0f} ms: for a machine that does nothing else",
     )
+    parser.add_argument("--without", default="", metavar="API,...", help="leave these alone: what is known of them would hide the rest")
     given = parser.parse_args(arguments)
+    without = frozenset(int(Api[name]) for name in given.without.split(",") if name)
     seed = random.randrange(1 << 32) if given.seed is None else given.seed
     print(f"seed {seed}, {given.seconds:g} s", flush=True)
     if given.scripts:
         first, _, last = given.scripts.partition(":")
-        outcome = run(seed, given.seconds, scripts=range(int(first), int(last or first) + 1), lines=1)
+        outcome = run(seed, given.seconds, scripts=range(int(first), int(last or first) + 1), lines=1, without=without)
     else:
-        outcome = run(seed, given.seconds, strict=given.strict, progress=_Progress())
+        outcome = run(seed, given.seconds, strict=given.strict, without=without, progress=_Progress())
     print(outcome, flush=True)
     if outcome.suspects and not given.scripts:
-        print(*find_culprit(outcome), sep="\n", flush=True)
+        print(*find_culprit(outcome, without), sep="\n", flush=True)
     if not outcome.findings:
         return 0
     print(f"again: python -P -m tests.fuzz protocol {given.seconds:g} {seed}")

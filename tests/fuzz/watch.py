@@ -31,6 +31,7 @@ class Watch:
     def __init__(self, appliance: EmbeddedAppliance) -> None:
         self._appliance = appliance
         self._pids = children(appliance)
+        self._changed: set[str] = set()
         self.peak_bytes: dict[str, int] = {}
         self.internal_errors: Counter[str] = Counter()
         """(reason, place) of failures that a process survived, and how often."""
@@ -44,10 +45,12 @@ class Watch:
         """What is new. Memory is remembered at its highest."""
         found = self._read_log()
         now = children(self._appliance)
-        for name, pid in self._pids.items():
-            if now.get(name) != pid and not any(finding.kind == "process_ended" for finding in found):
-                found.append(Finding("process_ended", f"{name} had process id {pid} and has {now.get(name)}"))
-        self._pids = {name: now.get(name, pid) for name, pid in self._pids.items()}
+        changed = {name for name, pid in self._pids.items() if now.get(name) != pid}
+        if changed and changed == self._changed:  # the log has had its time to say so, with the reason
+            found += [
+                Finding("process_ended", f"{name} had process id {self._pids[name]} and has {now.get(name)}") for name in sorted(changed)
+            ]
+        self._changed = changed
         for name, pid in now.items():
             used = private_bytes(pid)
             limit = MEMORY_MAX_BYTES + SCHEDULER_EXTRA_BYTES * name.startswith("tr-scheduler")
