@@ -208,10 +208,16 @@ def mutate_fields(rng: random.Random, api: int, frame: bytes) -> tuple[bytes, st
 
 def mutate_schema(rng: random.Random, message: bytes) -> tuple[bytes, str]:
     """An Arrow schema message with other numbers in its flatbuffer."""
-    if rng.random() < 0.1:
+    if rng.random() < 0.1 or len(message) < 32:
         return mutate_bytes(rng, message)
     bent = bytearray(message)
     said = []
+    # A precision, a unit: small numbers of two bytes, most of which are enumerations.
+    enumerations = [at for at in range(8, len(bent) - 2, 2) if struct.unpack_from("<H", bent, at)[0] in (1, 2, 3)]
+    if enumerations and rng.random() < 0.5:
+        at, number = rng.choice(enumerations), rng.choice((0, 3, 4, 5, 7, 26, 27, 255, 32768, 65535))
+        struct.pack_into("<H", bent, at, number)
+        return bytes(bent), f"schema: H at {at} is {number}"
     for _ in range(rng.choice((1, 1, 2))):
         letter = rng.choice("BHHIIQ")
         position = rng.randrange(8, max(9, len(bent) - 8)) & -struct.calcsize(letter)
