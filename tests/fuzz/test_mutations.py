@@ -50,7 +50,7 @@ def world() -> World:
 def test_the_same_seed_makes_the_same_messages_and_another_seed_makes_others(world: World) -> None:
     def digest(seed: int) -> str:
         found = hashlib.sha256()
-        for number in range(300):
+        for number in range(150):
             script = make_script(seed, number, world)
             found.update(script.garbage + b"".join(message(m.frames) for m in script.messages))
         return found.hexdigest()
@@ -62,11 +62,11 @@ def test_the_same_seed_makes_the_same_messages_and_another_seed_makes_others(wor
 def test_valid_and_bent_requests_of_every_api_are_made(world: World) -> None:
     assert set(REQUESTS) == set(Api)
     seen: Counter[tuple[int, bool]] = Counter()
-    for number in range(2500):
+    for number in range(1500):
         for made in make_script(3, number, world).messages:
             assert len(str(made)) < 5_000, "a line of a report"
             seen[made.api, bool(made.what)] += 1
-    assert all(seen[api, bent] >= 20 for api in Api for bent in (False, True)), seen
+    assert all(seen[api, bent] >= 10 for api in Api for bent in (False, True)), seen
 
 
 def test_what_is_said_to_be_valid_is(world: World) -> None:

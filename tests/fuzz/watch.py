@@ -14,6 +14,7 @@ MEMORY_MAX_BYTES = 256 << 20
 SCHEDULER_EXTRA_BYTES = 128 << 20
 """The scheduler loads pyarrow and numpy."""
 _LOG_LINE = re.compile(r"^\d{4}-\d\d-\d\d .* (INFO|WARNING|ERROR|CRITICAL) process=")
+_ENDED = re.compile(r" ended process=\S+ pid=(?P<pid>\d+) ")
 _INTERNAL = re.compile(r"reason=(?P<reason>.*) at=(?P<at>\S+)")
 
 
@@ -32,6 +33,8 @@ class Watch:
         self._appliance = appliance
         self._pids = children(appliance)
         self._changed: set[str] = set()
+        self._told: set[int] = set()
+        """Process ids whose end the log has told."""
         self.peak_bytes: dict[str, int] = {}
         self.internal_errors: Counter[str] = Counter()
         """(reason, place) of failures that a process survived, and how often."""
@@ -45,7 +48,8 @@ class Watch:
         """What is new. Memory is remembered at its highest."""
         found = self._read_log()
         now = children(self._appliance)
-        changed = {name for name, pid in self._pids.items() if now.get(name) != pid}
+        self._pids = {name: now.get(name, pid) if pid in self._told else pid for name, pid in self._pids.items()}
+        changed = {name for name, pid in self._pids.items() if now.get(name) != pid and pid not in self._told}
         if changed and changed == self._changed:  # the log has had its time to say so, with the reason
             found += [
                 Finding("process_ended", f"{name} had process id {self._pids[name]} and has {now.get(name)}") for name in sorted(changed)
@@ -65,7 +69,8 @@ class Watch:
         for line in lines:
             if not _LOG_LINE.match(line):
                 self._outcries = [*self._outcries[-40:], line]
-            elif "ended process=" in line:
+            elif ended := _ENDED.search(line):
+                self._told.add(int(ended["pid"]))
                 found.append(Finding("process_ended", "\n".join([line, *self._outcries[-12:]])))
                 self._outcries = []
             elif "hangs process=" in line:
