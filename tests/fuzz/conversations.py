@@ -139,36 +139,70 @@ def _rows(schema: pa.Schema, count: int, rng: random.Random) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{f.name: value(f.type) for f in schema} for _ in range(count)], schema=schema)
 
 
+BATCHES = 12
+ODD_DUES: tuple[int | None, ...] = (None, 0, -1, 1, TIME_US, (1 << 62), (1 << 63) - 1, -(1 << 63))
+REPEATS = (
+    '{"every_us":60000000,"expression":"","zone":"UTC","missed":"all"}', '{"every_us":0,"expression":"* * * * *","zone":"Europe/Berlin","missed":"last"}',
+    '{"every_us":1,"expression":"","zone":"UTC","missed":"all"}', '{"every_us":0,"expression":"* * * * *","zone":5,"missed":"all"}', '{"every_us":"60000000"}',
+    '{"every_us":-1}', '{"every_us":1e400}', '{"every_us":60000000,"missed":[]}', '{"more":1}', "[]", "null", "", "x" * 10_000, "[" * 2_000 + "]" * 2_000,
+    '{"every_us":0,"expression":"0 0 30 2 *","zone":"UTC","missed":"all"}', '{"every_us":0,"expression":"* * * * *","zone":"../../etc/passwd","missed":"all"}',
+)  # fmt: skip
+"""How a row recurs: the first two as the SDK writes it."""
+
+
 def _batches(info: TopicInfo, partition: int, rng: random.Random, due_from_us: int | None) -> list[bytes]:
-    """A dozen valid ones for a partition; with `due_from_us`, for its delay log."""
+    """Well-formed ones for a partition; with `due_from_us`, for its delay log, some of them with rows that no SDK would make."""
     log = info if due_from_us is None else info.delay_log
     assert log is not None
     made = []
-    for number in range(12):
-        count = rng.choice((1, 1, 2, 5, 20))
-        if info.typed:
-            rows = _rows(info.schema, count, rng)
-        else:
-            values: list[bytes | None] = [rng.randbytes(rng.choice((0, 10, 100))) for _ in range(count)]
-            if number == 11:
-                values[0] = b"x" * 100_000
-            keys = [rng.choice((None, b"", b"key%d" % n)) for n in range(count)]
-            headers: list[arrow_batch.Headers] | None = (
-                [[("h", b"v")] * rng.randrange(3) for _ in range(count)] if number % 3 == 0 else None
-            )
-            rows = arrow_batch.default_rows([TIME_US] * count, keys, values, headers)
+    for number in range(BATCHES):
+        rows = _user_rows(info, number, rng)
         if due_from_us is not None:
-            dues = [due_from_us + rng.choice((0, 1, 1_000_000, 30_000_000, FAR_US)) * rng.randrange(3) for _ in range(count)]
+            dues = [due_from_us + rng.choice((0, 1, 1_000_000, 30_000_000, FAR_US)) * rng.randrange(3) for _ in range(rows.num_rows)]
             rows = arrow_batch.with_delays(rows, log.schema, dues, None)
-        made.append(
-            bytes(
-                arrow_batch.encode(
-                    rows, schema_id=log.schema_id, seed=log.seeds[partition], compression=rng.choice(("none", "none", "lz4", "zstd")),
-                    first_timestamp_us=TIME_US, max_timestamp_us=TIME_US,
+        made.append(_encoded(rows, log, partition, rng.choice(("none", "none", "lz4", "zstd"))))
+    if due_from_us is not None:
+        for number in range(BATCHES):
+            rows = _user_rows(info, number, rng)
+            dues_and_none = [rng.choice((*ODD_DUES, due_from_us, due_from_us + 1_000_000)) for _ in range(rows.num_rows)]
+            origins = [rng.choice((None, None, 0, 5, -1, 1 << 62)) for _ in range(rows.num_rows)]
+            repeats = [rng.choice((None, rng.choice(REPEATS))) for _ in range(rows.num_rows)]
+            columns = [*rows.columns, pa.array(dues_and_none, pa.int64()), pa.array(origins, pa.int64()), pa.array(repeats, pa.utf8())]
+            made.append(_encoded(pa.RecordBatch.from_arrays(columns, schema=log.schema), log, partition, "none"))
+    if not info.typed:  # little on the wire, much behind it
+        for size in (1_500_000, 5_000_000, 80_000_000):
+            rows = arrow_batch.default_rows([TIME_US], [None], [b"x" * size], None)
+            made.append(
+                _encoded(
+                    rows if due_from_us is None else arrow_batch.with_delays(rows, log.schema, [due_from_us], None), log, partition, "zstd"
                 )
             )
-        )  # fmt: skip
     return made
+
+
+def _user_rows(info: TopicInfo, number: int, rng: random.Random) -> pa.RecordBatch:
+    count = rng.choice((1, 1, 2, 5, 20))
+    if info.typed:
+        return _rows(info.schema, count, rng)
+    values: list[bytes | None] = [rng.randbytes(rng.choice((0, 10, 100))) for _ in range(count)]
+    if number == BATCHES - 1:
+        values[0] = b"x" * 100_000
+    keys = [rng.choice((None, b"", b"key%d" % n)) for n in range(count)]
+    headers: list[arrow_batch.Headers] | None = [[("h", b"v")] * rng.randrange(3) for _ in range(count)] if number % 3 == 0 else None
+    return arrow_batch.default_rows([TIME_US] * count, keys, values, headers)
+
+
+def _encoded(rows: pa.RecordBatch, log: TopicInfo, partition: int, compression: str) -> bytes:
+    return bytes(
+        arrow_batch.encode(
+            rows,
+            schema_id=log.schema_id,
+            seed=log.seeds[partition],
+            compression=compression,
+            first_timestamp_us=TIME_US,
+            max_timestamp_us=TIME_US,
+        )
+    )
 
 
 # ---- requests ------------------------------------------------------------------------------------------------------------------------
