@@ -12,7 +12,8 @@ import zmq
 from tailrace.private_appliance import EmbeddedAppliance
 from tailrace.protocol.wire import Api, RequestHeader, decode_request_header, encode_response
 from tests.fuzz import watch
-from tests.fuzz.protocol_fuzzer import Line, Outcome, run
+from tests.fuzz.line import Line, Outcome
+from tests.fuzz.protocol_fuzzer import run
 from tests.fuzz.scripts import Message, Script
 from tests.kit.processes import children, wait_until
 
