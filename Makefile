@@ -31,9 +31,9 @@ torture: $(STAMP)
 torture-delays: $(STAMP)
 	@$(BIN)/python -P -m tests.crash.delay_torture $(or $(SECONDS),60) $(SEED)
 
-# FUZZ=protocol: what clients send.
+# FUZZ=protocol: what clients send; ARGS=--strict also times the acks of the client beside it, for a machine that does nothing else.
 fuzz: $(STAMP)
-	@$(BIN)/python -P -m tests.fuzz $(or $(FUZZ),protocol) $(or $(SECONDS),60) $(SEED)
+	@$(BIN)/python -P -m tests.fuzz $(or $(FUZZ),protocol) $(or $(SECONDS),60) $(SEED) $(ARGS)
 
 load: $(STAMP)
 	@$(BIN)/python -P -m bench.load $(or $(USERS),20) $(or $(SECONDS),10)

@@ -28,6 +28,7 @@ from tests.fuzz.watch import Finding, Watch
 
 LINES = 10
 CULPRIT_S = 60.0
+REPLAY_LINGER_S = 5.0
 ACK_P99_MAX_MS = 100.0
 WITNESS_TOPIC = "witness"
 SETTINGS: dict[str, Any] = {
@@ -93,6 +94,13 @@ class ProtocolFuzzer:
             for line in clients:
                 line.close()
 
+    def linger(self, seconds: float) -> None:
+        """What was acknowledged may end a process later: look for a while."""
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s and not self.outcome.findings:
+            time.sleep(0.05)
+            self.outcome.findings += self.watch.look()
+
     def _report(self, clients: list[Line]) -> None:
         suspects: set[int] = set()
         for index, line in enumerate(clients):
@@ -141,6 +149,8 @@ def run(
                 meanwhile(appliance)
             numbers = iter(scripts if scripts is not None else range(1 << 40))
             fuzzer.play(numbers, time.monotonic() + seconds, lines=lines, progress=progress)
+            if lines == 1:
+                fuzzer.linger(REPLAY_LINGER_S)
             if any(finding.kind in FATAL for finding in outcome.findings):
                 witness.kill()  # it may wait for minutes; what it would say is known
             else:
