@@ -206,7 +206,11 @@ def find_culprit(outcome: Outcome, without: frozenset[int] = frozenset()) -> lis
     if not fuzzer.outcome.report:
         return [f"none of the {len(outcome.suspects)} scripts that were under way did it alone"]
     said = (finding.detail for finding in fuzzer.outcome.findings)
-    return [f"alone, script {number} (or one just before it) ends it:", *fuzzer.outcome.report[1:], *said]
+    return [
+        f"played one by one, the end comes at script {number}, or of what one before it left to be delivered:",
+        *fuzzer.outcome.report[1:],
+        *said,
+    ]
 
 
 class _Progress:
