@@ -4,7 +4,7 @@ The outcome is one of two. *Served*: everything acknowledged is read back; what 
 there, or said in the log with its size. *Refused*: the start ends with an exit code of its own and a sentence that names the file. Anything else is a
 finding: a loss in silence, wrong bytes, a start that tries for ever, a process that dies of it, a file outside the directory that was changed.
 
-`python -P -m tests.fuzz files SECONDS [SEED]`; `make fuzz` runs it behind the protocol fuzzer.
+`make fuzz FUZZ=files SECONDS=600 SEED=1`.
 """
 
 from __future__ import annotations
@@ -304,3 +304,10 @@ def fuzz(seed: int, seconds: float, say: Callable[[str], None]) -> int:
                 say(f"{dict(fuzzer.outcomes)} findings={findings}")
     say(f"{dict(fuzzer.outcomes)} findings={findings}")
     return findings
+
+
+def main(arguments: list[str]) -> int:
+    """`SECONDS [SEED]`; the exit status says whether there were findings."""
+    seconds, seed = float(arguments[0]), int(arguments[1]) if len(arguments) > 1 else random.randrange(1 << 32)
+    print(f"seed {seed}, {seconds:g} s", flush=True)
+    return int(bool(fuzz(seed, seconds, lambda text: print(text, flush=True))))

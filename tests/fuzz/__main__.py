@@ -1,0 +1,17 @@
+"""`python -P -m tests.fuzz protocol|files SECONDS [SEED]`: a fuzzer for as long as wanted; see `make fuzz`."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.fuzz import files, protocol_fuzzer
+
+FUZZERS = {
+    "protocol": protocol_fuzzer.main,
+    "files": files.main,
+}
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] not in FUZZERS:
+        sys.exit(f"usage: python -P -m tests.fuzz {{{'|'.join(FUZZERS)}}} SECONDS [SEED]")
+    sys.exit(FUZZERS[sys.argv[1]](sys.argv[2:]))
