@@ -57,7 +57,7 @@ from tailrace.batch_header import (
 from tailrace.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
 from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.protocol.errors import ErrorCode
-from tailrace.structure import UnsafeBatchError, check_structure
+from tailrace.structure import UnpackedTooLargeError, UnsafeBatchError, check_structure
 from workers.files import DiskFiles, Files, read_whole
 from workers.producer_state import Decision, ProducerTable
 from workers.recovery import load_live_producers
@@ -91,6 +91,7 @@ class Partition:
     """
     last_append_us: int = 0
     producers: ProducerTable = field(default_factory=ProducerTable)
+    is_delay_log: bool = False
 
 
 LoadProducers = Callable[[Assignment, int], ProducerTable]
@@ -282,6 +283,7 @@ class Worker:
             int(assignment.settings["max.message.bytes"]),
             assignment.settings["message.timestamp.type"] == "LogAppendTime",
             next_offset=0,
+            is_delay_log=bool(assignment.delay_of),
         )
         state = table.read(assignment.slot)
         if state.topic_id == assignment.topic_id:
@@ -425,14 +427,18 @@ class Worker:
             header = verify_batch(batch, partition.seed)
             if header.schema_id != assignment.schema_id:
                 return None, ErrorCode.SCHEMA_MISMATCH
-            check_structure(batch, header, partition.layout, is_ours=source == SOURCE_SCHEDULER)
+            check_structure(
+                batch, header, partition.layout, max_message_bytes=partition.max_message_bytes, is_ours=source == SOURCE_SCHEDULER,
+                is_delay_log=partition.is_delay_log,
+            )  # fmt: skip
         except BatchChecksumError:
             return None, ErrorCode.CORRUPT_BATCH
-        except BatchFormatError:
-            return None, ErrorCode.UNSUPPORTED_BATCH
-        except UnsafeBatchError as error:
-            logger.warning("unsafe_batch topic=%s partition=%d reason=%r", assignment.topic, assignment.partition, str(error))
-            return None, ErrorCode.UNSAFE_BATCH
+        except (BatchFormatError, UnsafeBatchError) as error:
+            code = _code_of(error)
+            logger.warning(
+                "batch_refused topic=%s partition=%d code=%s reason=%r", assignment.topic, assignment.partition, code.name, str(error)
+            )
+            return None, code
         return header, ErrorCode.OK
 
     def _append_batch(self, partition: Partition, header: BatchHeader, message: LaneMessage, source: int, position: int) -> None:
@@ -498,6 +504,12 @@ class Worker:
             header.max_timestamp_us if header else 0,
             *((header.min_tick, header.delay_position) if header and flags & (FLAG_CLOSED | FLAG_DELIVERED) else (0, 0)),
         )  # fmt: skip
+
+
+def _code_of(error: BatchFormatError | UnsafeBatchError) -> ErrorCode:
+    if isinstance(error, BatchFormatError):
+        return ErrorCode.UNSUPPORTED_BATCH
+    return ErrorCode.RECORD_TOO_LARGE if isinstance(error, UnpackedTooLargeError) else ErrorCode.UNSAFE_BATCH
 
 
 def load_producers(files: Files, data_dir: str, assignment: Assignment, end_offset: int) -> ProducerTable:
