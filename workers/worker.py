@@ -2,7 +2,9 @@
 
 Owner: its ring's descriptors, data, `head` and `reclaimed`; the `consumed` words of the lanes that lead to it.
 Invariants: one writer per partition; offsets are dense; an answer (also a refusal or a duplicate) is a descriptor, so every answer comes from
-    one place and in order; a lane's space is given back only after what was read from it is published.
+    one place and in order; a lane's space is given back only after what was read from it is published; a message that fails in a way that nobody
+    expected changes nothing, is answered INTERNAL_ERROR, and is not read again; one that fails behind its descriptor ends the process, because then
+    what is in memory does not follow from the ring any more.
 Crash: everything it knows is derived: the next offset of a partition from the table and the descriptors not yet settled, deduplication from
     snapshot, headers and descriptors, the place to go on in each lane from the last descriptor that came from it. Killed anywhere it
     neither loses nor repeats a batch.
@@ -17,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shm.assignments import REPLAY, Assignment, LaneKind
+from shm.boundary import Boundary
 from shm.control import ProcessSlot
 from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
@@ -36,7 +39,6 @@ from shm.layout import (
     RegionKind,
     Role,
     SlotState,
-    SlotWord,
 )
 from shm.partition_table import PartitionTable
 from shm.process import ProcessContext, configure_logging, process_name, run, start
@@ -61,6 +63,7 @@ from tailrace.structure import UnpackedTooLargeError, UnsafeBatchError, check_st
 from workers.files import DiskFiles, Files, read_whole
 from workers.producer_state import Decision, ProducerTable
 from workers.recovery import load_live_producers
+from workers.ring_index import RingIndex
 from workers.timing_wheel import TimingWheel
 
 logger = logging.getLogger(__name__)
@@ -71,6 +74,8 @@ NO_EPOCH = -1
 LANE_QUANTUM = 64
 """Messages taken from one lane before the next has its turn."""
 EXPIRY_INTERVAL_NS = 600_000_000_000
+OPEN_RETRY_NS = 1_000_000_000
+"""How soon a partition that could not be opened is tried again, should a batch come for it."""
 BLOCKED_RETRY_NS = 5_000_000
 """How soon a worker whose ring is full looks again, should the ring of who frees space be lost (see `Ring.is_crowded`)."""
 
@@ -92,6 +97,15 @@ class Partition:
     last_append_us: int = 0
     producers: ProducerTable = field(default_factory=ProducerTable)
     is_delay_log: bool = False
+
+
+@dataclass(slots=True)
+class SetAside:
+    """A partition that could not be opened: what its batches are refused with, and when to try again."""
+
+    assignment: Assignment
+    code: ErrorCode
+    retry_ns: int
 
 
 LoadProducers = Callable[[Assignment, int], ProducerTable]
@@ -133,7 +147,10 @@ class Worker:
         self._is_disk_full = is_disk_full
         self._producer_expiration_us = producer_expiration_us
         self._now_us = now_us
+        self._boundary = Boundary(slot)
+        self._index = RingIndex(ring)
         self._partitions: dict[int, Partition] = {}
+        self._set_aside: dict[int, SetAside] = {}
         self._delay_logs: dict[tuple[str, int], Partition] = {}
         """(id of the topic, partition) -> its delay log, which the same worker has."""
         self._fed = False
@@ -232,14 +249,14 @@ class Worker:
             message = lane.peek()
             if message is None:
                 break
-            if message.kind == LaneKind.PRODUCE:
-                taken = self._produce(source, message)
-            elif message.kind == LaneKind.ASSIGN:
-                taken = self._assign(source, message)
-            else:
+            published = self._ring.next_number
+            try:
+                taken = self._take(source, message)
+            except Exception as error:
+                if self._ring.next_number != published:
+                    raise
+                self._fail(source, message, error)
                 taken = True
-                if message.kind == LaneKind.FED and message.correlation_id == self._generation:
-                    self._fed = True
             if not taken:
                 self._blocked = True
                 break
@@ -247,34 +264,101 @@ class Worker:
             count += 1
         return count
 
+    def _take(self, source: int, message: LaneMessage) -> bool:
+        """One message. False: the ring has no room, the lane waits. What raises has changed nothing."""
+        if message.kind == LaneKind.PRODUCE:
+            return self._produce(source, message)
+        if message.kind == LaneKind.ASSIGN:
+            return self._assign(source, message)
+        if message.kind == LaneKind.FED and message.correlation_id == self._generation:
+            self._fed = True
+        return True
+
+    def _fail(self, source: int, message: LaneMessage, error: Exception) -> None:
+        """A message that nobody can handle: said, counted, and if it is a batch, refused. A descriptor fits: nothing raises before that is known."""
+        self._boundary.caught(
+            f"kind={message.kind} source={source} slot={message.slot} session={message.session} bytes={len(message.payload)}", error
+        )
+        if message.kind == LaneKind.PRODUCE:
+            partition = self._partitions.get(message.slot)
+            self._refuse(source, message, ErrorCode.INTERNAL_ERROR, partition.next_offset if partition else 0)
+
     def _assign(self, source: int, message: LaneMessage) -> bool:
-        """A partition given, changed or taken away. News goes into the ring, in order with the data; a replay does not."""
-        assignment = Assignment.decode(message.payload)
+        """A partition given, changed or taken away. News goes into the ring, in order with the data, also what this worker cannot open: the flusher looks
+        for itself. A replay does not.
+        """
         is_news = not message.flags & REPLAY
         position = self._ring.try_reserve(len(message.payload))
         if is_news and position is None:
             return False
-        known = self._partitions.get(assignment.slot)
-        same = known is not None and known.assignment.topic_id == assignment.topic_id
-        if assignment.dropped:
-            if same:
-                del self._partitions[assignment.slot]
-                self._delay_logs.pop((assignment.delay_of, assignment.partition), None)
-        elif known is not None and same:
-            if assignment.version >= known.assignment.version:
-                known.assignment = assignment
-                known.max_message_bytes = int(assignment.settings["max.message.bytes"])
-                known.log_append_time = assignment.settings["message.timestamp.type"] == "LogAppendTime"
-        else:
-            opened = self._partitions[assignment.slot] = self._open(assignment, is_news)
-            if assignment.delay_of:
-                self._delay_logs[assignment.delay_of, assignment.partition] = opened
+        assignment = Assignment.decode(message.payload)
+        try:
+            self._apply(assignment)
+        except Exception as error:
+            self._put_aside(assignment, error)
         if is_news and position is not None:
             self._copy(position, message.payload)
             self._append(position, len(message.payload), message, source, FLAG_CONTROL | FLAG_BYTES, 0, 0, 0)
         return True
 
-    def _open(self, assignment: Assignment, is_new: bool) -> Partition:
+    def _apply(self, assignment: Assignment) -> None:
+        slot = assignment.slot
+        known = self._partitions.get(slot)
+        same = known is not None and known.assignment.topic_id == assignment.topic_id
+        if assignment.dropped:
+            if same:
+                self._forget(slot)
+            if slot in self._set_aside and self._set_aside[slot].assignment.topic_id == assignment.topic_id:
+                del self._set_aside[slot]
+        elif known is not None and same:
+            if assignment.version >= known.assignment.version:
+                max_message_bytes = int(assignment.settings["max.message.bytes"])
+                log_append_time = assignment.settings["message.timestamp.type"] == "LogAppendTime"
+                known.assignment, known.max_message_bytes, known.log_append_time = assignment, max_message_bytes, log_append_time
+        else:
+            opened = self._open(assignment)
+            if known is not None:
+                self._forget(slot)
+            self._set_aside.pop(slot, None)
+            self._partitions[slot] = opened
+            if assignment.delay_of:
+                self._delay_logs[assignment.delay_of, assignment.partition] = opened
+
+    def _forget(self, slot: int) -> None:
+        assignment = self._partitions.pop(slot).assignment
+        if assignment.delay_of:
+            self._delay_logs.pop((assignment.delay_of, assignment.partition), None)
+
+    def _put_aside(self, assignment: Assignment, error: Exception) -> None:
+        """The partition cannot be opened (its files cannot be read now, or nobody can read its schema): its batches are refused, the others go on."""
+        slot, said = assignment.slot, self._set_aside.get(assignment.slot)
+        code = ErrorCode.NOT_READY if isinstance(error, OSError) else ErrorCode.INTERNAL_ERROR
+        if said is None or said.code is not code:
+            what = f"topic={assignment.topic} partition={assignment.partition}"
+            if isinstance(error, OSError):
+                logger.error("partition_not_opened %s error=%r advice=%r", what, str(error), "it is tried again with each batch")
+            else:
+                self._boundary.caught(what, error)
+        known = self._partitions.get(slot)
+        if known is not None and known.assignment.topic_id == assignment.topic_id:
+            return  # what cannot be applied is a change: it stays as it was
+        if known is not None:
+            self._forget(slot)
+        self._set_aside[slot] = SetAside(assignment, code, self._now_ns + OPEN_RETRY_NS)
+
+    def _refuse_unopened(self, source: int, message: LaneMessage) -> bool:
+        """A batch for a partition that this worker does not have, or could not open: then it is tried again first, now and then."""
+        aside = self._set_aside.get(message.slot)
+        if aside is None:
+            return self._refuse(source, message, ErrorCode.UNKNOWN_TOPIC, 0)
+        if aside.code is ErrorCode.NOT_READY and self._now_ns >= aside.retry_ns:
+            try:
+                self._apply(aside.assignment)
+            except OSError as error:
+                self._put_aside(aside.assignment, error)
+        return self._refuse(source, message, aside.code, 0)
+
+    def _open(self, assignment: Assignment) -> Partition:
         table = self._tables[assignment.data_dir]
         partition = Partition(
             assignment,
@@ -297,27 +381,20 @@ class Worker:
         return partition
 
     def _take_up(self, partition: Partition, next_offset: int, leader_epoch: int) -> None:
-        """Go on at `next_offset`, with what the files and this ring tell of producers."""
-        partition.next_offset, partition.leader_epoch = next_offset, leader_epoch
-        partition.producers = self._load_producers(partition.assignment, next_offset)
-        self._replay_descriptors(partition)
-
-    def _replay_descriptors(self, partition: Partition) -> None:
-        """Add what this ring still tells of the partition's producers."""
-        slot, next_offset, epoch = partition.assignment.slot, partition.next_offset, partition.leader_epoch
-        ring = self._ring
-        for number in range(max(0, ring.next_number - ring.capacity), ring.next_number):
-            d = ring.descriptor(number)
-            mine = d.slot == slot and d.has_bytes and not d.is_control and d.leader_epoch == epoch
-            mine = mine and d.next_offset <= next_offset
-            if mine and d.flags & FLAG_DELIVERED:
-                partition.producers.deliver(d.delay_ordinal, d.delay_position)
-            elif mine and d.flags & FLAG_CLOSED:
-                partition.producers.close_below(d.delay_ordinal)
-            if mine and d.producer_id >= 0:
-                partition.producers.record(
+        """Go on at `next_offset`, with what the files and this ring tell of producers. Raises OSError, before anything is changed."""
+        producers = self._load_producers(partition.assignment, next_offset)
+        for d in self._index.batches_of(partition.assignment.slot):
+            if d.leader_epoch != leader_epoch or d.next_offset > next_offset:
+                continue
+            if d.flags & FLAG_DELIVERED:
+                producers.deliver(d.delay_ordinal, d.delay_position)
+            elif d.flags & FLAG_CLOSED:
+                producers.close_below(d.delay_ordinal)
+            if d.producer_id >= 0:
+                producers.record(
                     d.producer_id, d.producer_epoch, d.base_sequence, d.last_offset_delta, d.base_offset, d.next_offset, d.append_time_us
                 )
+        partition.next_offset, partition.leader_epoch, partition.producers = next_offset, leader_epoch, producers
 
     # ---- appending -------------------------------------------------------------------------------------------------------------------
 
@@ -330,12 +407,14 @@ class Worker:
             return False
         partition = self._partitions.get(message.slot)
         if partition is None:
-            return self._refuse(source, message, ErrorCode.UNKNOWN_TOPIC, 0)
+            return self._refuse_unopened(source, message)
+        shown = self._tables[partition.assignment.data_dir].append_state(message.slot)
+        if shown[1] != partition.leader_epoch:
+            if not self._on_new_epoch(partition):
+                return self._refuse(source, message, ErrorCode.NOT_READY, partition.next_offset)
+            shown = self._tables[partition.assignment.data_dir].append_state(message.slot)
         next_offset = partition.next_offset
-        epoch = self._tables[partition.assignment.data_dir].load(message.slot, SlotWord.LEADER_EPOCH)
-        if epoch != partition.leader_epoch:
-            self._on_new_epoch(partition)
-        header, code = self._check(partition, batch, source)
+        header, code = self._check(partition, batch, source, shown[0])
         if header is None:
             return self._refuse(source, message, code, next_offset)
         duplicate = False
@@ -354,7 +433,7 @@ class Worker:
                 self._append(self._ring.tail, 0, message, source, message.flags | FLAG_DUPLICATE, 0, verdict.original.base_offset,
                              verdict.original.next_offset, header, partition, verdict.original.append_time_us)  # fmt: skip
         if not duplicate:
-            self._append_batch(partition, header, message, source, position)
+            self._append_batch(partition, header, message, source, position, shown[3])
         return True
 
     def _is_next_delay(self, partition: Partition, header: BatchHeader) -> bool:
@@ -402,24 +481,30 @@ class Worker:
             )  # fmt: skip
             self._take_up(partition, state.log_end_offset, state.leader_epoch)
 
-    def _on_new_epoch(self, partition: Partition) -> None:
-        """The flusher has decided the log's end anew (its disk had failed): what this worker appended beyond it was refused."""
+    def _on_new_epoch(self, partition: Partition) -> bool:
+        """The flusher has decided the log's end anew (its disk had failed): what this worker appended beyond it was refused. False: the files cannot be
+        read now. Epoch and end are of one time: an end of the epoch before would leave a gap, or write over what is there.
+        """
         assignment = partition.assignment
         state = self._tables[assignment.data_dir].read(assignment.slot)
         if state.topic_id == assignment.topic_id and state.state is not SlotState.UNREADABLE:
-            self._take_up(partition, state.log_end_offset, state.leader_epoch)
+            try:
+                self._take_up(partition, state.log_end_offset, state.leader_epoch)
+            except OSError as error:
+                logger.warning("epoch_not_taken_up topic=%s partition=%d error=%r", assignment.topic, assignment.partition, str(error))
+                return False
             logger.info(
                 "epoch_taken_up topic=%s partition=%d epoch=%d next_offset=%d",
                 assignment.topic, assignment.partition, state.leader_epoch, state.log_end_offset,
             )  # fmt: skip
+        return True
 
-    def _check(self, partition: Partition, batch: memoryview, source: int) -> tuple[BatchHeader | None, ErrorCode]:
-        """Everything that must hold before a batch may be stored, cheapest first."""
+    def _check(self, partition: Partition, batch: memoryview, source: int, state: int) -> tuple[BatchHeader | None, ErrorCode]:
+        """Everything that must hold before a batch may be stored, cheapest first. `state`: the slot's in the partition table."""
         assignment = partition.assignment
         if len(batch) > partition.max_message_bytes:
             return None, ErrorCode.RECORD_TOO_LARGE
-        table = self._tables[assignment.data_dir]
-        if table.load(assignment.slot, SlotWord.STATE) in (SlotState.OFFLINE_FOR_WRITES, SlotState.UNREADABLE):
+        if state in (SlotState.OFFLINE_FOR_WRITES, SlotState.UNREADABLE):
             return None, ErrorCode.PARTITION_OFFLINE
         if self._is_disk_full(assignment.data_dir):
             return None, ErrorCode.DISK_FULL
@@ -441,31 +526,37 @@ class Worker:
             return None, code
         return header, ErrorCode.OK
 
-    def _append_batch(self, partition: Partition, header: BatchHeader, message: LaneMessage, source: int, position: int) -> None:
+    def _append_batch(
+        self, partition: Partition, header: BatchHeader, message: LaneMessage, source: int, position: int, durable_offset: int
+    ) -> None:
+        """Into the ring, then into what this worker knows: whatever raises does so before the first change."""
         batch = message.payload
-        append_us = partition.last_append_us = max(self._now_us(), partition.last_append_us)
+        append_us = max(self._now_us(), partition.last_append_us)
         base_offset = partition.next_offset
         next_offset = base_offset + header.last_offset_delta + 1
         target = self._copy(position, batch)
         at = header_position(target)
-        table = self._tables[partition.assignment.data_dir]
         flags = message.flags | FLAG_BYTES
         if header.is_control:
             flags |= FLAG_CLOSED
-            partition.producers.close_below(header.min_tick)
         elif header.attributes & ATTRIBUTE_DELAYED:
             flags |= FLAG_DELIVERED
-            partition.producers.deliver(header.min_tick, header.delay_position)
         elif partition.assignment.delay_of:
             stamp_min_tick(target, at, header, partition.producers.open_ordinal)
         if partition.log_append_time and not header.is_control:
             stamp_append_time(target, at, header, append_us)
         stamp_appended(
             target, at, header, base_offset=base_offset, append_time_us=append_us, leader_epoch=partition.leader_epoch,
-            durable_offset=table.load(partition.assignment.slot, SlotWord.HIGH_WATERMARK), seed=partition.seed,
+            durable_offset=durable_offset, seed=partition.seed,
         )  # fmt: skip
         crash_point("worker.after_copy")
         self._append(position, len(batch), message, source, flags, 0, base_offset, next_offset, header, partition, append_us)
+        partition.next_offset, partition.last_append_us = next_offset, append_us
+        self._byte_count += len(batch)
+        if flags & FLAG_CLOSED:
+            partition.producers.close_below(header.min_tick)
+        elif flags & FLAG_DELIVERED:
+            partition.producers.deliver(header.min_tick, header.delay_position)
         if header.producer_id >= 0:
             partition.producers.record(
                 header.producer_id,
@@ -476,8 +567,6 @@ class Worker:
                 next_offset,
                 append_us,
             )
-        partition.next_offset = next_offset
-        self._byte_count += len(batch)
 
     def _copy(self, position: int, payload: memoryview) -> memoryview:
         ring = self._ring
