@@ -61,7 +61,7 @@ from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.protocol.errors import ErrorCode
 from tailrace.structure import UnpackedTooLargeError, UnsafeBatchError, check_structure
 from workers.files import DiskFiles, Files, read_whole
-from workers.producer_state import Decision, ProducerTable
+from workers.producer_state import KEPT, Decision, ProducerTable
 from workers.recovery import load_live_producers
 from workers.ring_index import RingIndex
 from workers.timing_wheel import TimingWheel
@@ -76,6 +76,8 @@ LANE_QUANTUM = 64
 EXPIRY_INTERVAL_NS = 600_000_000_000
 OPEN_RETRY_NS = 1_000_000_000
 """How soon a partition that could not be opened is tried again, should a batch come for it."""
+WORKER_PRODUCERS = 10
+"""So many times `producer.ids.max` producers a worker remembers in all its partitions."""
 BLOCKED_RETRY_NS = 5_000_000
 """How soon a worker whose ring is full looks again, should the ring of who frees space be lost (see `Ring.is_crowded`)."""
 
@@ -130,6 +132,7 @@ class Worker:
         load_producers: LoadProducers,
         is_disk_full: Callable[[int], bool],
         producer_expiration_us: int,
+        producer_ids_max: int,
         now_us: Callable[[], int],
     ) -> None:
         """`is_disk_full`: whether a data directory (its number) takes nothing more now."""
@@ -146,6 +149,7 @@ class Worker:
         self._load_producers = load_producers
         self._is_disk_full = is_disk_full
         self._producer_expiration_us = producer_expiration_us
+        self._producer_ids_max = producer_ids_max
         self._now_us = now_us
         self._boundary = Boundary(slot)
         self._index = RingIndex(ring)
@@ -422,10 +426,16 @@ class Worker:
             self._look_at_log_end(partition)
             return self._refuse(source, message, ErrorCode.UNKNOWN_SEQUENCE, next_offset, header)
         if header.producer_id >= 0:
-            forget_before_us = max(self._now_us(), partition.last_append_us) - self._producer_expiration_us
+            now_us = max(self._now_us(), partition.last_append_us)
             verdict = partition.producers.decide(
-                header.producer_id, header.producer_epoch, header.base_sequence, header.last_offset_delta, forget_before_us
+                header.producer_id,
+                header.producer_epoch,
+                header.base_sequence,
+                header.last_offset_delta,
+                now_us - self._producer_expiration_us,
             )
+            if verdict.is_new and not self._has_room_for_producer(partition, now_us):
+                return self._refuse(source, message, ErrorCode.TOO_MANY_PRODUCERS, next_offset, header)
             if verdict.decision is Decision.REFUSE:
                 return self._refuse(source, message, verdict.code, next_offset, header)
             if verdict.original is not None:
@@ -435,6 +445,20 @@ class Worker:
         if not duplicate:
             self._append_batch(partition, header, message, source, position, shown[3])
         return True
+
+    def _has_room_for_producer(self, partition: Partition, now_us: int) -> bool:
+        """Whether one more is remembered: producer.ids.max of a partition, and WORKER_PRODUCERS times that of all, beside KEPT that each partition may have."""
+        producers, limit = partition.producers, self._producer_ids_max
+        if not producers.has_room(limit, now_us):
+            return False
+        if producers.producer_count < KEPT or self._producer_count() < WORKER_PRODUCERS * limit:
+            return True
+        for other in self._partitions.values():
+            other.producers.has_room(limit, now_us)  # who is idle there is forgotten
+        return self._producer_count() < WORKER_PRODUCERS * limit
+
+    def _producer_count(self) -> int:
+        return sum(partition.producers.producer_count for partition in self._partitions.values())
 
     def _is_next_delay(self, partition: Partition, header: BatchHeader) -> bool:
         """Whether what the scheduler sends is new (it sends again what it has not seen settled), closed in the delay log, and due now."""
@@ -639,6 +663,7 @@ def build(context: ProcessContext, files: Files) -> Worker:
         load_producers=load,
         is_disk_full=lambda d: bool(flushers[d].load(ProcessWord.DISK_FULL)),
         producer_expiration_us=int(spec.settings["producer.id.expiration.ms"]) * 1000,
+        producer_ids_max=int(spec.settings["producer.ids.max"]),
         now_us=clock.wall_us,
     )
     context.report_ready()

@@ -48,7 +48,8 @@ ADDRESS = "tcp://simulated:1"
 SETTINGS = Settings(ring_bytes=1 << 16, ring_descriptors=128, lane_bytes=1 << 15, slots=16, dedicated_workers=7)
 """Small on purpose: rings and lanes wrap and fill within a schedule."""
 CHILD_SETTINGS = {
-    "producer.id.expiration.ms": 86_400_000, "checkpoint_bytes": 12 << 10, "journal_bytes": 48 << 10, "reserve_bytes": 0, "slots": SETTINGS.slots,
+    "producer.id.expiration.ms": 86_400_000, "producer.ids.max": 10_000, "checkpoint_bytes": 12 << 10, "journal_bytes": 48 << 10,
+    "reserve_bytes": 0, "slots": SETTINGS.slots,
     "listen": [ADDRESS], "ring_bytes": 1 << 26, "lane_bytes": SETTINGS.lane_bytes, "credit_bytes": 1 << 20, "auto_create_topics": False,
     "http.listen": "", "flush.linger_ms": 0, "flush.batch_size": 1 << 20, "fronts": 1,
 }  # fmt: skip

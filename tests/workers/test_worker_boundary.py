@@ -18,6 +18,7 @@ from tailrace.protocol.errors import ErrorCode
 from tests.kit.batches import TOPIC_ID, make_batch
 from tests.kit.logs import Bench, assignment, bench, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles
+from workers import producer_state
 from workers import worker as worker_module
 from workers.flusher import FlusherSettings
 from workers.log_set import LogSet
@@ -248,6 +249,41 @@ def test_the_index_holds_no_more_than_twice_the_ring_and_what_the_ring_has(tmp_p
                 assert found == list(range(max(0, ring.next_number - ring.capacity), ring.next_number))
                 assert sum(map(len, index._numbers.values())) <= 2 * ring.capacity
         assert list(index.batches_of(1)) == []
+
+
+def test_producers_beyond_what_a_partition_or_its_worker_remembers_are_refused_and_known_ones_go_on(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (producer_state, worker_module):
+        monkeypatch.setattr(module, "KEPT", 2)
+    monkeypatch.setattr(worker_module, "WORKER_PRODUCERS", 2)
+    with bench(str(tmp_path)) as it:
+        it.producer_ids_max = 4
+        it.assignments = [assignment(partition, slot=partition) for partition in range(3)]
+        it.kill_worker()
+        it.kill_flusher()
+
+        def results(slot: int, producers: range, sequence: int) -> list[int]:
+            seen = it.ring.head.load()
+            for number in producers:
+                it.send(make_batch(1, producer_id=number, sequence=sequence, seed=checksum_seed(TOPIC_ID, slot)), slot=slot)
+            it.settle()
+            return [result for result, _ in it.answers()[seen:]]
+
+        refused = int(ErrorCode.TOO_MANY_PRODUCERS)
+        assert results(0, range(6), 0) == [0] * 4 + [refused] * 2, "a partition's"
+        assert results(1, range(6), 0) == [0] * 4 + [refused] * 2
+        assert results(2, range(6), 0) == [0] * 2 + [refused] * 4, "the worker's; so many each partition may have"
+        assert results(0, range(4), 1) == [0] * 4, "who is known goes on"
+        it.kill_worker()
+        assert results(0, range(6), 2) == [0] * 4 + [ErrorCode.UNKNOWN_SEQUENCE] * 2
+        assert results(0, range(4, 6), 0) == [refused] * 2, "a successor knows as many"
+        it.now_us += producer_state.IDLE_US + 1
+        assert results(0, range(4, 8), 0) == [0] * 4, "others have sent nothing for long enough"
+        assert it.worker._partitions[0].producers.producer_count == 4
+        log = it.flusher._logs.get(0)
+        assert log is not None
+        assert log.producers.producer_count == 4
 
 
 def test_the_state_of_a_slot_is_what_a_worker_looks_at(tmp_path: pathlib.Path) -> None:
