@@ -21,8 +21,9 @@ a row that is not compressed has a bit at least, and narrower rows than a byte d
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
-from tailrace.arrow_metadata import ArrowMetadataError, BufferKind, SchemaLayout, read_record_batch
+from tailrace.arrow_metadata import ArrowMetadataError, BufferKind, RecordBatchMetadata, SchemaLayout, read_record_batch
 from tailrace.batch_header import (
     ATTRIBUTE_COMPRESSED,
     ATTRIBUTE_CONTROL,
@@ -82,6 +83,36 @@ def unpacked_bytes(batch: Readable, header: BatchHeader) -> int:
     return sum(_unpacked_sizes(batch, body_start, metadata.buffers))
 
 
+def is_too_large_unpacked(batch: Readable, *, max_message_bytes: int, is_delay_log: bool = False) -> bool:
+    """Whether a sound batch would be refused for what it unpacks to: its producer then makes two of it."""
+    metadata = read_record_batch(batch, PREFIX_BYTES)
+    body_start = PREFIX_BYTES + metadata_size_of(batch)
+    sizes = _unpacked_sizes(batch, body_start, metadata.buffers) if metadata.compressed else metadata.buffers[1::2]
+    return _size_fault(metadata, sizes, body_start, max_message_bytes, is_delay_log) is not None
+
+
+def _size_fault(
+    metadata: RecordBatchMetadata, sizes: Sequence[int], body_start: int, max_message_bytes: int, is_delay_log: bool
+) -> str | None:
+    """Which bound of the module's docstring is broken."""
+    limit, unpacked = unpacked_max(max_message_bytes), metadata.body_length
+    if metadata.compressed:
+        unpacked = sum(sizes)
+        if unpacked > limit:
+            return f"unpacks to more than {limit} bytes ({unpacked}), the most for max.message.bytes={max_message_bytes}"
+        if is_delay_log and body_start + unpacked + 8 * len(sizes) > max_message_bytes:
+            return (
+                f"unpacks to more ({unpacked} bytes) than one batch of max.message.bytes={max_message_bytes} carries: "
+                "its records may be delivered uncompressed"
+            )
+    if metadata.row_count > min(rows_max(max_message_bytes), ROWS_FREE + 8 * unpacked):
+        return f"{metadata.row_count} rows in {unpacked} unpacked bytes; at most {rows_max(max_message_bytes)} and 8 a byte are taken"
+    values = sum(metadata.nodes[::2])
+    if values > max(limit, 8 * metadata.body_length):
+        return f"{values} values in its columns, for {metadata.body_length} bytes"
+    return None
+
+
 def check_structure(
     batch: Readable,
     header: BatchHeader,
@@ -117,25 +148,9 @@ def check_structure(
             f"{len(nodes) // 2} columns and {len(buffers) // 2} buffers, the topic's schema has {len(layout.nodes)} and {layout.buffer_count}"
         )
     _check_ranges(buffers, body_length)
-    sizes: tuple[int, ...] | list[int] = buffers[1::2]
-    unpacked = body_length
-    if metadata.compressed:
-        sizes = _unpacked_sizes(batch, body_start, buffers)
-        unpacked = sum(sizes)
-        if unpacked > unpacked_max(max_message_bytes):
-            raise UnpackedTooLargeError(
-                f"unpacks to more than {unpacked_max(max_message_bytes)} bytes ({unpacked}), the most for max.message.bytes={max_message_bytes}"
-            )
-        if is_delay_log and body_start + unpacked + 8 * len(sizes) > max_message_bytes:
-            raise UnpackedTooLargeError(
-                f"unpacks to more ({unpacked} bytes) than one batch of max.message.bytes={max_message_bytes} carries: its records may be delivered uncompressed"
-            )
-    if metadata.row_count > min(rows_max(max_message_bytes), ROWS_FREE + 8 * unpacked):
-        raise UnpackedTooLargeError(
-            f"{metadata.row_count} rows in {unpacked} unpacked bytes; at most {rows_max(max_message_bytes)} and 8 a byte are taken"
-        )
-    if sum(nodes[::2]) > max(unpacked_max(max_message_bytes), 8 * body_length):
-        raise UnpackedTooLargeError(f"{sum(nodes[::2])} values in its columns, for {body_length} bytes")
+    sizes = _unpacked_sizes(batch, body_start, buffers) if metadata.compressed else buffers[1::2]
+    if fault := _size_fault(metadata, sizes, body_start, max_message_bytes, is_delay_log):
+        raise UnpackedTooLargeError(fault)
     _check_nodes(nodes, sizes, layout, metadata.row_count)
 
 
@@ -182,7 +197,7 @@ def _unpacked_sizes(batch: Readable, body_start: int, buffers: tuple[int, ...]) 
     return sizes
 
 
-def _check_nodes(nodes: tuple[int, ...], sizes: tuple[int, ...] | list[int], layout: SchemaLayout, row_count: int) -> None:
+def _check_nodes(nodes: tuple[int, ...], sizes: Sequence[int], layout: SchemaLayout, row_count: int) -> None:
     """Each column's length against the rows, its parent's, and its buffers, whose unpacked sizes are given."""
     position = 0
     for index, spec in enumerate(layout.nodes):
