@@ -165,8 +165,8 @@ def _check_from_outside(header: BatchHeader) -> None:
             f"delay fields are the appliance's, a client's batch has -1 or 0 there: due_us={header.due_us} delay_position={header.delay_position} "
             f"min_tick={header.min_tick} previous_position={header.previous_position}"
         )
-    if header.reserved_a or header.reserved_b:
-        raise BatchFormatError("reserved fields are not 0")
+    if header.control_type or header.reserved_b:
+        raise BatchFormatError("the type of a control record, or a reserved field, is not 0")
 
 
 def _check_ranges(buffers: tuple[int, ...], body_length: int) -> None:

@@ -478,7 +478,7 @@ class Worker:
     def _is_next_mark(self, log: Partition, header: BatchHeader) -> bool:
         """Whether it closes more of a delay log; one that begins an epoch of the clock must know all that was delivered before."""
         open_ordinal = log.producers.open_ordinal
-        if not log.assignment.delay_of or header.min_tick <= open_ordinal:
+        if not log.assignment.delay_of or not header.is_delay_mark or header.min_tick <= open_ordinal:
             return False
         if header.min_tick >> TICK_BITS == open_ordinal >> TICK_BITS:
             return True

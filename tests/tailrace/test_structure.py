@@ -190,7 +190,7 @@ def test_a_delay_log_takes_only_what_can_be_delivered_uncompressed() -> None:
         ({"delay_position": 1}, UnsafeBatchError),
         ({"min_tick": -2}, UnsafeBatchError),
         ({"previous_position": 7}, UnsafeBatchError),
-        ({"reserved_a": 1}, BatchFormatError),
+        ({"control_type": 1}, BatchFormatError),
         ({"reserved_b": 1}, BatchFormatError),
     ],
 )
