@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from shm.assignments import REPLAY, Assignment, LaneKind
 from shm.boundary import Boundary
@@ -43,13 +42,11 @@ from shm.layout import (
 from shm.partition_table import PartitionTable
 from shm.process import ProcessContext, configure_logging, process_name, run, start
 from shm.ring import RingWriter
-from tailrace.arrow_metadata import SchemaLayout, read_schema
 from tailrace.batch_header import (
     ATTRIBUTE_DELAYED,
     BatchChecksumError,
     BatchFormatError,
     BatchHeader,
-    checksum_seed,
     header_position,
     stamp_append_time,
     stamp_appended,
@@ -61,57 +58,22 @@ from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.protocol.errors import ErrorCode
 from tailrace.structure import UnpackedTooLargeError, UnsafeBatchError, check_structure
 from workers.files import DiskFiles, Files, read_whole
+from workers.partitions import LoadProducers, Partition, Partitions
 from workers.producer_state import KEPT, Decision, ProducerTable
 from workers.recovery import load_live_producers
-from workers.ring_index import RingIndex
 from workers.timing_wheel import TimingWheel
 
 logger = logging.getLogger(__name__)
 
 LANE_NEWS_BYTES = 64 << 10
 """So much room given back in a lane is news for the front: batches may be waiting for it."""
-NO_EPOCH = -1
 LANE_QUANTUM = 64
 """Messages taken from one lane before the next has its turn."""
 EXPIRY_INTERVAL_NS = 600_000_000_000
-OPEN_RETRY_NS = 1_000_000_000
-"""How soon a partition that could not be opened is tried again, should a batch come for it."""
 WORKER_PRODUCERS = 10
 """So many times `producer.ids.max` producers a worker remembers in all its partitions."""
 BLOCKED_RETRY_NS = 5_000_000
 """How soon a worker whose ring is full looks again, should the ring of who frees space be lost (see `Ring.is_crowded`)."""
-
-
-@dataclass(slots=True)
-class Partition:
-    """What the worker knows of one of its partitions."""
-
-    assignment: Assignment
-    seed: int
-    layout: SchemaLayout
-    max_message_bytes: int
-    log_append_time: bool
-    next_offset: int
-    leader_epoch: int = 0
-    """The partition table's, when `next_offset` was taken from there. Another one there means that the log's end was decided anew. NO_EPOCH: the log could
-    not be opened, and where it ends is not known.
-    """
-    last_append_us: int = 0
-    producers: ProducerTable = field(default_factory=ProducerTable)
-    is_delay_log: bool = False
-
-
-@dataclass(slots=True)
-class SetAside:
-    """A partition that could not be opened: what its batches are refused with, and when to try again."""
-
-    assignment: Assignment
-    code: ErrorCode
-    retry_ns: int
-
-
-LoadProducers = Callable[[Assignment, int], ProducerTable]
-"""(partition, next offset) -> what the files tell of its producers up to there."""
 
 
 class Worker:
@@ -146,17 +108,13 @@ class Worker:
         self._live_fronts = live_fronts
         self._fronts = fronts
         self._flushers = flushers
-        self._load_producers = load_producers
         self._is_disk_full = is_disk_full
         self._producer_expiration_us = producer_expiration_us
         self._producer_ids_max = producer_ids_max
         self._now_us = now_us
         self._boundary = Boundary(slot)
-        self._index = RingIndex(ring)
-        self._partitions: dict[int, Partition] = {}
-        self._set_aside: dict[int, SetAside] = {}
-        self._delay_logs: dict[tuple[str, int], Partition] = {}
-        """(id of the topic, partition) -> its delay log, which the same worker has."""
+        self._opened = Partitions(ring, tables, load_producers, self._boundary)
+        self._partitions, self._delay_logs = self._opened.by_slot, self._opened.delay_logs
         self._fed = False
         self._blocked = False
         self._has_answers = False
@@ -167,17 +125,6 @@ class Worker:
         self._byte_count = 0
         self._timers: TimingWheel[Callable[[], None]] = TimingWheel(0, tick_ns=1_000_000_000)
         self._timers.add(0, self._expire_producers)
-        self._unsettled = self._read_unsettled()
-
-    def _read_unsettled(self) -> dict[int, tuple[int, int, int]]:
-        """slot -> (next offset, append time, epoch), from the descriptors that a predecessor published and the table may not show yet."""
-        ring = self._ring
-        found: dict[int, tuple[int, int, int]] = {}
-        for number in range(ring.settled.load(), ring.next_number):
-            descriptor = ring.descriptor(number)
-            if descriptor.has_bytes and not descriptor.is_control:
-                found[descriptor.slot] = descriptor.next_offset, descriptor.append_time_us, descriptor.leader_epoch
-        return found
 
     @staticmethod
     def resume_positions(ring: RingWriter) -> dict[int, int]:
@@ -296,109 +243,11 @@ class Worker:
         if is_news and position is None:
             return False
         assignment = Assignment.decode(message.payload)
-        try:
-            self._apply(assignment)
-        except Exception as error:
-            self._put_aside(assignment, error)
+        self._opened.assign(assignment, self._now_ns)
         if is_news and position is not None:
             self._copy(position, message.payload)
             self._append(position, len(message.payload), message, source, FLAG_CONTROL | FLAG_BYTES, 0, 0, 0)
         return True
-
-    def _apply(self, assignment: Assignment) -> None:
-        slot = assignment.slot
-        known = self._partitions.get(slot)
-        same = known is not None and known.assignment.topic_id == assignment.topic_id
-        if assignment.dropped:
-            if same:
-                self._forget(slot)
-            if slot in self._set_aside and self._set_aside[slot].assignment.topic_id == assignment.topic_id:
-                del self._set_aside[slot]
-        elif known is not None and same:
-            if assignment.version >= known.assignment.version:
-                max_message_bytes = int(assignment.settings["max.message.bytes"])
-                log_append_time = assignment.settings["message.timestamp.type"] == "LogAppendTime"
-                known.assignment, known.max_message_bytes, known.log_append_time = assignment, max_message_bytes, log_append_time
-        else:
-            opened = self._open(assignment)
-            if known is not None:
-                self._forget(slot)
-            self._set_aside.pop(slot, None)
-            self._partitions[slot] = opened
-            if assignment.delay_of:
-                self._delay_logs[assignment.delay_of, assignment.partition] = opened
-
-    def _forget(self, slot: int) -> None:
-        assignment = self._partitions.pop(slot).assignment
-        if assignment.delay_of:
-            self._delay_logs.pop((assignment.delay_of, assignment.partition), None)
-
-    def _put_aside(self, assignment: Assignment, error: Exception) -> None:
-        """The partition cannot be opened (its files cannot be read now, or nobody can read its schema): its batches are refused, the others go on."""
-        slot, said = assignment.slot, self._set_aside.get(assignment.slot)
-        code = ErrorCode.NOT_READY if isinstance(error, OSError) else ErrorCode.INTERNAL_ERROR
-        if said is None or said.code is not code:
-            what = f"topic={assignment.topic} partition={assignment.partition}"
-            if isinstance(error, OSError):
-                logger.error("partition_not_opened %s error=%r advice=%r", what, str(error), "it is tried again with each batch")
-            else:
-                self._boundary.caught(what, error)
-        known = self._partitions.get(slot)
-        if known is not None and known.assignment.topic_id == assignment.topic_id:
-            return  # what cannot be applied is a change: it stays as it was
-        if known is not None:
-            self._forget(slot)
-        self._set_aside[slot] = SetAside(assignment, code, self._now_ns + OPEN_RETRY_NS)
-
-    def _refuse_unopened(self, source: int, message: LaneMessage) -> bool:
-        """A batch for a partition that this worker does not have, or could not open: then it is tried again first, now and then."""
-        aside = self._set_aside.get(message.slot)
-        if aside is None:
-            return self._refuse(source, message, ErrorCode.UNKNOWN_TOPIC, 0)
-        if aside.code is ErrorCode.NOT_READY and self._now_ns >= aside.retry_ns:
-            try:
-                self._apply(aside.assignment)
-            except OSError as error:
-                self._put_aside(aside.assignment, error)
-        return self._refuse(source, message, aside.code, 0)
-
-    def _open(self, assignment: Assignment) -> Partition:
-        table = self._tables[assignment.data_dir]
-        partition = Partition(
-            assignment,
-            checksum_seed(assignment.topic_id, assignment.partition),
-            read_schema(assignment.schema),
-            int(assignment.settings["max.message.bytes"]),
-            assignment.settings["message.timestamp.type"] == "LogAppendTime",
-            next_offset=0,
-            is_delay_log=bool(assignment.delay_of),
-        )
-        state = table.read(assignment.slot)
-        if state.topic_id == assignment.topic_id:
-            next_offset, append_us, epoch = self._unsettled.get(assignment.slot, (0, 0, 0))
-            if epoch != state.leader_epoch:
-                next_offset = 0  # refused since, by a disk that failed
-            self._take_up(partition, max(next_offset, state.log_end_offset), state.leader_epoch)
-            partition.last_append_us = max(append_us, state.last_append_us)
-            if state.state is SlotState.UNREADABLE:
-                partition.leader_epoch = NO_EPOCH
-        return partition
-
-    def _take_up(self, partition: Partition, next_offset: int, leader_epoch: int) -> None:
-        """Go on at `next_offset`, with what the files and this ring tell of producers. Raises OSError, before anything is changed."""
-        producers = self._load_producers(partition.assignment, next_offset)
-        for d in self._index.batches_of(partition.assignment.slot):
-            if d.leader_epoch != leader_epoch or d.next_offset > next_offset:
-                continue
-            if d.flags & FLAG_DELIVERED:
-                producers.deliver(d.delay_ordinal, d.delay_position)
-            elif d.flags & FLAG_CLOSED:
-                producers.close_below(d.delay_ordinal)
-            if d.producer_id >= 0:
-                producers.record(
-                    d.producer_id, d.producer_epoch, d.base_sequence, d.last_offset_delta, d.base_offset, d.next_offset, d.append_time_us
-                )
-        partition.next_offset, partition.leader_epoch, partition.producers = next_offset, leader_epoch, producers
 
     # ---- appending -------------------------------------------------------------------------------------------------------------------
 
@@ -411,10 +260,10 @@ class Worker:
             return False
         partition = self._partitions.get(message.slot)
         if partition is None:
-            return self._refuse_unopened(source, message)
+            return self._refuse(source, message, self._opened.code_of_unopened(message.slot, self._now_ns), 0)
         shown = self._tables[partition.assignment.data_dir].append_state(message.slot)
         if shown[1] != partition.leader_epoch:
-            if not self._on_new_epoch(partition):
+            if not self._opened.on_new_epoch(partition):
                 return self._refuse(source, message, ErrorCode.NOT_READY, partition.next_offset)
             shown = self._tables[partition.assignment.data_dir].append_state(message.slot)
         next_offset = partition.next_offset
@@ -423,7 +272,7 @@ class Worker:
             return self._refuse(source, message, code, next_offset)
         duplicate = False
         if source == SOURCE_SCHEDULER and not self._is_next_delay(partition, header):
-            self._look_at_log_end(partition)
+            self._opened.look_at_log_end(partition)
             return self._refuse(source, message, ErrorCode.UNKNOWN_SEQUENCE, next_offset, header)
         if header.producer_id >= 0:
             now_us = max(self._now_us(), partition.last_append_us)
@@ -489,39 +338,6 @@ class Worker:
         ordinal, position = topic.producers.delivered
         done = (ordinal & TICK_MASK, position) if ordinal >> TICK_BITS == open_ordinal >> TICK_BITS else NONE_DELIVERED
         return (header.due_us, header.delay_position) == done
-
-    def _look_at_log_end(self, partition: Partition) -> None:
-        """The scheduler sends again what this worker believes to have appended. If everything is settled and the log ends before that, the disk refused it
-        in a way that began no epoch: then the log is right.
-        """
-        ring, assignment = self._ring, partition.assignment
-        if ring.settled.load() != ring.next_number:
-            return
-        state = self._tables[assignment.data_dir].read(assignment.slot)
-        if state.topic_id == assignment.topic_id and state.state is SlotState.ONLINE and state.log_end_offset < partition.next_offset:
-            logger.warning(
-                "taken_up_behind topic=%s partition=%d from=%d to=%d",
-                assignment.topic, assignment.partition, partition.next_offset, state.log_end_offset,
-            )  # fmt: skip
-            self._take_up(partition, state.log_end_offset, state.leader_epoch)
-
-    def _on_new_epoch(self, partition: Partition) -> bool:
-        """The flusher has decided the log's end anew (its disk had failed): what this worker appended beyond it was refused. False: the files cannot be
-        read now. Epoch and end are of one time: an end of the epoch before would leave a gap, or write over what is there.
-        """
-        assignment = partition.assignment
-        state = self._tables[assignment.data_dir].read(assignment.slot)
-        if state.topic_id == assignment.topic_id and state.state is not SlotState.UNREADABLE:
-            try:
-                self._take_up(partition, state.log_end_offset, state.leader_epoch)
-            except OSError as error:
-                logger.warning("epoch_not_taken_up topic=%s partition=%d error=%r", assignment.topic, assignment.partition, str(error))
-                return False
-            logger.info(
-                "epoch_taken_up topic=%s partition=%d epoch=%d next_offset=%d",
-                assignment.topic, assignment.partition, state.leader_epoch, state.log_end_offset,
-            )  # fmt: skip
-        return True
 
     def _check(self, partition: Partition, batch: memoryview, source: int, state: int) -> tuple[BatchHeader | None, ErrorCode]:
         """Everything that must hold before a batch may be stored, cheapest first. `state`: the slot's in the partition table."""

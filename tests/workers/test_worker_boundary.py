@@ -22,9 +22,10 @@ from workers import producer_state
 from workers import worker as worker_module
 from workers.flusher import FlusherSettings
 from workers.log_set import LogSet
+from workers.partitions import OPEN_RETRY_NS
 from workers.producer_state import ProducerTable
 from workers.ring_index import RingIndex
-from workers.worker import OPEN_RETRY_NS, Worker
+from workers.worker import Worker
 
 
 def failures(it: Bench) -> int:
@@ -158,7 +159,7 @@ def test_files_that_cannot_be_read_now_make_a_partition_wait_and_not_the_worker_
             return worker_module.load_producers(it.files, it.directory, item, end)
 
         it.kill_worker()
-        it.worker._load_producers = load
+        it.worker._opened._load_producers = load
         it.send(make_batch(2, producer_id=9))
         it.settle()
         assert it.answers()[-1][0] == ErrorCode.NOT_READY
