@@ -87,6 +87,14 @@ class Settings:
         minimum=1,
         name="producer.id.expiration.ms",
     )
+    producer_ids_max: int = _setting(
+        10_000,
+        "How many producers each partition remembers, to recognise what they send again (about 250 bytes each, in worker and flusher; ten times that in all partitions of a worker). "
+        "Beyond 256, those that sent nothing for 15 minutes are forgotten; while there are so many, new ones are refused with TOO_MANY_PRODUCERS.",
+        minimum=256,
+        maximum=1 << 24,
+        name="producer.ids.max",
+    )
     flush_linger_ms: int = _setting(
         0,
         "How long the flusher waits for a larger group, ms; 0: not at all, busy times group by themselves.",

@@ -82,7 +82,7 @@ class AckWalker:
         if settled > self._settled_cursor:
             count += settled - self._settled_cursor
             self._settled_cursor = settled
-            self._published.store(settled)
+            self._published.store(settled)  # SYNC POINT: cursor (everything before it was read)
         return count
 
     def has_more(self) -> bool:

@@ -1,14 +1,44 @@
 """Published 64-bit words: the only way in which one process tells another anything through shared memory.
 
+Every such store (cells of rings, lanes and the control region, outcome words, a partition's count of states) is one assignment to an element of
+`Region.words`, and every such load reads one. That object is the primitive: in production a plain `memoryview` of 64-bit words, which costs nothing;
+where tests and simulation make a region, one that checks the invariants of `shm.invariants` at each store and lets a process die, or others run, before
+and after it. A compiled twin replaces the same object (`words_of`).
+
 Owner: each word has exactly one writing process (named in `layout`); everyone may read it.
 Invariants: a word is 8-byte aligned and stored by one machine store, so a reader sees the old value or the new one, never a mixture.
 
-Never publish with `struct.pack_into`: CPython zeroes its target first, and another process was seen to read that false 0. An aligned store
-through `memoryview.cast("Q")` showed none. x86-64's total store order carries what was written before the word; it does not carry a store
-followed by a load of another word (see `doorbell`).
+Order, of the writer: bytes first, in any way (`pack_into`, slice assignment), then the word that says they are there. Of the reader: the word first, then
+the bytes. Both ends carry `# SYNC POINT: name`. Words that belong together are no exception: they are bytes, filled where nobody looks yet and made
+valid by one word (the state of a slot in `partition_table`, the place in an outcome in `ring`). So a writer that is killed leaves the old state
+or the new one, and no reader waits for one that is dead, as it would with a sequence lock left odd.
+
+Why this holds on x86-64, and only there is it relied on:
+- Stores become visible in program order, and loads are made in it (total store order). A store may be overtaken by a later load of another word: whoever
+  must not miss the other's word rings a bell or is rung by one (see `doorbell`).
+- Bulk copies are no exception although their stores may be: within one `rep movsb` they have no order, but no later store passes them; above some MiB
+  glibc's memcpy uses non-temporal stores, which later stores do pass, and ends with `sfence` before it returns, which is relied on here.
+- Never publish with `struct.pack_into`: CPython zeroes its target first, and another process was seen to read that false 0. An aligned store
+  through `memoryview.cast("Q")` showed none.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
+
+
+class Words(Protocol):
+    """A region's memory as published words, by index."""
+
+    def __getitem__(self, index: int, /) -> int: ...
+
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+
+    def release(self) -> None: ...
+
+
+def words_of(memory: memoryview) -> Words:
+    return memory.cast("Q")
 
 
 class Cell:
@@ -16,8 +46,8 @@ class Cell:
 
     __slots__ = ("_index", "_words")
 
-    def __init__(self, words: memoryview, byte_offset: int) -> None:
-        """`words` is a region's memory cast to "Q"; `byte_offset` a multiple of 8."""
+    def __init__(self, words: Words, byte_offset: int) -> None:
+        """`words` is a region's; `byte_offset` a multiple of 8."""
         if byte_offset % 8:
             raise ValueError(f"word at {byte_offset} is not aligned")
         self._words = words

@@ -7,7 +7,7 @@ Crash: removed with the instance; a restarted process finds its generation here.
 
 from __future__ import annotations
 
-from shm.cell import Cell
+from shm.cell import Cell, Words
 from shm.layout import ControlLayout, Phase, ProcessWord, Role
 from shm.region import Region
 
@@ -15,7 +15,7 @@ from shm.region import Region
 class ProcessSlot:
     """One process's words."""
 
-    def __init__(self, words: memoryview, layout: ControlLayout, role: Role, index: int) -> None:
+    def __init__(self, words: Words, layout: ControlLayout, role: Role, index: int) -> None:
         self.role = role
         self.index = index
         self._cells = {word: Cell(words, layout.process_word(role, index, word)) for word in ProcessWord}

@@ -64,7 +64,7 @@ class LaneWriter:
         room_to_end = self.lane_bytes - index
         needed = size if size <= room_to_end else room_to_end + size
         if tail + needed - self._consumed > self.lane_bytes:
-            self._consumed = self._consumed_word.load()
+            self._consumed = self._consumed_word.load()  # SYNC POINT: consumed
             if tail + needed - self._consumed > self.lane_bytes:
                 if length > self.payload_max:
                     raise ValueError(f"a message of {length} bytes can never pass a lane of {self.lane_bytes}")
@@ -86,7 +86,7 @@ class LaneWriter:
         """Let the reader see what was written; False when nothing was."""
         if self._tail == self._tail_word.load():
             return False
-        self._tail_word.store(self._tail)  # SYNC POINT: lane tail
+        self._tail_word.store(self._tail)  # SYNC POINT: lane tail (the messages before it)
         return True
 
     def is_empty(self) -> bool:
@@ -135,5 +135,5 @@ class LaneReader:
         """Give the space of everything stepped over back to the writer; answers how many bytes."""
         freed = self.position - self._consumed_word.load()
         if freed:
-            self._consumed_word.store(self.position)
+            self._consumed_word.store(self.position)  # SYNC POINT: consumed (everything before it was read; room for the writer)
         return freed

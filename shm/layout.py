@@ -6,9 +6,9 @@ two processes never write the same cache line.
 
 Layout of a region: 128 bytes of header, then what its kind says.
 
-    ring     words | descriptors (128 B each) | outcomes (32 B each) | data (ring_bytes, page aligned)
+    ring     words | descriptors (128 B each) | outcomes (48 B each) | data (ring_bytes, page aligned)
     lane     words | data (lane_bytes)
-    table    slots (192 B each)
+    table    slots (384 B each)
     control  words | process slots (256 B each)
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import ClassVar
 
 LAYOUT_VERSION = 3
 REGION_MAGIC = 0x314D485352544C54
@@ -46,7 +47,7 @@ FRONTS_MAX = 16
 SOURCE_COORDINATOR = 16
 SOURCE_SCHEDULER = 17
 DESCRIPTOR_BYTES = 128
-OUTCOME_BYTES = 32
+OUTCOME_BYTES = 48
 ALIGNMENT_BYTES = 64
 
 DESCRIPTOR = struct.Struct("<QQIIqqQQQIHHqihhIIqqqq")
@@ -65,8 +66,14 @@ FLAG_CLOSED = 64
 """A mark in a delay log: ordinals below `delay_ordinal` are closed."""
 
 
+OUTCOME_VERDICT = 0x0F
+OUTCOME_SECOND_PLACE = 0x10
+
+
 class Verdict(IntEnum):
-    """What became of a descriptor; the low byte of its outcome word, the rest is the descriptor's count."""
+    """What became of a descriptor; the low bits of its outcome word. Bit 4 says which of the two places behind the word holds, the rest is the
+    descriptor's count.
+    """
 
     NONE = 0
     PLANNED = 1
@@ -150,7 +157,8 @@ class LaneLayout:
 
 # ---- partition table -------------------------------------------------------------------------------------------------------------------
 
-SLOT_BYTES = 192
+STATE_BYTES = 160
+SLOT_BYTES = LINE_BYTES + 2 * STATE_BYTES
 SLOTS_DEFAULT = 4096
 
 
@@ -163,40 +171,16 @@ class SlotState(IntEnum):
     """The log could not be opened, and nothing is known of it: neither reads nor writes."""
 
 
-class SlotWord(IntEnum):
-    """Words of a partition's slot; all written by the flusher of its data directory."""
-
-    TOPIC_ID_HIGH = 0
-    TOPIC_ID_LOW = 1
-    PARTITION = 2
-    STATE = 3
-    LEADER_EPOCH = 4
-    LOG_START_OFFSET = 5
-    HIGH_WATERMARK = 6
-    LOG_END_OFFSET = 7
-    LIVE_SEGMENT_BASE = 8
-    LIVE_VALID_END = 9
-    APPLIED_VERSION = 10
-    MAX_TIMESTAMP_US = 11
-    SIZE_BYTES = 12
-    REASON = 13
-    """Error code that says why writes are refused, where they are."""
-    LIVE_SINCE_US = 14
-    LAST_APPEND_US = 15
-    SEGMENT_COUNT = 16
-    DELIVERED_COUNT = 17
-    """How often the delivered pair was replaced: the one that holds is the first (even) or the second (odd) of the two that follow."""
-    DELIVERED_EVEN = 18
-    """(ordinal, position) of the last delivered row that is as safe as the topic promises: two words."""
-    DELIVERED_ODD = 20
-
-
 @dataclass(frozen=True, slots=True)
 class TableLayout:
+    """Slots, each written by the flusher of its data directory: a count, and two states of which one holds (see `partition_table`)."""
+
     slot_count: int
 
-    def word(self, slot: int, word: SlotWord) -> int:
-        return REGION_HEADER_BYTES + slot * SLOT_BYTES + word * WORD_BYTES
+    STATES: ClassVar[tuple[int, int]] = (LINE_BYTES, LINE_BYTES + STATE_BYTES)
+
+    def slot(self, slot: int) -> int:
+        return REGION_HEADER_BYTES + slot * SLOT_BYTES
 
     @property
     def size(self) -> int:

@@ -1,26 +1,37 @@
 """The partition table: what readers may know of each partition, published by the flusher of its data directory.
 
-Owner: the flusher writes every word of its table; fronts, workers, coordinator and `status` read.
-Invariants: log_start_offset <= high_watermark <= log_end_offset; high_watermark never moves back while the region lives;
-    the words of a change are stored before `high_watermark`, so whoever has read the watermark finds the rest at least as new.
-Layout: `TableLayout`, `SlotWord`.
+Owner: the flusher writes every word of its table; fronts, workers, coordinator, scheduler and `status` read.
+Invariants: log_start_offset <= high_watermark <= log_end_offset; high_watermark never moves back while the region lives and the slot has the same
+    topic; whatever is read of a slot by one call was true at one time.
+Layout: `TableLayout`. A slot has a count and two states; the one that holds is number `count % 2`:
+
+      0: count (0: never written) | 64: state 0, 152 bytes (`_STATE`) | 224: state 1
+
 Crash: a killed flusher's successor writes every slot anew from disk and ring.
+
+How a state of nineteen words is read whole: the writer fills the state that does not hold and counts up, which is one store. The reader loads the count,
+copies the state that holds, and loads the count again: if it is the same, nobody wrote into that state meanwhile, because it is written only
+once the count has moved on. A writer killed anywhere leaves the old state, which its successor replaces, so readers never wait for a dead one (after a
+sequence lock left odd they would); they copy again only when a live one has published, a few thousand times a second at most.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from shm.cell import Cell
-from shm.layout import SlotState, SlotWord, TableLayout
+from shm.layout import SlotState, TableLayout
 from shm.region import Region
 
-_ID = struct.Struct(">QQ")
+_STATE = struct.Struct("<16s17Q")
+_APPEND = struct.Struct("<5Q")
+_APPEND_AT = 24
+_DELIVERED = struct.Struct("<2Q")
+_DELIVERED_AT = _STATE.size - _DELIVERED.size
 
 
 class PartitionState(NamedTuple):
-    """One slot, read at one time."""
+    """One slot, read at one time. In the order of `_STATE`."""
 
     topic_id: bytes
     partition: int
@@ -35,6 +46,7 @@ class PartitionState(NamedTuple):
     max_timestamp_us: int
     size_bytes: int
     reason: int
+    """Error code that says why writes are refused, where they are."""
     live_since_us: int
     last_append_us: int
     segment_count: int
@@ -48,80 +60,58 @@ class PartitionState(NamedTuple):
         return cls(topic_id, partition, state, 0, 0, 0, 0, 0, 0, version, 0, 0, 0, 0, 0, 0)
 
 
+def _named(fields: tuple[Any, ...]) -> PartitionState:
+    return PartitionState(fields[0], fields[1], SlotState(fields[2]), *fields[3:])
+
+
+def read_state(memory: memoryview, layout: TableLayout, slot: int, count: int) -> PartitionState:
+    """What a slot's state is, or will be, once its count is `count`. For checks."""
+    return _named(_STATE.unpack_from(memory, layout.slot(slot) + TableLayout.STATES[count & 1]))
+
+
 class PartitionTable:
     """The slots of one data directory."""
 
     def __init__(self, region: Region) -> None:
         self.layout = TableLayout(region.header.first)
         self._words = region.words
+        self._bytes = region.bytes
         self.slot_count = self.layout.slot_count
 
-    def cell(self, slot: int, word: SlotWord) -> Cell:
-        if not 0 <= slot < self.slot_count:
-            raise IndexError(f"slot {slot} of {self.slot_count}")
-        return Cell(self._words, self.layout.word(slot, word))
-
-    def load(self, slot: int, word: SlotWord) -> int:
-        return self._words[self.layout.word(slot, word) // 8]
+    def _read(self, slot: int, fields: struct.Struct, offset: int) -> tuple[Any, ...]:
+        """Fields of the state that holds, all of one time."""
+        start = self.layout.slot(slot)
+        words, index = self._words, start // 8
+        count = words[index]  # SYNC POINT: slot
+        while True:
+            found = fields.unpack_from(self._bytes, start + TableLayout.STATES[count & 1] + offset)
+            again = words[index]
+            if again == count:
+                return found
+            count = again
 
     def read(self, slot: int) -> PartitionState:
-        """All words of a slot; the watermark is read first, so the others are at least as new."""
-        start = self.layout.word(slot, SlotWord(0)) // 8
-        watermark = self._words[start + SlotWord.HIGH_WATERMARK]  # SYNC POINT: high watermark
-        w = self._words[start : start + SlotWord.DELIVERED_COUNT].tolist()
-        return PartitionState(
-            _ID.pack(w[0], w[1]),
-            w[2],
-            SlotState(w[3]),
-            w[4],
-            w[5],
-            watermark,
-            w[7],
-            w[8],
-            w[9],
-            w[10],
-            w[11],
-            w[12],
-            w[13],
-            w[14],
-            w[15],
-            w[16],
-            *self.delivered(slot),
-        )
+        """A slot's state."""
+        return _named(self._read(slot, _STATE, 0))
+
+    def append_state(self, slot: int) -> tuple[int, ...]:
+        """(state, leader epoch, log start offset, high watermark, log end offset): what a worker looks at for each batch."""
+        return self._read(slot, _APPEND, _APPEND_AT)
 
     def delivered(self, slot: int) -> tuple[int, int]:
-        """(ordinal, position) of the last delivered row. Two words that belong together: the writer fills the pair that does not hold, then counts one up,
-        which is one store; so a writer that is killed between leaves the old pair, and no reader waits for anybody.
-        """
-        start = self.layout.word(slot, SlotWord(0)) // 8
-        while True:
-            count = self._words[start + SlotWord.DELIVERED_COUNT]  # SYNC POINT: delivered
-            pair = start + (SlotWord.DELIVERED_ODD if count & 1 else SlotWord.DELIVERED_EVEN)
-            ordinal, position = self._words[pair], self._words[pair + 1]
-            if self._words[start + SlotWord.DELIVERED_COUNT] == count:
-                return ordinal, position
-
-    def _write_delivered(self, start: int, ordinal: int, position: int) -> None:
-        count = self._words[start + SlotWord.DELIVERED_COUNT]
-        held = start + (SlotWord.DELIVERED_ODD if count & 1 else SlotWord.DELIVERED_EVEN)
-        if (self._words[held], self._words[held + 1]) != (ordinal, position):
-            pair = start + (SlotWord.DELIVERED_EVEN if count & 1 else SlotWord.DELIVERED_ODD)
-            self._words[pair], self._words[pair + 1] = ordinal, position
-            self._words[start + SlotWord.DELIVERED_COUNT] = count + 1  # SYNC POINT: delivered
+        """(ordinal, position) of the last delivered row."""
+        ordinal, position = self._read(slot, _DELIVERED, _DELIVERED_AT)
+        return ordinal, position
 
     def all(self) -> list[PartitionState]:
         """Every slot that has ever been written."""
-        free = _ID.pack(0, 0)
-        states = (self.read(slot) for slot in range(self.slot_count) if self.load(slot, SlotWord.STATE))
+        free = bytes(16)
+        states = (self.read(slot) for slot in range(self.slot_count) if self._words[self.layout.slot(slot) // 8])
         return [state for state in states if state.topic_id != free]
 
     def write(self, slot: int, state: PartitionState) -> None:
-        """The flusher: replace a slot, watermark last."""
-        start = self.layout.word(slot, SlotWord(0)) // 8
-        high, low = _ID.unpack(state.topic_id)
-        values = (high, low, *state[1 : SlotWord.SEGMENT_COUNT])
-        self._write_delivered(start, state.delivered_ordinal, state.delivered_position)
-        for index, value in enumerate(values):
-            if index != SlotWord.HIGH_WATERMARK:
-                self._words[start + index] = value
-        self._words[start + SlotWord.HIGH_WATERMARK] = state.high_watermark  # SYNC POINT: high watermark
+        """The flusher: replace a slot's state."""
+        start = self.layout.slot(slot)
+        count = self._words[start // 8] + 1
+        _STATE.pack_into(self._bytes, start + TableLayout.STATES[count & 1], *state)
+        self._words[start // 8] = count  # SYNC POINT: slot (the state before it)

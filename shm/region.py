@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import posix_ipc
 
+from shm.cell import Words, words_of
 from shm.layout import LAYOUT_VERSION, REGION_HEADER, REGION_MAGIC, RegionKind
 
 
@@ -57,7 +58,7 @@ class Region:
         self.header = header
         self._memory = memory
         self.bytes = memoryview(memory)
-        self.words = self.bytes.cast("Q")
+        self.words: Words = words_of(self.bytes)
 
     @classmethod
     def create(cls, name: str, kind: RegionKind, size: int, instance: bytes, generation: int, first: int, second: int = 0) -> Region:

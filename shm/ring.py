@@ -30,6 +30,8 @@ from shm.layout import (
     FLAG_DUPLICATE,
     FRONTS_MAX,
     OUTCOME_BYTES,
+    OUTCOME_SECOND_PLACE,
+    OUTCOME_VERDICT,
     RingLayout,
     Verdict,
     align,
@@ -94,6 +96,12 @@ class Outcome(NamedTuple):
 
 
 _PLACE = struct.Struct("<QQ")
+_OUTCOME_WORDS = OUTCOME_BYTES // 8
+
+
+def _place_at(word: int) -> int:
+    """Where in an outcome the place lies that its word calls valid."""
+    return 8 + (word & OUTCOME_SECOND_PLACE)
 
 
 class Ring:
@@ -126,25 +134,30 @@ class Ring:
     def outcome(self, number: int) -> Outcome:
         """What became of descriptor `number`; NONE where the flusher has not come to it."""
         index = number % self.capacity
-        word = self._words[self._outcome_words + index * (OUTCOME_BYTES // 8)]
+        word = self._words[self._outcome_words + index * _OUTCOME_WORDS]  # SYNC POINT: outcome
         if word >> 8 != number + 1:
             return Outcome(Verdict.NONE, 0, 0)
-        segment_base, file_position = _PLACE.unpack_from(self._outcomes, index * OUTCOME_BYTES + 8)
-        return Outcome(Verdict(word & 0xFF), segment_base, file_position)
+        segment_base, file_position = _PLACE.unpack_from(self._outcomes, index * OUTCOME_BYTES + _place_at(word))
+        return Outcome(Verdict(word & OUTCOME_VERDICT), segment_base, file_position)
 
     def plan(self, number: int, segment_base: int, file_position: int) -> None:
-        """The flusher: record where the batch of descriptor `number` goes, before it is written there."""
+        """The flusher: record where the batch of descriptor `number` goes, before it is written there; also anew, after a disk error. The word says which
+        of two places holds: a flusher killed in the midst of this leaves the place that it had recorded before.
+        """
         index = number % self.capacity
-        _PLACE.pack_into(self._outcomes, index * OUTCOME_BYTES + 8, segment_base, file_position)
-        self._words[self._outcome_words + index * (OUTCOME_BYTES // 8)] = (number + 1) << 8 | Verdict.PLANNED
+        at = self._outcome_words + index * _OUTCOME_WORDS
+        word = (number + 1) << 8 | (~self._words[at] & OUTCOME_SECOND_PLACE) | Verdict.PLANNED
+        _PLACE.pack_into(self._outcomes, index * OUTCOME_BYTES + _place_at(word), segment_base, file_position)
+        self._words[at] = word  # SYNC POINT: outcome (the place before it; read by a successor)
 
     def judge(self, number: int, verdict: Verdict) -> None:
         """The flusher: the final word on descriptor `number`. Visible to others once `settled` passes it."""
-        self._words[self._outcome_words + number % self.capacity * (OUTCOME_BYTES // 8)] = (number + 1) << 8 | verdict
+        at = self._outcome_words + number % self.capacity * _OUTCOME_WORDS
+        self._words[at] = (number + 1) << 8 | (self._words[at] & OUTCOME_SECOND_PLACE) | verdict  # SYNC POINT: outcome (before settled)
 
     def used(self) -> int:
         """Bytes between the oldest batch that is not reclaimed and the newest, as a stage other than the worker sees it."""
-        head, reclaimed = self.head.load(), self.reclaimed.load()
+        head, reclaimed = self.head.load(), self.reclaimed.load()  # SYNC POINT: head, reclaimed
         if head == reclaimed:
             return 0
         last, first = self.descriptor(head - 1), self.descriptor(reclaimed)
@@ -174,12 +187,12 @@ class RingWriter(Ring):
 
     def reclaim(self, live_fronts: list[int]) -> None:
         """Take back what is settled and answered."""
-        limit = self.settled.load()
+        limit = self.settled.load()  # SYNC POINT: settled
         for front in live_fronts:
-            limit = min(limit, self.cursors[front].load())
+            limit = min(limit, self.cursors[front].load())  # SYNC POINT: cursor (a front has read what lies before it)
         if limit > self._reclaimed:
             self._reclaimed = limit
-            self.reclaimed.store(limit)
+            self.reclaimed.store(limit)  # SYNC POINT: reclaimed (before what lies below it is written over)
 
     def try_reserve(self, length: int) -> int | None:
         """The position where `length` bytes (0: none) and a descriptor fit now, or None. Reserves nothing until `append`."""

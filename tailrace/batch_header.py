@@ -46,6 +46,11 @@ ATTRIBUTE_LOG_APPEND_TIME = 16
 ATTRIBUTE_COMPRESSED = 32
 KNOWN_ATTRIBUTES = 63
 
+CONTROL_DELAY_MARK = 0
+"""The control batch of a delay log: ordinals below its `min_tick` are closed. Transaction markers will be of other types; what this version does not know
+is passed on and means nothing to it.
+"""
+
 REMEMBERED_BATCHES = 5
 """How many batches of a producer a partition's worker remembers; so many sequences, and no more, may a producer have whose fate it does not know."""
 NO_PRODUCER = -1
@@ -111,7 +116,8 @@ class BatchHeader:
     """In a delay log: the first ordinal (`tailrace.delays`) that was open when this was appended; in a delivered batch: the last row's ordinal."""
     extension_length: int = 0
     header_crc32c: int = 0
-    reserved_a: int = 0
+    control_type: int = 0
+    """Of a control batch: what it says (CONTROL_DELAY_MARK). Of any other: 0."""
     reserved_b: int = 0
     previous_position: int = 0
     """In a delivered batch: the offset in the delay log of the row that was delivered before its first one, whose ordinal is `due_us`; 0, 0: none was."""
@@ -128,12 +134,16 @@ class BatchHeader:
     def is_control(self) -> bool:
         return bool(self.attributes & ATTRIBUTE_CONTROL)
 
+    @property
+    def is_delay_mark(self) -> bool:
+        return bool(self.attributes & ATTRIBUTE_CONTROL) and self.control_type == CONTROL_DELAY_MARK
+
     def to_bytes(self) -> bytes:
         """The 136 bytes, with `header_crc32c` as it stands in the field (see `seal_header`)."""
         return _FIELDS.pack(
             self.header_crc32c, self.attributes, self.body_crc32c, self.batch_length, self.base_offset, self.last_offset_delta,
             self.record_count, self.first_timestamp_us, self.max_timestamp_us, self.append_time_us, self.producer_id,
-            self.base_sequence, self.producer_epoch, self.reserved_a, self.leader_epoch, self.schema_id, self.durable_offset,
+            self.base_sequence, self.producer_epoch, self.control_type, self.leader_epoch, self.schema_id, self.durable_offset,
             self.due_us, self.delay_position, self.min_tick, self.extension_length, self.reserved_b, self.previous_position,
             HEADER_BYTES, BATCH_VERSION, BATCH_MAGIC,
         )  # fmt: skip
@@ -177,7 +187,7 @@ def header_at(data: Readable, position: int, metadata_size: int) -> BatchHeader:
     """
     (
         header_crc, attributes, body_crc, batch_length, base_offset, last_offset_delta, record_count, first_timestamp, max_timestamp,
-        append_time, producer_id, base_sequence, producer_epoch, reserved_a, leader_epoch, schema_id, durable_offset, due, delay_position,
+        append_time, producer_id, base_sequence, producer_epoch, control_type, leader_epoch, schema_id, durable_offset, due, delay_position,
         min_tick, extension_length, reserved_b, previous_position, header_length, version, magic,
     ) = _FIELDS.unpack_from(data, position)  # fmt: skip
     if magic != BATCH_MAGIC:
@@ -204,7 +214,7 @@ def header_at(data: Readable, position: int, metadata_size: int) -> BatchHeader:
     return BatchHeader(
         attributes, body_crc, batch_length, base_offset, last_offset_delta, record_count, first_timestamp, max_timestamp, append_time,
         producer_id, base_sequence, producer_epoch, leader_epoch, schema_id, durable_offset, due, delay_position, min_tick,
-        extension_length, header_crc, reserved_a, reserved_b, previous_position,
+        extension_length, header_crc, control_type, reserved_b, previous_position,
     )  # fmt: skip
 
 

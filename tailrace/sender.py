@@ -31,6 +31,7 @@ from tailrace.protocol.session import Response
 from tailrace.protocol.wire import Api
 from tailrace.records import RecordMetadata
 from tailrace.settings import ProducerSettings
+from tailrace.structure import ROWS_FREE, is_too_large_unpacked
 from tailrace.topics import TopicInfo
 
 NS_PER_MS = 1_000_000
@@ -333,11 +334,18 @@ class Sender:
             self.end(batch, None, error)
             return None
         limit = min(max(self._settings.max_request_size, 4096), queue.info.settings["max.message.bytes"])
-        if len(data) > limit and not batch.was_sent:
+        is_too_large = len(data) > limit
+        if not is_too_large and (compression != "none" or batch.count > ROWS_FREE):
+            is_too_large = is_too_large_unpacked(
+                data, max_message_bytes=queue.info.settings["max.message.bytes"], is_delay_log=bool(queue.info.delay_of)
+            )
+        if is_too_large and not batch.was_sent:
             queue.ready.popleft()
             halves = batch.split()
             if halves is None:
-                self.end(batch, None, RecordTooLargeError(f"a record takes {len(data)} bytes as a batch; {limit} are allowed"))
+                self.end(
+                    batch, None, RecordTooLargeError(f"a record takes {len(data)} bytes as a batch, or more unpacked; {limit} are allowed")
+                )
             else:
                 self.unended_count += 1
                 queue.ready.extendleft(reversed(halves))

@@ -18,14 +18,16 @@ from dataclasses import dataclass, field
 import orjson
 
 from shm.assignments import REPLAY, Assignment, LaneKind
+from shm.boundary import Boundary
 from shm.control import ProcessSlot
 from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader
-from shm.layout import FLAG_CLOSED, FLAG_DELIVERED, ProcessWord, RegionKind, Role, Verdict
-from shm.partition_table import PartitionTable
+from shm.layout import FLAG_CLOSED, FLAG_DELIVERED, ProcessWord, RegionKind, Role, SlotState, Verdict
+from shm.partition_table import PartitionState, PartitionTable
 from shm.process import ProcessContext, configure_logging, run, start
 from shm.ring import Descriptor, Ring
+from tailrace.protocol.errors import ErrorCode
 from workers.disk_space import DiskSpace
 from workers.files import DiskFiles, Files
 from workers.group_commit import GroupCommit
@@ -122,6 +124,8 @@ class Flusher:
         self._coordinator = coordinator
         self._scheduler = scheduler
         self._slot = slot
+        self._boundary = Boundary(slot)
+        self._table = table
         self._settings = settings
         self._on_ready = on_ready
         self._space = DiskSpace(files, data_dir, settings.reserve_bytes)
@@ -232,18 +236,47 @@ class Flusher:
     def _read_feed(self) -> int:
         count = 0
         while (message := self._feed.peek()) is not None:
-            if message.kind == LaneKind.ASSIGN:
-                self._apply(Assignment.decode(message.payload), replay=bool(message.flags & REPLAY))
-            elif message.kind == LaneKind.LEASE:
-                self._housekeeping.lease(message.slot, orjson.loads(message.payload), self._now_ns)
-            elif message.kind == LaneKind.FOLLOW:
-                self._follow_worker(message.slot)
-            elif message.kind == LaneKind.FED and message.correlation_id == self._generation:
-                self._fed = True
+            payload = bytes(message.payload)
             self._feed.advance(message)
             self._feed.consume()
             count += 1
+            if message.kind == LaneKind.ASSIGN:
+                self._apply_safely(payload, replay=bool(message.flags & REPLAY))
+                continue
+            try:
+                if message.kind == LaneKind.LEASE:
+                    self._housekeeping.lease(message.slot, orjson.loads(payload), self._now_ns)
+                elif message.kind == LaneKind.FOLLOW:
+                    self._follow_worker(message.slot)
+                elif message.kind == LaneKind.FED and message.correlation_id == self._generation:
+                    self._fed = True
+            except Exception as error:
+                self._boundary.caught(f"kind={message.kind} slot={message.slot} bytes={len(payload)}", error)
         return count
+
+    def _apply_safely(self, payload: bytes | memoryview, *, replay: bool) -> None:
+        """A partition given, changed or taken away; if that fails in a way that nobody expected, its log takes no writes, and the others go on."""
+        assignment: Assignment | None = None
+        try:
+            assignment = Assignment.decode(payload)
+            self._apply(assignment, replay=replay)
+        except Exception as error:
+            what = f"topic={assignment.topic} partition={assignment.partition}" if assignment else f"assignment_bytes={len(payload)}"
+            sentence = self._boundary.caught(what, error)
+            if assignment is not None:
+                self._show_failed(assignment, sentence)
+
+    def _show_failed(self, assignment: Assignment, sentence: str) -> None:
+        """What the coordinator waits for has been looked at; a log that is not open is not there."""
+        log = self._logs.get(assignment.slot)
+        if log is not None and not log.is_open and not log.refusal:
+            log.refusal = sentence
+        shown = self._table.read(assignment.slot)
+        if shown.topic_id != assignment.topic_id:
+            shown = PartitionState.empty(assignment.topic_id, assignment.partition, SlotState.UNREADABLE, 0)._replace(
+                reason=ErrorCode.INTERNAL_ERROR
+            )
+        self._table.write(assignment.slot, shown._replace(applied_version=assignment.version))
 
     def _follow_worker(self, worker: int) -> None:
         """A dedicated worker has a ring now."""
@@ -361,7 +394,7 @@ class Flusher:
                 if group.entries:
                     break  # in order with the data: settle that first
                 if stage.translate is None:
-                    self._apply(Assignment.decode(ring.bytes_of(descriptor)), replay=False)
+                    self._apply_safely(ring.bytes_of(descriptor), replay=False)
                 group.entries.append((number, None, Verdict.DURABLE))
                 group.end = number + 1
                 break

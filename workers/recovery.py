@@ -138,9 +138,9 @@ def load_producers(files: Files, directory: str, segment_base: int) -> ProducerT
 def record_producer(table: ProducerTable, header: BatchHeader) -> None:
     """Remember what a batch in the log says of its producer, or of delays."""
     if header.attributes & (ATTRIBUTE_CONTROL | ATTRIBUTE_DELAYED):
-        if header.is_control:
+        if header.is_delay_mark:
             table.close_below(header.min_tick)
-        else:
+        elif not header.is_control:
             table.deliver(header.min_tick, header.delay_position)
     if header.producer_id >= 0:
         table.record(

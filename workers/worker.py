@@ -2,7 +2,9 @@
 
 Owner: its ring's descriptors, data, `head` and `reclaimed`; the `consumed` words of the lanes that lead to it.
 Invariants: one writer per partition; offsets are dense; an answer (also a refusal or a duplicate) is a descriptor, so every answer comes from
-    one place and in order; a lane's space is given back only after what was read from it is published.
+    one place and in order; a lane's space is given back only after what was read from it is published; a message that fails in a way that nobody
+    expected changes nothing, is answered INTERNAL_ERROR, and is not read again; one that fails behind its descriptor ends the process, because then
+    what is in memory does not follow from the ring any more.
 Crash: everything it knows is derived: the next offset of a partition from the table and the descriptors not yet settled, deduplication from
     snapshot, headers and descriptors, the place to go on in each lane from the last descriptor that came from it. Killed anywhere it
     neither loses nor repeats a batch.
@@ -14,9 +16,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from shm.assignments import REPLAY, Assignment, LaneKind
+from shm.boundary import Boundary
 from shm.control import ProcessSlot
 from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
@@ -36,18 +38,15 @@ from shm.layout import (
     RegionKind,
     Role,
     SlotState,
-    SlotWord,
 )
 from shm.partition_table import PartitionTable
 from shm.process import ProcessContext, configure_logging, process_name, run, start
 from shm.ring import RingWriter
-from tailrace.arrow_metadata import SchemaLayout, read_schema
 from tailrace.batch_header import (
     ATTRIBUTE_DELAYED,
     BatchChecksumError,
     BatchFormatError,
     BatchHeader,
-    checksum_seed,
     header_position,
     stamp_append_time,
     stamp_appended,
@@ -57,9 +56,10 @@ from tailrace.batch_header import (
 from tailrace.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
 from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.protocol.errors import ErrorCode
-from tailrace.structure import UnsafeBatchError, check_structure
+from tailrace.structure import UnpackedTooLargeError, UnsafeBatchError, check_structure
 from workers.files import DiskFiles, Files, read_whole
-from workers.producer_state import Decision, ProducerTable
+from workers.partitions import LoadProducers, Partition, Partitions
+from workers.producer_state import KEPT, Decision, ProducerTable
 from workers.recovery import load_live_producers
 from workers.timing_wheel import TimingWheel
 
@@ -67,34 +67,13 @@ logger = logging.getLogger(__name__)
 
 LANE_NEWS_BYTES = 64 << 10
 """So much room given back in a lane is news for the front: batches may be waiting for it."""
-NO_EPOCH = -1
 LANE_QUANTUM = 64
 """Messages taken from one lane before the next has its turn."""
 EXPIRY_INTERVAL_NS = 600_000_000_000
+WORKER_PRODUCERS = 10
+"""So many times `producer.ids.max` producers a worker remembers in all its partitions."""
 BLOCKED_RETRY_NS = 5_000_000
 """How soon a worker whose ring is full looks again, should the ring of who frees space be lost (see `Ring.is_crowded`)."""
-
-
-@dataclass(slots=True)
-class Partition:
-    """What the worker knows of one of its partitions."""
-
-    assignment: Assignment
-    seed: int
-    layout: SchemaLayout
-    max_message_bytes: int
-    log_append_time: bool
-    next_offset: int
-    leader_epoch: int = 0
-    """The partition table's, when `next_offset` was taken from there. Another one there means that the log's end was decided anew. NO_EPOCH: the log could
-    not be opened, and where it ends is not known.
-    """
-    last_append_us: int = 0
-    producers: ProducerTable = field(default_factory=ProducerTable)
-
-
-LoadProducers = Callable[[Assignment, int], ProducerTable]
-"""(partition, next offset) -> what the files tell of its producers up to there."""
 
 
 class Worker:
@@ -115,6 +94,7 @@ class Worker:
         load_producers: LoadProducers,
         is_disk_full: Callable[[int], bool],
         producer_expiration_us: int,
+        producer_ids_max: int,
         now_us: Callable[[], int],
     ) -> None:
         """`is_disk_full`: whether a data directory (its number) takes nothing more now."""
@@ -128,13 +108,13 @@ class Worker:
         self._live_fronts = live_fronts
         self._fronts = fronts
         self._flushers = flushers
-        self._load_producers = load_producers
         self._is_disk_full = is_disk_full
         self._producer_expiration_us = producer_expiration_us
+        self._producer_ids_max = producer_ids_max
         self._now_us = now_us
-        self._partitions: dict[int, Partition] = {}
-        self._delay_logs: dict[tuple[str, int], Partition] = {}
-        """(id of the topic, partition) -> its delay log, which the same worker has."""
+        self._boundary = Boundary(slot)
+        self._opened = Partitions(ring, tables, load_producers, self._boundary)
+        self._partitions, self._delay_logs = self._opened.by_slot, self._opened.delay_logs
         self._fed = False
         self._blocked = False
         self._has_answers = False
@@ -145,17 +125,6 @@ class Worker:
         self._byte_count = 0
         self._timers: TimingWheel[Callable[[], None]] = TimingWheel(0, tick_ns=1_000_000_000)
         self._timers.add(0, self._expire_producers)
-        self._unsettled = self._read_unsettled()
-
-    def _read_unsettled(self) -> dict[int, tuple[int, int, int]]:
-        """slot -> (next offset, append time, epoch), from the descriptors that a predecessor published and the table may not show yet."""
-        ring = self._ring
-        found: dict[int, tuple[int, int, int]] = {}
-        for number in range(ring.settled.load(), ring.next_number):
-            descriptor = ring.descriptor(number)
-            if descriptor.has_bytes and not descriptor.is_control:
-                found[descriptor.slot] = descriptor.next_offset, descriptor.append_time_us, descriptor.leader_epoch
-        return found
 
     @staticmethod
     def resume_positions(ring: RingWriter) -> dict[int, int]:
@@ -231,14 +200,14 @@ class Worker:
             message = lane.peek()
             if message is None:
                 break
-            if message.kind == LaneKind.PRODUCE:
-                taken = self._produce(source, message)
-            elif message.kind == LaneKind.ASSIGN:
-                taken = self._assign(source, message)
-            else:
+            published = self._ring.next_number
+            try:
+                taken = self._take(source, message)
+            except Exception as error:
+                if self._ring.next_number != published:
+                    raise
+                self._fail(source, message, error)
                 taken = True
-                if message.kind == LaneKind.FED and message.correlation_id == self._generation:
-                    self._fed = True
             if not taken:
                 self._blocked = True
                 break
@@ -246,76 +215,39 @@ class Worker:
             count += 1
         return count
 
+    def _take(self, source: int, message: LaneMessage) -> bool:
+        """One message. False: the ring has no room, the lane waits. What raises has changed nothing."""
+        if message.kind == LaneKind.PRODUCE:
+            return self._produce(source, message)
+        if message.kind == LaneKind.ASSIGN:
+            return self._assign(source, message)
+        if message.kind == LaneKind.FED and message.correlation_id == self._generation:
+            self._fed = True
+        return True
+
+    def _fail(self, source: int, message: LaneMessage, error: Exception) -> None:
+        """A message that nobody can handle: said, counted, and if it is a batch, refused. A descriptor fits: nothing raises before that is known."""
+        self._boundary.caught(
+            f"kind={message.kind} source={source} slot={message.slot} session={message.session} bytes={len(message.payload)}", error
+        )
+        if message.kind == LaneKind.PRODUCE:
+            partition = self._partitions.get(message.slot)
+            self._refuse(source, message, ErrorCode.INTERNAL_ERROR, partition.next_offset if partition else 0)
+
     def _assign(self, source: int, message: LaneMessage) -> bool:
-        """A partition given, changed or taken away. News goes into the ring, in order with the data; a replay does not."""
-        assignment = Assignment.decode(message.payload)
+        """A partition given, changed or taken away. News goes into the ring, in order with the data, also what this worker cannot open: the flusher looks
+        for itself. A replay does not.
+        """
         is_news = not message.flags & REPLAY
         position = self._ring.try_reserve(len(message.payload))
         if is_news and position is None:
             return False
-        known = self._partitions.get(assignment.slot)
-        same = known is not None and known.assignment.topic_id == assignment.topic_id
-        if assignment.dropped:
-            if same:
-                del self._partitions[assignment.slot]
-                self._delay_logs.pop((assignment.delay_of, assignment.partition), None)
-        elif known is not None and same:
-            if assignment.version >= known.assignment.version:
-                known.assignment = assignment
-                known.max_message_bytes = int(assignment.settings["max.message.bytes"])
-                known.log_append_time = assignment.settings["message.timestamp.type"] == "LogAppendTime"
-        else:
-            opened = self._partitions[assignment.slot] = self._open(assignment, is_news)
-            if assignment.delay_of:
-                self._delay_logs[assignment.delay_of, assignment.partition] = opened
+        assignment = Assignment.decode(message.payload)
+        self._opened.assign(assignment, self._now_ns)
         if is_news and position is not None:
             self._copy(position, message.payload)
             self._append(position, len(message.payload), message, source, FLAG_CONTROL | FLAG_BYTES, 0, 0, 0)
         return True
-
-    def _open(self, assignment: Assignment, is_new: bool) -> Partition:
-        table = self._tables[assignment.data_dir]
-        partition = Partition(
-            assignment,
-            checksum_seed(assignment.topic_id, assignment.partition),
-            read_schema(assignment.schema),
-            int(assignment.settings["max.message.bytes"]),
-            assignment.settings["message.timestamp.type"] == "LogAppendTime",
-            next_offset=0,
-        )
-        state = table.read(assignment.slot)
-        if state.topic_id == assignment.topic_id:
-            next_offset, append_us, epoch = self._unsettled.get(assignment.slot, (0, 0, 0))
-            if epoch != state.leader_epoch:
-                next_offset = 0  # refused since, by a disk that failed
-            self._take_up(partition, max(next_offset, state.log_end_offset), state.leader_epoch)
-            partition.last_append_us = max(append_us, state.last_append_us)
-            if state.state is SlotState.UNREADABLE:
-                partition.leader_epoch = NO_EPOCH
-        return partition
-
-    def _take_up(self, partition: Partition, next_offset: int, leader_epoch: int) -> None:
-        """Go on at `next_offset`, with what the files and this ring tell of producers."""
-        partition.next_offset, partition.leader_epoch = next_offset, leader_epoch
-        partition.producers = self._load_producers(partition.assignment, next_offset)
-        self._replay_descriptors(partition)
-
-    def _replay_descriptors(self, partition: Partition) -> None:
-        """Add what this ring still tells of the partition's producers."""
-        slot, next_offset, epoch = partition.assignment.slot, partition.next_offset, partition.leader_epoch
-        ring = self._ring
-        for number in range(max(0, ring.next_number - ring.capacity), ring.next_number):
-            d = ring.descriptor(number)
-            mine = d.slot == slot and d.has_bytes and not d.is_control and d.leader_epoch == epoch
-            mine = mine and d.next_offset <= next_offset
-            if mine and d.flags & FLAG_DELIVERED:
-                partition.producers.deliver(d.delay_ordinal, d.delay_position)
-            elif mine and d.flags & FLAG_CLOSED:
-                partition.producers.close_below(d.delay_ordinal)
-            if mine and d.producer_id >= 0:
-                partition.producers.record(
-                    d.producer_id, d.producer_epoch, d.base_sequence, d.last_offset_delta, d.base_offset, d.next_offset, d.append_time_us
-                )
 
     # ---- appending -------------------------------------------------------------------------------------------------------------------
 
@@ -328,23 +260,31 @@ class Worker:
             return False
         partition = self._partitions.get(message.slot)
         if partition is None:
-            return self._refuse(source, message, ErrorCode.UNKNOWN_TOPIC, 0)
+            return self._refuse(source, message, self._opened.code_of_unopened(message.slot, self._now_ns), 0)
+        shown = self._tables[partition.assignment.data_dir].append_state(message.slot)
+        if shown[1] != partition.leader_epoch:
+            if not self._opened.on_new_epoch(partition):
+                return self._refuse(source, message, ErrorCode.NOT_READY, partition.next_offset)
+            shown = self._tables[partition.assignment.data_dir].append_state(message.slot)
         next_offset = partition.next_offset
-        epoch = self._tables[partition.assignment.data_dir].load(message.slot, SlotWord.LEADER_EPOCH)
-        if epoch != partition.leader_epoch:
-            self._on_new_epoch(partition)
-        header, code = self._check(partition, batch, source)
+        header, code = self._check(partition, batch, source, shown[0])
         if header is None:
             return self._refuse(source, message, code, next_offset)
         duplicate = False
         if source == SOURCE_SCHEDULER and not self._is_next_delay(partition, header):
-            self._look_at_log_end(partition)
+            self._opened.look_at_log_end(partition)
             return self._refuse(source, message, ErrorCode.UNKNOWN_SEQUENCE, next_offset, header)
         if header.producer_id >= 0:
-            forget_before_us = max(self._now_us(), partition.last_append_us) - self._producer_expiration_us
+            now_us = max(self._now_us(), partition.last_append_us)
             verdict = partition.producers.decide(
-                header.producer_id, header.producer_epoch, header.base_sequence, header.last_offset_delta, forget_before_us
+                header.producer_id,
+                header.producer_epoch,
+                header.base_sequence,
+                header.last_offset_delta,
+                now_us - self._producer_expiration_us,
             )
+            if verdict.is_new and not self._has_room_for_producer(partition, now_us):
+                return self._refuse(source, message, ErrorCode.TOO_MANY_PRODUCERS, next_offset, header)
             if verdict.decision is Decision.REFUSE:
                 return self._refuse(source, message, verdict.code, next_offset, header)
             if verdict.original is not None:
@@ -352,8 +292,22 @@ class Worker:
                 self._append(self._ring.tail, 0, message, source, message.flags | FLAG_DUPLICATE, 0, verdict.original.base_offset,
                              verdict.original.next_offset, header, partition, verdict.original.append_time_us)  # fmt: skip
         if not duplicate:
-            self._append_batch(partition, header, message, source, position)
+            self._append_batch(partition, header, message, source, position, shown[3])
         return True
+
+    def _has_room_for_producer(self, partition: Partition, now_us: int) -> bool:
+        """Whether one more is remembered: producer.ids.max of a partition, and WORKER_PRODUCERS times that of all, beside KEPT that each partition may have."""
+        producers, limit = partition.producers, self._producer_ids_max
+        if not producers.has_room(limit, now_us):
+            return False
+        if producers.producer_count < KEPT or self._producer_count() < WORKER_PRODUCERS * limit:
+            return True
+        for other in self._partitions.values():
+            other.producers.has_room(limit, now_us)  # who is idle there is forgotten
+        return self._producer_count() < WORKER_PRODUCERS * limit
+
+    def _producer_count(self) -> int:
+        return sum(partition.producers.producer_count for partition in self._partitions.values())
 
     def _is_next_delay(self, partition: Partition, header: BatchHeader) -> bool:
         """Whether what the scheduler sends is new (it sends again what it has not seen settled), closed in the delay log, and due now."""
@@ -373,7 +327,7 @@ class Worker:
     def _is_next_mark(self, log: Partition, header: BatchHeader) -> bool:
         """Whether it closes more of a delay log; one that begins an epoch of the clock must know all that was delivered before."""
         open_ordinal = log.producers.open_ordinal
-        if not log.assignment.delay_of or header.min_tick <= open_ordinal:
+        if not log.assignment.delay_of or not header.is_delay_mark or header.min_tick <= open_ordinal:
             return False
         if header.min_tick >> TICK_BITS == open_ordinal >> TICK_BITS:
             return True
@@ -385,39 +339,12 @@ class Worker:
         done = (ordinal & TICK_MASK, position) if ordinal >> TICK_BITS == open_ordinal >> TICK_BITS else NONE_DELIVERED
         return (header.due_us, header.delay_position) == done
 
-    def _look_at_log_end(self, partition: Partition) -> None:
-        """The scheduler sends again what this worker believes to have appended. If everything is settled and the log ends before that, the disk refused it
-        in a way that began no epoch: then the log is right.
-        """
-        ring, assignment = self._ring, partition.assignment
-        if ring.settled.load() != ring.next_number:
-            return
-        state = self._tables[assignment.data_dir].read(assignment.slot)
-        if state.topic_id == assignment.topic_id and state.state is SlotState.ONLINE and state.log_end_offset < partition.next_offset:
-            logger.warning(
-                "taken_up_behind topic=%s partition=%d from=%d to=%d",
-                assignment.topic, assignment.partition, partition.next_offset, state.log_end_offset,
-            )  # fmt: skip
-            self._take_up(partition, state.log_end_offset, state.leader_epoch)
-
-    def _on_new_epoch(self, partition: Partition) -> None:
-        """The flusher has decided the log's end anew (its disk had failed): what this worker appended beyond it was refused."""
-        assignment = partition.assignment
-        state = self._tables[assignment.data_dir].read(assignment.slot)
-        if state.topic_id == assignment.topic_id and state.state is not SlotState.UNREADABLE:
-            self._take_up(partition, state.log_end_offset, state.leader_epoch)
-            logger.info(
-                "epoch_taken_up topic=%s partition=%d epoch=%d next_offset=%d",
-                assignment.topic, assignment.partition, state.leader_epoch, state.log_end_offset,
-            )  # fmt: skip
-
-    def _check(self, partition: Partition, batch: memoryview, source: int) -> tuple[BatchHeader | None, ErrorCode]:
-        """Everything that must hold before a batch may be stored, cheapest first."""
+    def _check(self, partition: Partition, batch: memoryview, source: int, state: int) -> tuple[BatchHeader | None, ErrorCode]:
+        """Everything that must hold before a batch may be stored, cheapest first. `state`: the slot's in the partition table."""
         assignment = partition.assignment
         if len(batch) > partition.max_message_bytes:
             return None, ErrorCode.RECORD_TOO_LARGE
-        table = self._tables[assignment.data_dir]
-        if table.load(assignment.slot, SlotWord.STATE) in (SlotState.OFFLINE_FOR_WRITES, SlotState.UNREADABLE):
+        if state in (SlotState.OFFLINE_FOR_WRITES, SlotState.UNREADABLE):
             return None, ErrorCode.PARTITION_OFFLINE
         if self._is_disk_full(assignment.data_dir):
             return None, ErrorCode.DISK_FULL
@@ -425,41 +352,51 @@ class Worker:
             header = verify_batch(batch, partition.seed)
             if header.schema_id != assignment.schema_id:
                 return None, ErrorCode.SCHEMA_MISMATCH
-            check_structure(batch, header, partition.layout, is_ours=source == SOURCE_SCHEDULER)
+            check_structure(
+                batch, header, partition.layout, max_message_bytes=partition.max_message_bytes, is_ours=source == SOURCE_SCHEDULER,
+                is_delay_log=partition.is_delay_log,
+            )  # fmt: skip
         except BatchChecksumError:
             return None, ErrorCode.CORRUPT_BATCH
-        except BatchFormatError:
-            return None, ErrorCode.UNSUPPORTED_BATCH
-        except UnsafeBatchError as error:
-            logger.warning("unsafe_batch topic=%s partition=%d reason=%r", assignment.topic, assignment.partition, str(error))
-            return None, ErrorCode.UNSAFE_BATCH
+        except (BatchFormatError, UnsafeBatchError) as error:
+            code = _code_of(error)
+            logger.warning(
+                "batch_refused topic=%s partition=%d code=%s reason=%r", assignment.topic, assignment.partition, code.name, str(error)
+            )
+            return None, code
         return header, ErrorCode.OK
 
-    def _append_batch(self, partition: Partition, header: BatchHeader, message: LaneMessage, source: int, position: int) -> None:
+    def _append_batch(
+        self, partition: Partition, header: BatchHeader, message: LaneMessage, source: int, position: int, durable_offset: int
+    ) -> None:
+        """Into the ring, then into what this worker knows: whatever raises does so before the first change."""
         batch = message.payload
-        append_us = partition.last_append_us = max(self._now_us(), partition.last_append_us)
+        append_us = max(self._now_us(), partition.last_append_us)
         base_offset = partition.next_offset
         next_offset = base_offset + header.last_offset_delta + 1
         target = self._copy(position, batch)
         at = header_position(target)
-        table = self._tables[partition.assignment.data_dir]
         flags = message.flags | FLAG_BYTES
         if header.is_control:
             flags |= FLAG_CLOSED
-            partition.producers.close_below(header.min_tick)
         elif header.attributes & ATTRIBUTE_DELAYED:
             flags |= FLAG_DELIVERED
-            partition.producers.deliver(header.min_tick, header.delay_position)
         elif partition.assignment.delay_of:
             stamp_min_tick(target, at, header, partition.producers.open_ordinal)
         if partition.log_append_time and not header.is_control:
             stamp_append_time(target, at, header, append_us)
         stamp_appended(
             target, at, header, base_offset=base_offset, append_time_us=append_us, leader_epoch=partition.leader_epoch,
-            durable_offset=table.load(partition.assignment.slot, SlotWord.HIGH_WATERMARK), seed=partition.seed,
+            durable_offset=durable_offset, seed=partition.seed,
         )  # fmt: skip
         crash_point("worker.after_copy")
         self._append(position, len(batch), message, source, flags, 0, base_offset, next_offset, header, partition, append_us)
+        partition.next_offset, partition.last_append_us = next_offset, append_us
+        self._byte_count += len(batch)
+        if flags & FLAG_CLOSED:
+            partition.producers.close_below(header.min_tick)
+        elif flags & FLAG_DELIVERED:
+            partition.producers.deliver(header.min_tick, header.delay_position)
         if header.producer_id >= 0:
             partition.producers.record(
                 header.producer_id,
@@ -470,8 +407,6 @@ class Worker:
                 next_offset,
                 append_us,
             )
-        partition.next_offset = next_offset
-        self._byte_count += len(batch)
 
     def _copy(self, position: int, payload: memoryview) -> memoryview:
         ring = self._ring
@@ -498,6 +433,12 @@ class Worker:
             header.max_timestamp_us if header else 0,
             *((header.min_tick, header.delay_position) if header and flags & (FLAG_CLOSED | FLAG_DELIVERED) else (0, 0)),
         )  # fmt: skip
+
+
+def _code_of(error: BatchFormatError | UnsafeBatchError) -> ErrorCode:
+    if isinstance(error, BatchFormatError):
+        return ErrorCode.UNSUPPORTED_BATCH
+    return ErrorCode.RECORD_TOO_LARGE if isinstance(error, UnpackedTooLargeError) else ErrorCode.UNSAFE_BATCH
 
 
 def load_producers(files: Files, data_dir: str, assignment: Assignment, end_offset: int) -> ProducerTable:
@@ -538,6 +479,7 @@ def build(context: ProcessContext, files: Files) -> Worker:
         load_producers=load,
         is_disk_full=lambda d: bool(flushers[d].load(ProcessWord.DISK_FULL)),
         producer_expiration_us=int(spec.settings["producer.id.expiration.ms"]) * 1000,
+        producer_ids_max=int(spec.settings["producer.ids.max"]),
         now_us=clock.wall_us,
     )
     context.report_ready()

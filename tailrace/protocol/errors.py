@@ -51,6 +51,7 @@ class ErrorCode(IntEnum):
     INVALID_REQUEST = 36
     DELAY_NOT_ENABLED = 37
     UNKNOWN_DELAY = 38
+    TOO_MANY_PRODUCERS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,10 @@ ERROR_TABLE: dict[ErrorCode, ErrorRow] = dict(
         _row(_C.OK, False, "Success.", "Nothing."),
         _row(_C.UNKNOWN_TOPIC, False, "There is no such topic.", "Create it with `tailrace topic create NAME`, or check its spelling with `tailrace topic list`."),
         _row(_C.PARTITION_OUT_OF_RANGE, False, "The topic has no such partition.", "Use a partition from 0 to one less than `partitions` in `tailrace topic describe NAME`."),
-        _row(_C.RECORD_TOO_LARGE, False, "The record or batch is larger than the limit.", "Send smaller records, or raise the topic's max.message.bytes and the producer's max_request_size."),
+        _row(_C.RECORD_TOO_LARGE, False, "The record or batch is larger than the limit, as it is or unpacked.", "Send smaller records or batches, or raise the topic's max.message.bytes and the producer's max_request_size."),
         _row(_C.CORRUPT_BATCH, False, "A batch does not match its checksum.", "On produce, send it again from the source; on consume, run `tailrace log dump` on the segment that the message names."),
-        _row(_C.UNSUPPORTED_BATCH, False, "The batch header has another magic, version or length.", "Use a client of the same major version as the appliance."),
-        _row(_C.UNSAFE_BATCH, False, "The batch's metadata contradicts its bytes or the topic's schema.", "Make the batch with an Arrow library from the topic's schema; see docs/format.md."),
+        _row(_C.UNSUPPORTED_BATCH, False, "The batch header has another magic, version or length, or asks for what this version has not.", "Use a client of the same major version as the appliance; its log says what it refused."),
+        _row(_C.UNSAFE_BATCH, False, "The batch's metadata contradicts its bytes or the topic's schema, or sets a field that is the appliance's.", "Make the batch with an Arrow library from the topic's schema; see docs/format.md."),
         _row(_C.SCHEMA_MISMATCH, False, "The data does not match the topic's schema.", "Compare with `tailrace topic describe NAME` and cast or rename the columns."),
         _row(_C.INVALID_SCHEMA, False, "The schema cannot be a topic's schema.", "Use plain column types: no dictionaries, unions, views or columns of nulls."),
         _row(_C.INVALID_TOPIC_NAME, False, "The topic name is not allowed.", "Use 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-', and not '.' or '..'."),
@@ -107,6 +108,7 @@ ERROR_TABLE: dict[ErrorCode, ErrorRow] = dict(
         _row(_C.INVALID_REQUEST, False, "The request asks for something that makes no sense.", "Correct what the message names."),
         _row(_C.DELAY_NOT_ENABLED, False, "The topic takes no delayed records.", "Allow them with `tailrace topic alter NAME --config delay.enabled=true`, or send the record when it is due."),
         _row(_C.UNKNOWN_DELAY, False, "No such delayed record is pending: it was delivered, cancelled or rescheduled.", "Look at what is pending with `tailrace delay list TOPIC`."),
+        _row(_C.TOO_MANY_PRODUCERS, True, "The partition, or its worker, remembers as many producers as it may.", "Use fewer producers, and each for longer; or raise producer.ids.max. The SDK tries again until delivery_timeout_ms."),
     )
 )  # fmt: skip
 assert set(ERROR_TABLE) == set(ErrorCode)

@@ -69,6 +69,7 @@ class Bench:
         """`old`: the regions of earlier runs, whose rings are drained first."""
         self.old = [regions for regions in old or [] if not _is_drained(regions)]
         self.settings = settings
+        self.producer_ids_max = 10_000
         self.run = run
         self.is_running = False
         """Whether the flusher has recovered once: before that, workers wait."""
@@ -105,7 +106,8 @@ class Bench:
             generation=self.generation,
             is_running=lambda: self.is_running, live_fronts=lambda: [0], fronts=[], flushers=[],
             load_producers=lambda a, end: load_producers(self.files, self.directory, a, end),
-            is_disk_full=lambda d: bool(self.flusher_slot.load(ProcessWord.DISK_FULL)), producer_expiration_us=86_400_000_000, now_us=lambda: self.now_us,
+            is_disk_full=lambda d: bool(self.flusher_slot.load(ProcessWord.DISK_FULL)), producer_expiration_us=86_400_000_000,
+            producer_ids_max=self.producer_ids_max, now_us=lambda: self.now_us,
         )  # fmt: skip
         self._feed(feed)
         return worker

@@ -1,4 +1,4 @@
-"""Regions of real shared memory for tests, with names of their own, removed at the end."""
+"""Regions of real shared memory for tests, with names of their own, removed at the end. Every published store is checked (`shm.invariants`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from shm.invariants import checked
 from shm.layout import LaneLayout, RegionKind, RingLayout, TableLayout
 from shm.region import Region, RegionHeader, remove
 
@@ -17,7 +18,7 @@ def region(kind: RegionKind, size: int, first: int, second: int = 0) -> Iterator
     name = f"/tailrace-test-{os.urandom(6).hex()}"
     created = Region.create(name, kind, size, INSTANCE, 1, first, second)
     try:
-        yield created
+        yield checked(created)
     finally:
         remove(name)
 
@@ -43,4 +44,4 @@ def table_region(slots: int = 16) -> Iterator[Region]:
 def simulated(kind: RegionKind, size: int, first: int, second: int = 0) -> Region:
     """A region in this process's own memory: it outlives the simulated processes that use it, and costs no system call."""
     memory = bytearray(size)
-    return Region("/simulated", memory, RegionHeader(kind, bytes(16), INSTANCE, 1, size, first, second))  # type: ignore[arg-type]
+    return checked(Region("/simulated", memory, RegionHeader(kind, bytes(16), INSTANCE, 1, size, first, second)))  # type: ignore[arg-type]

@@ -6,9 +6,11 @@ import os
 import random
 import zlib
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shm.invariants import CheckedWords, InvariantError
 from shm.layout import FLAG_BYTES, Verdict
 from shm.ring import Ring, RingWriter
 from tests.kit.memory import ring_region
@@ -22,6 +24,12 @@ def append(writer: RingWriter, payload: bytes, number: int, lane_position: int =
     writer.data[index : index + len(payload)] = payload
     writer.append(position, len(payload), 3, number, number + 1, 9, number, lane_position, FLAG_BYTES, 0, 0, 1, number, 0, 0, 0, 0, 0)
     return True
+
+
+def settle(flusher: Ring, end: int) -> None:
+    for number in range(flusher.settled.load(), end):
+        flusher.judge(number, Verdict.DURABLE)
+    flusher.settled.store(end)
 
 
 @settings(max_examples=60, deadline=None)
@@ -43,7 +51,7 @@ def test_ring_never_overwrites_what_a_stage_has_not_passed(steps: list[tuple[str
                     model.append(payload)
                 writer.publish()
             elif step == "settle":
-                flusher.settled.store(min(head, flusher.settled.load() + amount % 5))
+                settle(flusher, min(head, flusher.settled.load() + amount % 5))
             elif step in ("front0", "front1"):
                 front = int(step[-1])
                 cursors[front] = min(head, cursors[front] + amount % 5)
@@ -84,7 +92,7 @@ def test_a_full_ring_takes_nothing_until_it_is_settled_and_answered() -> None:
         writer.publish()
         assert count == 8
         assert flusher.is_crowded()
-        flusher.settled.store(count)
+        settle(flusher, count)
         writer.reclaim([0])
         assert not append(writer, b"x", count), "front 0 has not answered yet"
         flusher.cursors[0].store(count)
@@ -111,6 +119,51 @@ def test_outcomes_belong_to_one_use_of_a_descriptor() -> None:
         assert ring.outcome(5 + ring.capacity).verdict is Verdict.NONE
 
 
+def test_a_place_recorded_anew_is_the_old_one_until_its_word_is_stored() -> None:
+    with ring_region() as region:
+        ring = Ring(region)
+        words = region.words
+        assert isinstance(words, CheckedWords)
+        for number in range(3):  # the other place each time
+            ring.plan(5, 100 + number, 4096)
+            assert ring.outcome(5) == (Verdict.PLANNED, 100 + number, 4096)
+
+        def die() -> None:
+            raise KeyboardInterrupt
+
+        words.before = die
+        with pytest.raises(KeyboardInterrupt):
+            ring.plan(5, 200, 8192)  # killed when both words of the place are written
+        words.before = None
+        assert ring.outcome(5) == (Verdict.PLANNED, 102, 4096)
+        ring.judge(5, Verdict.WRITTEN)
+        assert ring.outcome(5) == (Verdict.WRITTEN, 102, 4096)
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "broken"),
+    [
+        ("head", 9, "head from 3 to 9"),
+        ("head", 2, "head from 3 to 2"),
+        ("settled", 4, "settled from 2 to 4"),
+        ("settled", 1, "settled from 2 to 1"),
+        ("settled", 3, "before the verdicts of"),
+        ("reclaimed", 3, "reclaimed from 1 to 3"),
+        ("reclaimed", 0, "reclaimed from 1 to 0"),
+    ],
+)
+def test_a_store_that_breaks_an_invariant_is_found_where_it_is_made(word: str, value: int, broken: str) -> None:
+    with ring_region(descriptors=4) as region:
+        writer, flusher = RingWriter(region), Ring(region)
+        for number in range(3):
+            append(writer, b"x", number)
+        writer.publish()
+        settle(flusher, 2)
+        flusher.reclaimed.store(1)
+        with pytest.raises(InvariantError, match=broken):
+            getattr(flusher, word).store(value)
+
+
 def test_two_processes_see_only_whole_batches() -> None:
     count = 20_000
     with ring_region(1 << 16, 256) as region:
@@ -124,8 +177,8 @@ def test_two_processes_see_only_whole_batches() -> None:
                     descriptor = flusher.descriptor(number)
                     if descriptor.ordinal != number + 1 or zlib.crc32(flusher.bytes_of(descriptor)) != descriptor.session:
                         os._exit(1)
+                settle(flusher, head)
                 cursor = head
-                flusher.settled.store(head)
                 os.sched_yield()
             os._exit(0)
         writer = RingWriter(region)

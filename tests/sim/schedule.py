@@ -315,6 +315,8 @@ class Schedule:
         self.plan = wanted or plan(self.rng)
         self.history = History()
         self.world = World(self.rng, workers=self.plan.workers, data_dirs=self.plan.data_dirs)
+        if seed % 2:
+            self.world.preempts = random.Random(f"preemptions of {seed}")
         self.actors: list[ProducerActor | ConsumerActor | AdminActor] = []
         self.delayed: Delayed | None = None
         self.log: list[str] = []

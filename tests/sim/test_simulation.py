@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from tailrace.errors import CorruptBatchError
+from shm.layout import SlotState
+from tailrace.errors import CorruptBatchError, TailraceError
 from tests.sim.schedule import Schedule, plan, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:topic '(t|later)' has durability=memory")
@@ -76,3 +77,20 @@ def test_a_dying_disk_takes_only_its_own_partitions_offline(seed: int) -> None:
     assert len(on_the_good_disk) == 2
     assert not refused & on_the_good_disk, "partitions of the good disk were refused"
     assert {p for p, _ in schedule.history.acknowledged} >= on_the_good_disk
+
+
+def test_a_state_that_is_published_before_it_is_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulation looks between a store and what follows it."""
+    from shm import partition_table
+
+    def early(table: partition_table.PartitionTable, slot: int, state: partition_table.PartitionState) -> None:
+        start = table.layout.slot(slot)
+        count = table._words[start // 8] + 1
+        table._words[start // 8] = count
+        partition_table._STATE.pack_into(table._bytes, start + table.layout.STATES[count & 1], *state)
+
+    monkeypatch.setattr(partition_table.PartitionTable, "write", early)
+    for check in (partition_table.read_state, lambda *_: partition_table.PartitionState.empty(bytes(16), 0, SlotState.FREE, 0)):
+        monkeypatch.setattr(partition_table, "read_state", check)  # with the invariants, and without them
+        with pytest.raises((AssertionError, TailraceError)):
+            list(map(run, range(1, 200, 2)))

@@ -1,8 +1,9 @@
 """The machine: clock, disk, shared memory, doorbells, and the appliance's processes, stepped one at a time.
 
 Processes are the real agents, built by the same `build` functions as the real ones. What is simulated is what lies under them: a process sleeps until
-its bell is rung, a message comes or its deadline passes (so a wake-up that is missed shows); it dies between any two stores to shared memory, any two
-file operations, or at a crash point; memory outlives it, the page cache outlives it, power loss takes both.
+its bell is rung, a message comes or its deadline passes (so a wake-up that is missed shows); it dies between any two published stores to shared memory
+(cells, table, outcomes: see `shm.cell`), any two file operations, or at a crash point; in every second schedule others have turns between two of its
+stores. Memory outlives it, the page cache outlives it, power loss takes both. Each store is held against `shm.invariants`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from appliance.memory_plan import RegionPlan, plan_regions, plan_worker
 from appliance.settings import Settings
 from appliance.topic_settings import TOPIC_SETTINGS
 from netfront import front
-from shm.cell import Cell
 from shm.control import Control, ProcessSlot
 from shm.crash_points import CRASH_POINTS, armed
 from shm.doorbell import Doorbell
+from shm.invariants import CheckedWords
 from shm.layout import Phase, ProcessWord, RegionKind, Role
 from shm.process import Agent, Clock, ProcessContext, ProcessSpec, process_name
 from shm.region import Region, RegionMissingError
@@ -39,6 +40,7 @@ from workers import flusher, worker
 from workers.delays import scheduler
 from workers.files import read_whole
 
+PREEMPTION_RATE = 0.03
 MS = 1_000_000
 SECOND = 1_000_000_000
 INSTANCE = bytes(range(16))
@@ -46,7 +48,8 @@ ADDRESS = "tcp://simulated:1"
 SETTINGS = Settings(ring_bytes=1 << 16, ring_descriptors=128, lane_bytes=1 << 15, slots=16, dedicated_workers=7)
 """Small on purpose: rings and lanes wrap and fill within a schedule."""
 CHILD_SETTINGS = {
-    "producer.id.expiration.ms": 86_400_000, "checkpoint_bytes": 12 << 10, "journal_bytes": 48 << 10, "reserve_bytes": 0, "slots": SETTINGS.slots,
+    "producer.id.expiration.ms": 86_400_000, "producer.ids.max": 10_000, "checkpoint_bytes": 12 << 10, "journal_bytes": 48 << 10,
+    "reserve_bytes": 0, "slots": SETTINGS.slots,
     "listen": [ADDRESS], "ring_bytes": 1 << 26, "lane_bytes": SETTINGS.lane_bytes, "credit_bytes": 1 << 20, "auto_create_topics": False,
     "http.listen": "", "flush.linger_ms": 0, "flush.batch_size": 1 << 20, "fronts": 1,
 }  # fmt: skip
@@ -198,6 +201,11 @@ class World:
         self._doom_error: type[BaseException] = Killed
         self._is_inside = False
         """Whether a process is being stepped: nobody else can be interrupted."""
+        self._running: Child | None = None
+        """The process that is being stepped."""
+        self.preempts: random.Random | None = None
+        """Where there is one: when processes are interrupted by others, between two stores."""
+        self._is_preempted = False
         self._points = ExitStack()
         self.environment = Environment(self.clock.monotonic_ns, lambda _: SimSocket(self.network), self.wait, rng.random, False)
 
@@ -214,22 +222,13 @@ class World:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Have stores to shared memory count, as file operations do; and let segments be smaller than users may have them."""
-        original = Cell.store
+        """Have file operations count, as published stores do; and let segments be smaller than users may have them."""
         known = TOPIC_SETTINGS["segment.bytes"]
-
-        def store(cell: Cell, value: int) -> None:
-            if self._doom is not None:
-                self.count_down()
-            original(cell, value)
-
-        Cell.store = store  # type: ignore[method-assign, assignment]
         TOPIC_SETTINGS["segment.bytes"] = replace(known, minimum=1024)
         self.disk.hook = lambda _operation, _path: self.count_down()
         try:
             yield
         finally:
-            Cell.store = original  # type: ignore[method-assign]
             TOPIC_SETTINGS["segment.bytes"] = known
             self.disk.hook = None
 
@@ -239,6 +238,20 @@ class World:
             if self._doom < 0:
                 self._doom = None
                 raise self._doom_error
+
+    def _maybe_preempt(self) -> None:
+        """Behind a published store: now and then other processes have their turns before the one that stored goes on."""
+        rng = self.preempts
+        if rng is None or not self._is_inside or self._is_preempted or rng.random() > PREEMPTION_RATE:
+            return
+        inside, self._is_preempted = self._running, True
+        try:
+            for _ in range(rng.randint(1, 6)):
+                others = [child for child in self.children if child is not inside and self.is_runnable(child)]
+                if others:
+                    self.step(rng.choice(others))
+        finally:
+            self._is_inside, self._is_preempted, self._running = True, False, inside
 
     def crash_at_a_point(self) -> None:
         """Somebody dies at one of the named places, when it comes there."""
@@ -312,7 +325,9 @@ class World:
     def _make(self, plans: list[RegionPlan]) -> None:
         for plan in plans:
             name = self._spec_regions[plan.logical_name] = f"/sim-{self.run}-{plan.logical_name}"
-            self.regions[name] = memory.simulated(plan.kind, plan.size, plan.first, plan.second)
+            region = self.regions[name] = memory.simulated(plan.kind, plan.size, plan.first, plan.second)
+            assert isinstance(region.words, CheckedWords)
+            region.words.before, region.words.after = self.count_down, self._maybe_preempt
         self._write_manifest()
 
     def _names_with_spares(self) -> dict[str, str]:
@@ -354,7 +369,7 @@ class World:
         child.deadline_ns = None
         context = SimContext(spec, self.clock, self)
         try:
-            self._is_inside = True
+            self._is_inside, self._running = True, child
             child.agent = self._build(child, context)
         except Killed:
             self.bury(child)
@@ -466,7 +481,7 @@ class World:
             child.bell.clear()
             child.is_asleep = False
         try:
-            self._is_inside = True
+            self._is_inside, self._running = True, child
             work = agent.step(self.now_ns)
         except Killed:
             self.bury(child)

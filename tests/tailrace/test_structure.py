@@ -6,16 +6,28 @@ import pathlib
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.arrow_metadata import read_schema
-from tailrace.batch_header import BatchFormatError, header_position, read_header, verify_batch
+from tailrace import arrow_batch
+from tailrace.arrow_metadata import SchemaLayout, read_schema
+from tailrace.batch_header import (
+    ATTRIBUTE_DELAYED,
+    ATTRIBUTE_LOG_APPEND_TIME,
+    ATTRIBUTE_SPARSE,
+    ATTRIBUTE_TRANSACTIONAL,
+    BatchFormatError,
+    header_position,
+    read_header,
+    verify_batch,
+)
 from tailrace.schema import DEFAULT_SCHEMA, to_message
-from tailrace.structure import UnsafeBatchError, check_structure
+from tailrace.structure import UnpackedTooLargeError, UnsafeBatchError, check_structure, rows_max, unpacked_bytes, unpacked_max
 from tests.kit.batches import SEED, make_batch, reseal, with_wild_buffer
 
 LAYOUT = read_schema(to_message(DEFAULT_SCHEMA))
@@ -64,8 +76,6 @@ def test_a_batch_of_another_schema_is_refused() -> None:
 def test_a_column_shorter_than_the_rows_is_refused() -> None:
     schema = pa.schema([("a", pa.int64())])
     layout = read_schema(to_message(schema))
-    from tailrace import arrow_batch
-
     short = arrow_batch.encode(
         pa.RecordBatch.from_pydict({"a": [1, 2, 3]}, schema=pa.schema([("a", pa.int8())])),
         schema_id=1, seed=SEED, compression="none", first_timestamp_us=0, max_timestamp_us=0,
@@ -85,6 +95,123 @@ def test_a_compressed_bomb_is_refused() -> None:
     reseal(data)
     with pytest.raises(UnsafeBatchError, match="unpacks to more"):
         check_structure(data, verify_batch(memoryview(data), SEED), LAYOUT)
+
+
+MESSAGE_BYTES = 1 << 20
+
+
+def bomb(rows: pa.RecordBatch) -> bytearray:
+    data = arrow_batch.encode(rows, schema_id=1, seed=SEED, compression="zstd", first_timestamp_us=0, max_timestamp_us=0)
+    assert len(data) < 200_000
+    return data
+
+
+def layout_of(rows: pa.RecordBatch) -> SchemaLayout:
+    return read_schema(rows.schema.serialize().to_pybytes())
+
+
+def test_what_unpacks_to_much_more_than_a_message_is_refused() -> None:
+    rows = pa.RecordBatch.from_pydict({"a": [b"x" * (unpacked_max(MESSAGE_BYTES) + 1)]}, schema=pa.schema([("a", pa.binary())]))
+    data = bomb(rows)
+    header = verify_batch(memoryview(data), SEED)
+    assert unpacked_bytes(data, header) > 16 * MESSAGE_BYTES
+    check_structure(data, header, layout_of(rows))  # the largest max.message.bytes allows it: readers go by that
+    with pytest.raises(UnpackedTooLargeError, match="unpacks to more"):
+        check_structure(data, header, layout_of(rows), max_message_bytes=MESSAGE_BYTES)
+
+
+@pytest.mark.parametrize("limit", [1024, MESSAGE_BYTES, 64 << 20])
+def test_a_batch_unpacked_to_its_bound_passes(limit: int) -> None:
+    size = unpacked_max(limit) - 64
+    rows = pa.RecordBatch.from_pydict({"a": [b"x" * size]}, schema=pa.schema([("a", pa.binary())]))
+    data = bomb(rows)
+    check_structure(data, verify_batch(memoryview(data), SEED), layout_of(rows), max_message_bytes=limit)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pa.RecordBatch.from_arrays([pa.nulls(100_000_000)], ["a"]),
+        pa.RecordBatch.from_arrays([pa.nulls(1 << 17)], ["a"]),
+        pa.RecordBatch.from_arrays([pa.array(np.zeros(12_000_000, bool))], ["a"]),
+        pa.RecordBatch.from_arrays([pa.FixedSizeListArray.from_arrays(pa.nulls(100_000_000), 100_000_000)], ["a"]),
+        pa.RecordBatch.from_arrays([pa.ListArray.from_arrays(pa.array([0, 100_000_000], pa.int32()), pa.nulls(100_000_000))], ["a"]),
+        pa.RecordBatch.from_arrays([pa.ListArray.from_arrays(pa.array([0, 100_000_000], pa.int32()), pa.array(np.zeros(100_000_000, bool)))], ["a"]),
+        pa.RecordBatch.from_arrays([pa.StructArray.from_arrays([pa.nulls(100_000_000)], ["b"])], ["a"]),
+    ],
+    ids=["null rows", "fewer null rows", "bool rows", "a wide list of nulls", "a list of nulls", "a list of bools", "structs of nulls"],
+)  # fmt: skip
+def test_rows_and_values_that_cost_no_bytes_are_refused(rows: pa.RecordBatch) -> None:
+    data = bomb(rows)
+    assert len(data) < 20_000
+    with pytest.raises(UnpackedTooLargeError, match=r"rows in|values in|unpacks to more"):
+        check_structure(data, verify_batch(memoryview(data), SEED), layout_of(rows), max_message_bytes=MESSAGE_BYTES)
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_the_narrowest_rows_of_a_full_message_pass(compression: str) -> None:
+    rows = pa.RecordBatch.from_arrays([pa.array(np.arange(MESSAGE_BYTES - 4096) % 100, pa.int8())], ["a"])
+    data = arrow_batch.encode(rows, schema_id=1, seed=SEED, compression=compression, first_timestamp_us=0, max_timestamp_us=0)
+    assert rows.num_rows < rows_max(MESSAGE_BYTES)
+    check_structure(data, verify_batch(memoryview(data), SEED), layout_of(rows), max_message_bytes=MESSAGE_BYTES)
+
+
+def test_a_compressed_buffer_shorter_than_its_values_is_refused() -> None:
+    rows = pa.RecordBatch.from_arrays([pa.array(np.zeros(10_000, np.int8))], ["a"])
+    layout = read_schema(pa.schema([("a", pa.int64())]).serialize().to_pybytes())
+    with pytest.raises(UnsafeBatchError, match="10000 values need 80000"):
+        check_structure(bomb(rows), verify_batch(memoryview(bomb(rows)), SEED), layout)
+
+
+def test_a_delay_log_takes_only_what_can_be_delivered_uncompressed() -> None:
+    fits, does_not = ({"a": [b"x" * size]} for size in (MESSAGE_BYTES - 4096, MESSAGE_BYTES - 100))
+    schema = pa.schema([("a", pa.binary())])
+    for columns, expected in ((fits, True), (does_not, False)):
+        rows = pa.RecordBatch.from_pydict(columns, schema=schema)
+        data = bomb(rows)
+        header = verify_batch(memoryview(data), SEED)
+        uncompressed = arrow_batch.encode(rows, schema_id=1, seed=SEED, compression="none", first_timestamp_us=0, max_timestamp_us=0)
+        assert (len(uncompressed) <= MESSAGE_BYTES) is expected
+        if expected:
+            check_structure(data, header, layout_of(rows), max_message_bytes=MESSAGE_BYTES, is_delay_log=True)
+            continue
+        with pytest.raises(UnpackedTooLargeError, match="delivered uncompressed"):
+            check_structure(data, header, layout_of(rows), max_message_bytes=MESSAGE_BYTES, is_delay_log=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"attributes": ATTRIBUTE_TRANSACTIONAL}, BatchFormatError),
+        ({"attributes": ATTRIBUTE_SPARSE}, BatchFormatError),
+        ({"attributes": ATTRIBUTE_DELAYED}, UnsafeBatchError),
+        ({"attributes": ATTRIBUTE_LOG_APPEND_TIME}, UnsafeBatchError),
+        ({"due_us": 1 << 32}, UnsafeBatchError),
+        ({"delay_position": 1}, UnsafeBatchError),
+        ({"min_tick": -2}, UnsafeBatchError),
+        ({"previous_position": 7}, UnsafeBatchError),
+        ({"control_type": 1}, BatchFormatError),
+        ({"reserved_b": 1}, BatchFormatError),
+    ],
+)
+def test_what_only_the_appliance_may_say_is_refused_from_outside(change: dict[str, int], error: type[Exception]) -> None:
+    data = make_batch(3)
+    position = header_position(data)
+    header = replace(read_header(data), **change)
+    data[position : position + 136] = header.to_bytes()
+    reseal(data)
+    header = verify_batch(memoryview(data), SEED)
+    with pytest.raises(error):
+        check_structure(data, header, LAYOUT)
+    if not header.attributes & ATTRIBUTE_SPARSE:
+        check_structure(data, header, LAYOUT, is_ours=True)
+
+
+def test_unset_fields_may_be_minus_one_or_zero() -> None:
+    data = make_batch(3)
+    position = header_position(data)
+    data[position : position + 136] = replace(read_header(data), due_us=0, delay_position=0, min_tick=0).to_bytes()
+    check_structure(data, read_header(data), LAYOUT)
 
 
 @settings(max_examples=300, deadline=None)

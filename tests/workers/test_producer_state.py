@@ -1,10 +1,16 @@
-"""Deduplication: Kafka's rules, one row each."""
+"""Deduplication: Kafka's rules, one row each; and a model of producers that come, go and retry while the table forgets."""
 
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import dataclass
+
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tailrace.protocol.errors import ErrorCode
+from workers import producer_state
 from workers.producer_state import Decision, ProducerTable
 
 LAST = 2**31 - 1
@@ -68,3 +74,140 @@ def test_recording_twice_or_backwards_changes_nothing() -> None:
     result.record(9, 1, 60, 9, 160, 170, 5)
     result.record(9, 0, 70, 9, 170, 180, 5)
     assert result.to_snapshot() == table().to_snapshot()
+
+
+# ---- many producers ----------------------------------------------------------------------------------------------------------------------
+
+MINUTE_US = 60_000_000
+RETRIED_FOR_US = 5 * MINUTE_US
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), st.integers(0, 11)),
+        st.tuples(st.just("send"), st.integers(0, 11)),
+        st.tuples(st.just("retry"), st.integers(0, 11)),
+        st.tuples(st.just("wait"), st.integers(1, 20)),
+        st.tuples(st.just("restart"), st.just(0)),
+    ),
+    max_size=120,
+)
+
+
+@dataclass
+class Client:
+    """A producer as the SDK is one: it sends again what it knows no answer to until its time is over, and takes a new epoch when it is not known any more."""
+
+    number: int
+    epoch: int = 0
+    next_sequence: int = 0
+    unanswered: tuple[int, int, int] | None = None
+    """(batch, sequence, when it was first sent)"""
+    last_batch: int = -1
+
+
+class Partition:
+    """A worker's table and the flusher's copy; every batch's answer is lost, so each is sent again."""
+
+    def __init__(self, limit: int) -> None:
+        self.worker, self.flusher = ProducerTable(), ProducerTable()
+        self.limit = limit
+        self.now_us = 1_000 * MINUTE_US
+        self.log: list[tuple[int, int]] = []
+        self.refused = 0
+
+    def produce(self, client: Client, batch: int, sequence: int) -> ErrorCode:
+        verdict = self.worker.decide(client.number, client.epoch, sequence, 0)
+        if verdict.decision is Decision.APPEND:
+            if verdict.is_new and not self.worker.has_room(self.limit, self.now_us):
+                self.refused += 1
+                return ErrorCode.TOO_MANY_PRODUCERS
+            offset = len(self.log)
+            self.log.append((client.number, batch))
+            for table in (self.worker, self.flusher):
+                table.record(client.number, client.epoch, sequence, 0, offset, offset + 1, self.now_us)
+        elif verdict.original is not None:
+            assert self.log[verdict.original.base_offset] == (client.number, batch)
+        return verdict.code
+
+
+def play(steps: list[tuple[str, int]], limit: int = 6) -> Partition:
+    partition, clients = Partition(limit), [Client(number) for number in range(12)]
+    for step, number in steps:
+        client = clients[number % 12]
+        if step == "wait":
+            partition.now_us += number * MINUTE_US
+        elif step == "restart":
+            partition.worker = ProducerTable.from_snapshot(partition.flusher.to_snapshot())
+        elif step == "send" or client.unanswered is not None:
+            if client.unanswered is None or step == "send":  # the batch before was answered, or is given up
+                client.last_batch += 1
+                client.unanswered = client.last_batch, client.next_sequence, partition.now_us
+            batch, sequence, since_us = client.unanswered
+            if partition.now_us - since_us > RETRIED_FOR_US:
+                client.unanswered, client.epoch, client.next_sequence = None, client.epoch + 1, 0  # what it knows no fate of leaves a gap
+                continue
+            code = partition.produce(client, batch, sequence)
+            if code is ErrorCode.UNKNOWN_SEQUENCE:
+                client.epoch, sequence = client.epoch + 1, 0
+                client.unanswered = batch, sequence, since_us
+                code = partition.produce(client, batch, sequence)
+            assert code in (ErrorCode.OK, ErrorCode.TOO_MANY_PRODUCERS), code
+            if code is ErrorCode.OK:
+                client.next_sequence = sequence + 1
+            else:
+                client.unanswered, client.last_batch = None, client.last_batch - 1
+        assert partition.worker.producer_count <= limit
+        assert partition.flusher.producer_count <= limit
+    assert len(partition.log) == len(set(partition.log)), "appended twice"
+    return partition
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_state, "KEPT", 3)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STEPS)
+def test_nothing_that_may_be_sent_again_is_forgotten_however_many_producers_come(steps: list[tuple[str, int]]) -> None:
+    play(steps)
+
+
+def test_the_model_finds_a_table_that_forgets_who_may_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_state, "IDLE_US", 2 * MINUTE_US)
+    with pytest.raises(AssertionError, match="appended twice"):
+        play([("send", 0), ("wait", 3), *[("send", n) for n in range(1, 6)], ("retry", 0)])
+
+
+def test_new_producers_are_refused_while_as_many_as_may_be_are_busy_and_known_ones_go_on() -> None:
+    table, now_us = ProducerTable(), 1_000 * MINUTE_US
+    for number in range(50):
+        verdict = table.decide(number, 0, 0, 0)
+        assert verdict.is_new
+        assert table.has_room(10, now_us) == (number < 10)
+        if number < 10:
+            table.record(number, 0, 0, 0, number, number + 1, now_us)
+    assert table.decide(4, 0, 1, 0).decision is Decision.APPEND
+    assert not table.decide(4, 0, 1, 0).is_new
+    table.record(4, 0, 1, 0, 100, 101, now_us + producer_state.IDLE_US)
+    assert table.has_room(10, now_us + producer_state.IDLE_US + 2_000_000)
+    assert table.producer_count == 1, "the others have sent nothing for long enough"
+
+
+def test_sixty_thousand_invented_producers_cost_no_more_than_the_limit() -> None:
+    table = ProducerTable()
+    tracemalloc.start()
+    for number in range(60_000):
+        if table.decide(number, 0, 0, 0).is_new and table.has_room(10_000, 1_000_000):
+            table.record(number, 0, 0, 0, number, number + 1, 1_000_000)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert table.producer_count == 10_000
+    assert held < 300 * 10_000
+
+
+def test_few_producers_are_remembered_however_idle() -> None:
+    table = ProducerTable()
+    for number in range(3):
+        assert table.has_room(10, number * 10 * producer_state.IDLE_US)
+        table.record(number, 0, 0, 0, number, number + 1, number * 10 * producer_state.IDLE_US)
+    assert table.producer_count == 3

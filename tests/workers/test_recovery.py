@@ -8,7 +8,7 @@ import random
 import orjson
 import pytest
 
-from tailrace.batch_header import END_OF_STREAM
+from tailrace.batch_header import ATTRIBUTE_CONTROL, CONTROL_DELAY_MARK, END_OF_STREAM, BatchHeader
 from tailrace.partition_file import Damage, PartitionFile
 from tailrace.schema import DEFAULT_SCHEMA, to_message
 from tailrace.segment import Ending, file_name
@@ -18,7 +18,7 @@ from workers.checkpoint import CHECKPOINT_FILES, SealedSegment
 from workers.files import DiskFiles
 from workers.partition_log import PartitionLog, PendingBatch
 from workers.producer_state import ProducerTable
-from workers.recovery import Action, Hints, RecoveredLog, decide, decode_producers, encode_producers, recover_log
+from workers.recovery import Action, Hints, RecoveredLog, decide, decode_producers, encode_producers, record_producer, recover_log
 
 
 @pytest.mark.parametrize(
@@ -218,3 +218,10 @@ def test_recovery_of_50_gb_reads_little_more_than_what_follows_the_checkpoint(tm
     assert (again.next_offset, len(again.sealed), recovered.damage) == (segment_count * segment_records + 300, segment_count, [])
     assert again.size_bytes > 50_000_000_000
     assert files.read_bytes < 100_000, "recovery must not read what was sealed or lies before the checkpoint"
+
+
+def test_a_control_record_of_another_type_closes_nothing() -> None:
+    table = ProducerTable()
+    for control_type, expected in ((1, 0), (CONTROL_DELAY_MARK, 77)):
+        record_producer(table, BatchHeader(attributes=ATTRIBUTE_CONTROL, control_type=control_type, min_tick=77))
+        assert table.open_ordinal == expected

@@ -1,0 +1,223 @@
+"""The partitions that a worker serves: opened, changed, taken away, and taken up again where the flusher has decided their end anew.
+
+Owner: one worker.
+Invariants: a partition's next offset is its log's end as the table shows it, or behind what the ring holds of the same epoch; epoch and end are read at one
+    time; what cannot be opened is set aside alone and its batches refused, and whatever raises has changed nothing.
+Crash: all of it is derived from assignments, table, files and ring.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shm.assignments import Assignment
+from shm.boundary import Boundary
+from shm.layout import FLAG_CLOSED, FLAG_DELIVERED, SlotState
+from shm.partition_table import PartitionTable
+from shm.ring import RingWriter
+from tailrace.arrow_metadata import SchemaLayout, read_schema
+from tailrace.batch_header import checksum_seed
+from tailrace.protocol.errors import ErrorCode
+from workers.producer_state import ProducerTable
+from workers.ring_index import RingIndex
+
+logger = logging.getLogger(__name__)
+
+NO_EPOCH = -1
+OPEN_RETRY_NS = 1_000_000_000
+"""How soon a partition that could not be opened is tried again, should a batch come for it."""
+
+
+@dataclass(slots=True)
+class Partition:
+    """What the worker knows of one of its partitions."""
+
+    assignment: Assignment
+    seed: int
+    layout: SchemaLayout
+    max_message_bytes: int
+    log_append_time: bool
+    next_offset: int
+    leader_epoch: int = 0
+    """The partition table's, when `next_offset` was taken from there. Another one there means that the log's end was decided anew. NO_EPOCH: the log could
+    not be opened, and where it ends is not known.
+    """
+    last_append_us: int = 0
+    producers: ProducerTable = field(default_factory=ProducerTable)
+    is_delay_log: bool = False
+
+
+@dataclass(slots=True)
+class SetAside:
+    """A partition that could not be opened: what its batches are refused with, and when to try again."""
+
+    assignment: Assignment
+    code: ErrorCode
+    retry_ns: int
+
+
+LoadProducers = Callable[[Assignment, int], ProducerTable]
+"""(partition, next offset) -> what the files tell of its producers up to there."""
+
+
+class Partitions:
+    """What a worker knows of its partitions."""
+
+    def __init__(self, ring: RingWriter, tables: list[PartitionTable], load_producers: LoadProducers, boundary: Boundary) -> None:
+        self.by_slot: dict[int, Partition] = {}
+        self.delay_logs: dict[tuple[str, int], Partition] = {}
+        """(id of the topic, partition) -> its delay log, which the same worker has."""
+        self._set_aside: dict[int, SetAside] = {}
+        self._ring = ring
+        self._tables = tables
+        self._load_producers = load_producers
+        self._boundary = boundary
+        self._index = RingIndex(ring)
+        self._unsettled = self._read_unsettled()
+
+    def assign(self, assignment: Assignment, now_ns: int) -> None:
+        """A partition given, changed or taken away."""
+        try:
+            self._apply(assignment)
+        except Exception as error:
+            self._put_aside(assignment, error, now_ns)
+
+    def code_of_unopened(self, slot: int, now_ns: int) -> ErrorCode:
+        """What a batch for a slot without a partition is refused with. One whose files could not be read is tried again now and then, for the next batch."""
+        aside = self._set_aside.get(slot)
+        if aside is None:
+            return ErrorCode.UNKNOWN_TOPIC
+        if aside.code is ErrorCode.NOT_READY and now_ns >= aside.retry_ns:
+            self.assign(aside.assignment, now_ns)
+        return aside.code
+
+    def _read_unsettled(self) -> dict[int, tuple[int, int, int]]:
+        """slot -> (next offset, append time, epoch), from the descriptors that a predecessor published and the table may not show yet."""
+        ring = self._ring
+        found: dict[int, tuple[int, int, int]] = {}
+        for number in range(ring.settled.load(), ring.next_number):
+            descriptor = ring.descriptor(number)
+            if descriptor.has_bytes and not descriptor.is_control:
+                found[descriptor.slot] = descriptor.next_offset, descriptor.append_time_us, descriptor.leader_epoch
+        return found
+
+    def _apply(self, assignment: Assignment) -> None:
+        slot = assignment.slot
+        known = self.by_slot.get(slot)
+        same = known is not None and known.assignment.topic_id == assignment.topic_id
+        if assignment.dropped:
+            if same:
+                self._forget(slot)
+            if slot in self._set_aside and self._set_aside[slot].assignment.topic_id == assignment.topic_id:
+                del self._set_aside[slot]
+        elif known is not None and same:
+            if assignment.version >= known.assignment.version:
+                max_message_bytes = int(assignment.settings["max.message.bytes"])
+                log_append_time = assignment.settings["message.timestamp.type"] == "LogAppendTime"
+                known.assignment, known.max_message_bytes, known.log_append_time = assignment, max_message_bytes, log_append_time
+        else:
+            opened = self._open(assignment)
+            if known is not None:
+                self._forget(slot)
+            self._set_aside.pop(slot, None)
+            self.by_slot[slot] = opened
+            if assignment.delay_of:
+                self.delay_logs[assignment.delay_of, assignment.partition] = opened
+
+    def _forget(self, slot: int) -> None:
+        assignment = self.by_slot.pop(slot).assignment
+        if assignment.delay_of:
+            self.delay_logs.pop((assignment.delay_of, assignment.partition), None)
+
+    def _put_aside(self, assignment: Assignment, error: Exception, now_ns: int) -> None:
+        """The partition cannot be opened (its files cannot be read now, or nobody can read its schema): its batches are refused, the others go on."""
+        slot, said = assignment.slot, self._set_aside.get(assignment.slot)
+        code = ErrorCode.NOT_READY if isinstance(error, OSError) else ErrorCode.INTERNAL_ERROR
+        if said is None or said.code is not code:
+            what = f"topic={assignment.topic} partition={assignment.partition}"
+            if isinstance(error, OSError):
+                logger.error("partition_not_opened %s error=%r advice=%r", what, str(error), "it is tried again with each batch")
+            else:
+                self._boundary.caught(what, error)
+        known = self.by_slot.get(slot)
+        if known is not None and known.assignment.topic_id == assignment.topic_id:
+            return  # what cannot be applied is a change: it stays as it was
+        if known is not None:
+            self._forget(slot)
+        self._set_aside[slot] = SetAside(assignment, code, now_ns + OPEN_RETRY_NS)
+
+    def _open(self, assignment: Assignment) -> Partition:
+        table = self._tables[assignment.data_dir]
+        partition = Partition(
+            assignment,
+            checksum_seed(assignment.topic_id, assignment.partition),
+            read_schema(assignment.schema),
+            int(assignment.settings["max.message.bytes"]),
+            assignment.settings["message.timestamp.type"] == "LogAppendTime",
+            next_offset=0,
+            is_delay_log=bool(assignment.delay_of),
+        )
+        state = table.read(assignment.slot)
+        if state.topic_id == assignment.topic_id:
+            next_offset, append_us, epoch = self._unsettled.get(assignment.slot, (0, 0, 0))
+            if epoch != state.leader_epoch:
+                next_offset = 0  # refused since, by a disk that failed
+            self._take_up(partition, max(next_offset, state.log_end_offset), state.leader_epoch)
+            partition.last_append_us = max(append_us, state.last_append_us)
+            if state.state is SlotState.UNREADABLE:
+                partition.leader_epoch = NO_EPOCH
+        return partition
+
+    def _take_up(self, partition: Partition, next_offset: int, leader_epoch: int) -> None:
+        """Go on at `next_offset`, with what the files and this ring tell of producers. Raises OSError, before anything is changed."""
+        producers = self._load_producers(partition.assignment, next_offset)
+        for d in self._index.batches_of(partition.assignment.slot):
+            if d.leader_epoch != leader_epoch or d.next_offset > next_offset:
+                continue
+            if d.flags & FLAG_DELIVERED:
+                producers.deliver(d.delay_ordinal, d.delay_position)
+            elif d.flags & FLAG_CLOSED:
+                producers.close_below(d.delay_ordinal)
+            if d.producer_id >= 0:
+                producers.record(
+                    d.producer_id, d.producer_epoch, d.base_sequence, d.last_offset_delta, d.base_offset, d.next_offset, d.append_time_us
+                )
+        partition.next_offset, partition.leader_epoch, partition.producers = next_offset, leader_epoch, producers
+
+    def look_at_log_end(self, partition: Partition) -> None:
+        """The scheduler sends again what this worker believes to have appended. If everything is settled and the log ends before that, the disk refused it
+        in a way that began no epoch: then the log is right.
+        """
+        ring, assignment = self._ring, partition.assignment
+        if ring.settled.load() != ring.next_number:
+            return
+        state = self._tables[assignment.data_dir].read(assignment.slot)
+        if state.topic_id == assignment.topic_id and state.state is SlotState.ONLINE and state.log_end_offset < partition.next_offset:
+            logger.warning(
+                "taken_up_behind topic=%s partition=%d from=%d to=%d",
+                assignment.topic, assignment.partition, partition.next_offset, state.log_end_offset,
+            )  # fmt: skip
+            try:
+                self._take_up(partition, state.log_end_offset, state.leader_epoch)
+            except OSError as error:
+                logger.warning("end_not_taken_up topic=%s partition=%d error=%r", assignment.topic, assignment.partition, str(error))
+
+    def on_new_epoch(self, partition: Partition) -> bool:
+        """The flusher has decided the log's end anew (its disk had failed): what this worker appended beyond it was refused. False: the files cannot be
+        read now. Epoch and end are of one time: an end of the epoch before would leave a gap, or write over what is there.
+        """
+        assignment = partition.assignment
+        state = self._tables[assignment.data_dir].read(assignment.slot)
+        if state.topic_id == assignment.topic_id and state.state is not SlotState.UNREADABLE:
+            try:
+                self._take_up(partition, state.log_end_offset, state.leader_epoch)
+            except OSError as error:
+                logger.warning("epoch_not_taken_up topic=%s partition=%d error=%r", assignment.topic, assignment.partition, str(error))
+                return False
+            logger.info(
+                "epoch_taken_up topic=%s partition=%d epoch=%d next_offset=%d",
+                assignment.topic, assignment.partition, state.leader_epoch, state.log_end_offset,
+            )  # fmt: skip
+        return True
