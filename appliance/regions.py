@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from appliance import manifest
-from appliance.directory_errors import unusable
+from appliance.directory_errors import DataDirectoryError, unusable
 from appliance.left_regions import find_left, remove_regions
 from appliance.manifest import Manifest
 from appliance.memory_plan import RegionPlan, plan_regions, plan_worker
@@ -119,7 +119,7 @@ class Regions:
         self._is_recovered = True
         try:
             self._write_manifest()
-        except RegionError as error:
+        except DataDirectoryError as error:
             logger.error("drained_rings_kept reason=%r the next start removes them", str(error))
             return  # the manifest names them still
         remove_regions(kept)
@@ -140,11 +140,11 @@ class Regions:
         return {plan.logical_name: self.name_of(plan.logical_name) for plan in spares} | self.names
 
     def create(self) -> Control:
-        """Make everything that the shape of the appliance asks for. Raises RegionError; then nothing of it is left."""
+        """Make everything that the shape of the appliance asks for. Raises RegionError, DataDirectoryError; then nothing of it is left."""
         plans = plan_regions(self._settings, len(self._worker_dirs), self._settings.fronts, len(self._owners))
         try:
             self._make(plans)
-        except RegionError:
+        except (RegionError, DataDirectoryError):
             remove_regions(list(self.names.values()))
             self.names = {}
             self._try_to_write_manifest()  # the old rings stay named
@@ -152,14 +152,14 @@ class Regions:
         return Control(Region.attach(self.names["control"], RegionKind.CONTROL, self._owner.identity.shared_memory))
 
     def create_worker(self, index: int, data_dir: int) -> None:
-        """Make a dedicated worker's ring and lanes, if they are not there. Raises RegionError; then none of them is left."""
+        """Make a dedicated worker's ring and lanes, if they are not there. Raises RegionError, DataDirectoryError; then none of them is left."""
         if index in self._worker_dirs:
             return
         plans = plan_worker(self._settings, index, self._settings.fronts)
         self._worker_dirs[index] = data_dir
         try:
             self._make(plans)
-        except RegionError:
+        except (RegionError, DataDirectoryError):
             remove_regions([self.names.pop(plan.logical_name) for plan in plans])
             del self._worker_dirs[index]
             self._try_to_write_manifest()
@@ -183,7 +183,7 @@ class Regions:
         return self._owners[int(number)].instance if plan.kind is RegionKind.TABLE else bytes(16)
 
     def _write_manifest(self) -> None:
-        """Raises RegionError when the disk refuses."""
+        """Raises DataDirectoryError when the disk refuses."""
         directories = [owner.instance.hex() for owner in self._owners]
         identity = self._owner.identity
         self._generation += 1
@@ -197,13 +197,13 @@ class Regions:
         try:
             manifest.write(self._owner.path, told)
         except OSError as error:
-            raise RegionError(str(unusable(self._owner.path, error))) from None
+            raise unusable(self._owner.path, error) from None
 
     def _try_to_write_manifest(self) -> None:
         """After a failure: names of regions that are gone do no harm."""
         try:
             self._write_manifest()
-        except RegionError as error:
+        except DataDirectoryError as error:
             logger.error("manifest_not_written reason=%r", str(error))
 
     def are_drained(self) -> bool:

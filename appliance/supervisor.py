@@ -319,9 +319,9 @@ class Supervisor:
             return
         try:
             self._regions.create_worker(index, data_dir)
-        except RegionError as error:
+        except (RegionError, DataDirectoryError) as error:
             if not self._announced:
-                raise Halt(ExitCode.SHARED_MEMORY, str(error)) from None
+                raise Halt(ExitCode.SHARED_MEMORY if isinstance(error, RegionError) else ExitCode.DATA_UNUSABLE, str(error)) from None
             logger.error("no_dedicated_worker index=%d error=%r again_ms=%d", index, str(error), HIRE_AGAIN_MS)
             self._hire_at_ns = now_ns + HIRE_AGAIN_MS * NS_PER_MS
             return

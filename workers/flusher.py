@@ -130,6 +130,7 @@ class Flusher:
         self._journal = Journal(files, data_dir, settings.journal_bytes)
         self._logs = LogSet(files, data_dir, table, facts)
         self._logs.journaled = self._journal.find()
+        self._logs.is_draining = bool(old_rings)
         self._note_rings(table, old_rings)
         self._commit = GroupCommit(self._journal, self._logs.take_offline, self._on_moved)
         self._placing: tuple[Stage, Group] | None = None
@@ -318,6 +319,8 @@ class Flusher:
         crash_point("recovery.after_journal")
         self._commit.sync_all(self._logs.all())
         try:
+            if self._logs.is_draining:
+                self._logs.begin_epochs()
             self._files.sync_directory(self._data_dir)  # a predecessor may have been killed before it was
         except OSError as error:
             if is_shortage(error):

@@ -44,6 +44,8 @@ class LogSet:
         self._table = table
         self._facts = facts
         self._logs: dict[int, PartitionLog] = {}
+        self.is_draining = False
+        """Whether rings of an earlier run have batches for these logs, under the epochs that they had: new ones begin when they are drained."""
         self.waiting: dict[int, Assignment] = {}
         """Slot -> what could not be done for want of space, descriptors or memory; the flusher applies it again."""
         self.journaled: dict[tuple[bytes, int], list[JournalBatch]] = {}
@@ -68,6 +70,19 @@ class LogSet:
 
     def get(self, slot: int) -> PartitionLog | None:
         return self._logs.get(slot)
+
+    def begin_epochs(self) -> None:
+        """What was left in memory is drained. Raises OSError for a shortage: call again."""
+        for log in self._logs.values():
+            if not self._facts.lost_memory or log.refusal or not log.is_open:
+                continue
+            try:
+                log.begin_epoch(self._facts.run)
+            except OSError as error:
+                if is_shortage(error):
+                    raise
+                self.take_offline(log, error)
+        self.is_draining = False
 
     # ---- catalog ---------------------------------------------------------------------------------------------------------------------
 
@@ -136,7 +151,7 @@ class LogSet:
         except OSError:
             log.give_up_opening()  # what was acknowledged is only in the journal: that must stay as it is
             raise
-        if self._facts.lost_memory:
+        if self._facts.lost_memory and not self.is_draining:
             log.begin_epoch(self._facts.run)
         if not replay or recovered.cut_bytes or recovered.damage or replayed:
             logger.info(
