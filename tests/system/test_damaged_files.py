@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from shm.region import names_with
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.data_directory import read_identity
-from tailrace.errors import NotReachableError
+from tailrace.errors import NotReachableError, TailraceError
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.processes import children, kill_and_wait_for_successor, shared_memory, wait_until
 
@@ -446,3 +447,79 @@ def test_shared_memory_removed_by_hand_ends_the_appliance_with_a_sentence(tmp_pa
         assert read(again, 10) == list(range(10))
     finally:
         assert again.stop() == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m,mode=0700", "tmpfs", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_start_on_a_full_disk_without_its_reserve_ends_in_a_sentence(small_disk: pathlib.Path, is_used: bool) -> None:
+    if is_used:
+        assert start(small_disk).stop() == 0
+    (small_disk / "reserve").unlink(missing_ok=True)
+    with (small_disk / "filler").open("wb", buffering=0) as filler:
+        for size in (1 << 16, 1 << 9, 1):
+            try:
+                while filler.write(bytes(size)):
+                    pass
+            except OSError:
+                pass
+    ended = supervise(small_disk)
+    assert ended.returncode == 73
+    assert "No space left on device" in ended.stderr
+    assert str(small_disk) in ended.stderr
+    assert "Traceback" not in ended.stderr
+    (small_disk / "filler").unlink()
+    assert start(small_disk).stop() == 0
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="a /dev/shm of one's own needs root")
+def test_no_room_for_a_dedicated_worker_is_said_and_it_is_hired_when_there_is(tmp_path: pathlib.Path) -> None:
+    """In a mount namespace of its own, with a /dev/shm that holds the appliance and no more."""
+    log = tmp_path / "log"
+    hold = "mount -t tmpfs -o size=48m tmpfs /dev/shm && exec "
+    command = f"{hold}{sys.executable} -P -m appliance.supervisor --data-dir {tmp_path}/data --listen tcp://127.0.0.1:0 --set ring_bytes={4 << 20}"
+    command += " --set lane_bytes=1048576 --set ring_descriptors=1024 --set http.listen="
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_")}
+    with log.open("wb") as file:
+        process = subprocess.Popen(["unshare", "-m", "sh", "-c", command], stdout=file, stderr=file, env=environment)
+    try:
+        wait_until(lambda: " ready " in log.read_text() or process.poll() is not None, "it serves")
+        address = re.findall(r"ready address=(\S+)", log.read_text())[0]
+        inside = pathlib.Path(f"/proc/{process.pid}/root/dev/shm/filler")
+        with inside.open("wb", buffering=0) as filler:
+            try:
+                while filler.write(bytes(1 << 16)):
+                    pass
+            except OSError:
+                pass
+        with Admin(address, request_timeout_ms=1000) as admin:
+            try:
+                admin.create_topics([NewTopic("own", 1, {"worker.dedicated": True})])
+            except TailraceError:
+                pass  # it waits for its worker
+            wait_until(lambda: "no_dedicated_worker" in log.read_text(), "it is said")
+            admin.create_topics([NewTopic("other", 1)])
+        with Producer(address) as producer:
+            producer.send("other", b"x").result(10)
+        said = log.read_text().count("no_dedicated_worker")
+        inside.unlink()
+        with Admin(address) as admin:
+            wait_until(lambda: "own" in admin.partition_counts(), "the topic has its worker")
+        with Producer(address) as producer:
+            producer.send("own", b"x").result(10)
+        assert log.read_text().count("no_dedicated_worker") <= said + 1, "it tries in pauses"
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
