@@ -29,6 +29,6 @@ def unusable(path: str, error: OSError) -> DataDirectoryError:
     where = error.filename if isinstance(error.filename, str) else path
     if error.filename2 is not None and isinstance(error.filename2, str):
         where = error.filename2
-    advice = _ADVICE.get(error.errno or 0, "Repair it, or choose another directory with --data-dir")
-    named = "" if where == path else f" of the data directory {path}"
-    return DataDirectoryError(f"cannot read or write {where}{named}: {os.strerror(error.errno or 0)}. {advice}.")
+    advice = _ADVICE.get(error.errno or 0, "Make it writable for this user, or choose another directory with --data-dir")
+    what = f"write in the data directory {path}" if where == path else f"read or write {where} of the data directory {path}"
+    return DataDirectoryError(f"cannot {what}: {os.strerror(error.errno or 0)}. {advice}.")

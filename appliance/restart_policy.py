@@ -8,7 +8,7 @@ the child.
     75 SHARED_MEMORY                halt       halt: the next try would fail alike
     71 PARENT_GONE                  fine       restart (cannot be seen by a living supervisor)
     other code, any signal          fine       restart with backoff: 0, 50, 100, 200 ... 5,000 ms while it keeps ending within 10 s of
-        its start; halt when it has ended STARTS_MAX times so and never served: it said why
+        its start; halt when it ends with a code, for the STARTS_MAX-th time so, and never served: it said why
 
 Invariants: a child that has served is always restarted; the delay never exceeds BACKOFF_MAX_MS; nothing is ever given up silently.
 """
@@ -47,7 +47,7 @@ BACKOFF_FIRST_MS = 50
 BACKOFF_MAX_MS = 5_000
 SETTLED_AFTER_MS = 10_000
 STARTS_MAX = 10
-"""Of a child that has never served: what ends it at start so often is nothing that time mends."""
+"""Of a child that has never served and ends by itself: what ends it at start so often is nothing that time mends."""
 
 
 class Action(Enum):
@@ -70,7 +70,7 @@ def decide(exit_status: int, *, stopping: bool, had_served: bool, quick_failures
         return Decision(Action.NOTHING)
     if exit_status in HALTING or (exit_status == ExitCode.ADDRESS_IN_USE and not had_served):
         return Decision(Action.HALT)
-    if not had_served and quick_failures >= STARTS_MAX - 1:
+    if exit_status > 0 and not had_served and quick_failures >= STARTS_MAX - 1:
         return Decision(Action.HALT)
     if exit_status == ExitCode.OK or quick_failures == 0:
         return Decision(Action.RESTART)
