@@ -242,6 +242,18 @@ class Supervisor:
         child.restart_at_ns = 0
         slot.store(ProcessWord.PID, child.pid)
 
+    def _try_spawn(self, child: Child) -> bool:
+        """While the others serve: without memory, a process or a descriptor for this one, they go on, and it is tried again."""
+        try:
+            self._spawn(child)
+        except OSError as error:
+            logger.error("not_started process=%s error=%r again_ms=%d", child.name, str(error), SPAWN_AGAIN_MS)
+            self._control.process(child.role, child.index).store(ProcessWord.LIVE, 0)
+            child.restart_at_ns = time.monotonic_ns() + SPAWN_AGAIN_MS * NS_PER_MS
+            return False
+        self._record_holders()
+        return True
+
     def _rings_for(self, child: Child) -> list[dict[str, Any]]:
         """Rings of an earlier run that this flusher has to drain."""
         if child.role is not Role.FLUSHER:
@@ -288,15 +300,10 @@ class Supervisor:
             self._hire_and_dismiss()
             for child in self._children:
                 if child.restart_at_ns and now_ns >= child.restart_at_ns:
-                    self._control.process(child.role, child.index).store(ProcessWord.RESTARTS, child.generation)
-                    try:
-                        self._spawn(child)
-                    except OSError as error:  # no memory, no process, no descriptor: the others go on
-                        logger.error("not_restarted process=%s error=%r again_ms=%d", child.name, str(error), SPAWN_AGAIN_MS)
-                        child.restart_at_ns = now_ns + SPAWN_AGAIN_MS * NS_PER_MS
-                        continue
-                    self._record_holders()
-                    logger.info("restarted process=%s pid=%d generation=%d", child.name, child.pid, child.generation)
+                    if child.generation:
+                        self._control.process(child.role, child.index).store(ProcessWord.RESTARTS, child.generation)
+                    if self._try_spawn(child):
+                        logger.info("restarted process=%s pid=%d generation=%d", child.name, child.pid, child.generation)
             self._advance_phase()
             self._check_progress(now_ns)
 
@@ -327,8 +334,7 @@ class Supervisor:
             return
         child = Child(Role.WORKER, index, self._other_cores())
         self._children.append(child)
-        self._spawn(child)
-        self._record_holders()
+        self._try_spawn(child)
 
     def _next_wake_ns(self) -> int:
         times = [child.restart_at_ns for child in self._children if child.restart_at_ns]
@@ -396,8 +402,7 @@ class Supervisor:
             os.write(self.ready_fd, orjson.dumps({"address": addresses[0], "addresses": addresses, "pid": os.getpid()}) + b"\n")
         if self.settings.http_listen:
             self._children.append(Child(Role.CONSOLE, 0, self._other_cores()))
-            self._spawn(self._children[-1])
-            self._record_holders()
+            self._try_spawn(self._children[-1])
 
     def _check_progress(self, now_ns: int) -> None:
         """Kill who hangs; feed systemd's watchdog while nobody does. Ringing makes idle processes show a beat."""

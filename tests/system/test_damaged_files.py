@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -364,13 +365,22 @@ def supervise(data_dir: pathlib.Path, *, files: int = 0, before: tuple[str, ...]
     return subprocess.run(command, preexec_fn=limit, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-def with_open_files(data_dir: pathlib.Path, files: int, **settings: Any) -> EmbeddedAppliance:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, before[1]))
+@contextmanager
+def with_open_files(data_dir: pathlib.Path, log: pathlib.Path, files: int) -> Iterator[str]:
+    """A served appliance that may have so many open files; its address."""
+    command = [sys.executable, "-P", "-m", "appliance.supervisor", "--data-dir", str(data_dir), "--listen", "tcp://127.0.0.1:0"]
+    command += ["--set", "http.listen=", "--set", f"ring_bytes={4 << 20}"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_")}
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)), env=environment, stdout=out, stderr=out
+        )
     try:
-        return start(data_dir, **settings)
+        wait_until(lambda: " ready " in log.read_text() or process.poll() is not None, "it serves")
+        yield re.findall(r"ready address=(\S+)", log.read_text())[0]
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        process.terminate()
+        assert process.wait(30) == 0
 
 
 def test_64_open_files_end_in_a_sentence(tmp_path: pathlib.Path) -> None:
@@ -379,6 +389,20 @@ def test_64_open_files_end_in_a_sentence(tmp_path: pathlib.Path) -> None:
     assert "64 open files are allowed" in ended.stderr
     assert "LimitNOFILE" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_256_open_files_serve_as_many_partitions_as_they_can_and_refuse_more(tmp_path: pathlib.Path) -> None:
+    with with_open_files(tmp_path / "data", tmp_path / "log", 256) as address:
+        with Admin(address) as admin:
+            with pytest.raises(TailraceError, match="partition slots are in use"):
+                admin.create_topics([NewTopic("wide", 200)])
+            admin.create_topics([NewTopic("narrow", 70)])
+        with Producer(address, acks="all") as producer:
+            handles = [producer.send("narrow", b"%d" % partition, partition=partition) for partition in range(70)]
+            assert all(handle.exception(20) is None for handle in handles)
+        with Admin(address) as admin:
+            assert admin.describe_cluster()["offline"] == []
+    assert "few_open_files allowed=256" in (tmp_path / "log").read_text()
 
 
 def test_more_partitions_than_open_files_are_refused_at_start_and_served_with_more(tmp_path: pathlib.Path) -> None:
