@@ -111,7 +111,7 @@ class Region:
 
     @classmethod
     def attach(cls, name: str, kind: RegionKind, instance: bytes | None = None) -> Region:
-        """Map an existing region. Raises RegionMissingError, RegionVersionError, RegionError."""
+        """Map an existing region. Raises RegionMissingError, RegionVersionError, RegionError; OSError when descriptors or memory are short."""
         try:
             shared = posix_ipc.SharedMemory(name)
         except posix_ipc.ExistentialError:
@@ -120,15 +120,11 @@ class Region:
             raise RegionForeignError(
                 f"shared memory {name} belongs to another user; run as that one, or remove /dev/shm{name}, which gives up what it holds"
             ) from None
-        except OSError as error:
-            raise RegionError(f"cannot attach shared memory {name}: {error.strerror}") from None
         try:
             actual = os.fstat(shared.fd).st_size
             if actual < REGION_HEADER.size:
                 raise RegionError(f"shared memory {name} has {actual} bytes, too few for a header")
             memory = mmap.mmap(shared.fd, actual)
-        except OSError as error:
-            raise RegionError(f"cannot attach shared memory {name} of {actual >> 20} MiB: {error.strerror}") from None
         finally:
             os.close(shared.fd)
         magic, version, found_kind, boot, owner, generation, size, first, second, directory = REGION_HEADER.unpack_from(memory, 0)

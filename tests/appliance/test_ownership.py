@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import pathlib
+import platform
 import subprocess
 import sys
 
 import pytest
 
 from appliance import manifest
+from appliance.host_checks import Level, host_checks
 from appliance.manifest import Manifest
 from appliance.ownership import DataDirectoryError, take
 from shm.process import SPEC_VARIABLE, ProcessSpec
@@ -102,6 +104,24 @@ def test_an_earlier_versions_identity_is_taken_up_with_its_memory(tmp_path: path
     held = take(str(tmp_path))
     assert held.instance == held.identity.shared_memory == bytes.fromhex("ab" * 16)
     assert held.identity.inode == tmp_path.stat().st_ino
+
+
+def test_doctor_says_who_else_may_read_or_write_and_that_a_machine_is_unfit(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "coordinator.db").touch(0o644)
+    (tmp_path / "coordinator.db").chmod(0o644)
+
+    def found(mode: int) -> list[tuple[Level, str]]:
+        tmp_path.chmod(mode)
+        return [(check.level, check.detail) for check in host_checks([str(tmp_path)]) if check.name == f"directory {tmp_path}"]
+
+    assert found(0o700) == []
+    assert [(level, "coordinator.db" in detail) for level, detail in found(0o755)] == [(Level.WARNING, True)]
+    assert [level for level, _ in found(0o770)] == [Level.WARNING]
+    assert [level for level, _ in found(0o777)] == [Level.PROBLEM]
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert [check.level for check in host_checks([]) if check.name == "machine"] == [Level.PROBLEM]
 
 
 def test_a_specification_larger_than_an_environment_variable_reaches_its_child() -> None:
