@@ -107,9 +107,10 @@ def damage_link(path: pathlib.Path) -> None:
 DAMAGES = [damage_cut, damage_empty, damage_flip, damage_remove, damage_link]
 
 
-@pytest.mark.parametrize("damaged", [COPIES[:1], COPIES[1:], COPIES], ids=["manifest", "copy", "both"])
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_acknowledged_batches_in_memory_survive_a_damaged_manifest(tmp_path: pathlib.Path, damage: Any, damaged: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("damaged", "damage"), [(COPIES[:1], damage_cut), (COPIES[1:], damage_flip), *((COPIES, damage) for damage in DAMAGES)]
+)
+def test_acknowledged_batches_in_memory_survive_a_damaged_manifest(tmp_path: pathlib.Path, damaged: tuple[str, ...], damage: Any) -> None:
     directory = tmp_path / "data"
     killed_with_acknowledged_batches_in_the_ring(directory)
     for name in damaged:
@@ -171,7 +172,7 @@ def test_a_ring_without_its_table_is_refused(tmp_path: pathlib.Path) -> None:
         os.unlink(f"/dev/shm{name}")
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [damage_flip, damage_remove, damage_link])
 def test_one_damaged_identity_is_mended_by_the_other(tmp_path: pathlib.Path, damage: Any) -> None:
     directory = tmp_path / "data"
     killed_with_acknowledged_batches_in_the_ring(directory)
