@@ -5,8 +5,9 @@
     /health/ready   200 when every process serves, else 503 and the names of those that do not
 
 Owner: its listening socket. Reads the control region, and asks a front as any client does, anew for each scrape.
-Invariants: no record depends on it: it is started when everything serves, and a port that is taken, said in the log, is tried again. One request at a time; a
-    client that says nothing is given up after REQUEST_TIMEOUT_S.
+Invariants: no record depends on it: it is started when everything serves, and a port that is taken, said in the log, is tried again. Each request has a thread
+    and the agent's step never waits for one; at most CONNECTIONS_MAX are open. A connection that has not sent its request after REQUEST_TIMEOUT_S, or has not
+    taken its answer after ANSWER_TIMEOUT_S, is closed, however steadily it trickles; when all are taken, the oldest that has not sent its request gives way.
 Crash: a successor listens again.
 
 Run as `python -P -m appliance.console`.
@@ -19,6 +20,8 @@ import logging
 import os
 import select
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -41,6 +44,10 @@ logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_MS = 3_000
 REQUEST_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 20.0
+"""From the connection's beginning; a scrape of a front that does not answer takes some ASK_TIMEOUT_MS."""
+CONNECTIONS_MAX = 16
+NS_PER_S = 1_000_000_000
 BIND_AGAIN_NS = 5_000_000_000
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
@@ -126,7 +133,13 @@ def pages(reader: StateReader) -> Callable[[dict[str, Any], StartResponse], Iter
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = REQUEST_TIMEOUT_S
+    timeout = ANSWER_TIMEOUT_S
+
+    def parse_request(self) -> bool:
+        is_whole = super().parse_request()
+        if isinstance(self.server, _Server):
+            self.server.connections.has_asked(self.connection)
+        return is_whole
 
     def log_message(self, format: str, *args: Any) -> None:
         """Scrapes are no news."""
@@ -138,11 +151,59 @@ class _Handler(WSGIRequestHandler):
             pass  # it went away
 
 
+class _Connections:
+    """The connections that are open, each in a thread of its own; the agent's thread ends those that take too long."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, tuple[int, bool]] = {}
+        """-> (when it is closed, whether its request has come); the oldest first."""
+
+    def add(self, connection: socket.socket, now_ns: int) -> bool:
+        """False: there are as many as there may be, and each has sent its request."""
+        with self._lock:
+            if len(self._open) >= CONNECTIONS_MAX:
+                silent = next((known for known, (_, has_asked) in self._open.items() if not has_asked), None)
+                if silent is None:
+                    return False
+                self._end(silent)
+            self._open[connection] = (now_ns + int(REQUEST_TIMEOUT_S * NS_PER_S), False)
+            return True
+
+    def has_asked(self, connection: socket.socket) -> None:
+        with self._lock:
+            if connection in self._open:
+                self._open[connection] = (self._open[connection][0] + int((ANSWER_TIMEOUT_S - REQUEST_TIMEOUT_S) * NS_PER_S), True)
+
+    def remove(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._open.pop(connection, None)
+
+    def end_late(self, now_ns: int) -> None:
+        with self._lock:
+            for connection in [known for known, (end_ns, _) in self._open.items() if now_ns >= end_ns]:
+                self._end(connection)
+
+    def next_end_ns(self) -> int | None:
+        with self._lock:
+            return min((end_ns for end_ns, _ in self._open.values()), default=None)
+
+    def _end(self, connection: socket.socket) -> None:
+        """Its thread sees the end, whatever it waits for, and closes it."""
+        del self._open[connection]
+        try:
+            connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the client was quicker
+
+
 class _Server(WSGIServer):
     timeout = 0
     """A step never waits."""
+    request_queue_size = 64
 
     def __init__(self, host: str, port: int) -> None:
+        self.connections = _Connections()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
@@ -153,6 +214,24 @@ class _Server(WSGIServer):
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
         self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread, if there may be another."""
+        if not self.connections.add(request, time.monotonic_ns()):
+            self.shutdown_request(request)
+            return
+        threading.Thread(target=self._answer, args=(request, client_address), daemon=True).start()
+
+    def _answer(self, request: socket.socket, client_address: Any) -> None:
+        try:
+            self.finish_request(request, client_address)
+        except OSError:
+            pass  # it went away, or was too slow
+        except Exception:
+            logger.exception("request_failed client=%r", client_address)
+        finally:
+            self.connections.remove(request)
+            self.shutdown_request(request)
 
 
 class Console:
@@ -174,6 +253,7 @@ class Console:
         if self._bind_at_ns is not None and now_ns >= self._bind_at_ns:
             self._bind(now_ns)
         if self._server is not None:
+            self._server.connections.end_late(now_ns)
             self._server.handle_request()
         return 0
 
@@ -195,7 +275,7 @@ class Console:
         return False
 
     def next_deadline_ns(self) -> int | None:
-        return self._bind_at_ns
+        return self._bind_at_ns if self._server is None else self._server.connections.next_end_ns()
 
     def begin_stop(self) -> None:
         if self._server is not None:

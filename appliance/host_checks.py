@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
+import stat
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from appliance.host_needs import unfit_machine
 from tailrace.data_directory import QUARANTINE_DIRECTORY
 
 FILES_WANTED = 4096
@@ -31,7 +34,12 @@ class Check:
 
 def host_checks(data_dirs: list[str]) -> list[Check]:
     """Cores, shared memory, limits, and the disks under `data_dirs`."""
-    return [_cores(), _shared_memory(), _open_files(), *(check for path in data_dirs for check in _disk(path))]
+    return [_machine(), _cores(), _shared_memory(), _open_files(), *(check for path in data_dirs for check in _disk(path))]
+
+
+def _machine() -> Check:
+    reason = unfit_machine()
+    return Check("machine", Level.PROBLEM, reason) if reason else Check("machine", Level.OK, platform.machine())
 
 
 def _cores() -> Check:
@@ -108,6 +116,7 @@ def _disk(path: str) -> list[Check]:
         )
     else:
         checks.append(Check(f"disk {path}", Level.OK, text))
+    checks += _who_may_read(path)
     quarantine = f"{path}/{QUARANTINE_DIRECTORY}"
     reports = [name for name in os.listdir(quarantine) if name.endswith(".json")] if os.path.isdir(quarantine) else []
     if reports:
@@ -120,6 +129,25 @@ def _disk(path: str) -> list[Check]:
             )
         )
     return checks
+
+
+def _who_may_read(path: str) -> list[Check]:
+    """The data directory's owner and mode."""
+    name = f"directory {path}"
+    try:
+        found = os.stat(path)
+        names = sorted(os.listdir(path))
+        open_files = [entry for entry in names if os.lstat(f"{path}/{entry}").st_mode & (stat.S_IRGRP | stat.S_IROTH)]
+    except OSError as error:
+        return [Check(name, Level.WARNING, f"cannot be looked at: {error.strerror}; run doctor as the appliance's user")]
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & stat.S_IWOTH:
+        return [Check(name, Level.PROBLEM, f"mode {mode:o}: every user may write in it, and the next start refuses it; chmod 0700 {path}")]
+    if mode & stat.S_IWGRP:
+        return [Check(name, Level.WARNING, f"mode {mode:o}: its group may write in it; chmod 0700 {path}")]
+    if mode & (stat.S_IXGRP | stat.S_IXOTH) and open_files:
+        return [Check(name, Level.WARNING, f"mode {mode:o}: other users can read {open_files[0]}, and perhaps more; chmod 0700 {path}")]
+    return []
 
 
 def appliance_checks(state: dict[str, Any]) -> list[Check]:

@@ -40,7 +40,8 @@ def plan_worker(settings: Settings, worker: int, fronts: int) -> list[RegionPlan
 
 def plan_regions(settings: Settings, workers: int, fronts: int, flushers: int) -> list[RegionPlan]:
     """Every region that there is from the start, in order of creation."""
-    plans = [RegionPlan("control", RegionKind.CONTROL, ControlLayout().size)]
+    # With the number of rings: a start that finds no manifest knows by it what there was.
+    plans = [RegionPlan("control", RegionKind.CONTROL, ControlLayout().size, workers)]
     for d in range(flushers):
         plans.append(RegionPlan(f"table-{d}", RegionKind.TABLE, TableLayout(settings.slots).size, settings.slots))
         plans.append(_lane("coordinator", f"flusher-{d}", CONTROL_LANE_BYTES))

@@ -1,38 +1,45 @@
-"""One data directory, one owner: the lock that every writing process holds, the identity, and the manifest of what is in shared memory.
+"""One data directory, one owner: the lock that every writing process holds, and who holds it.
 
 Owner: the supervisor.
-Files in the data directory: `instance.lock` (flock'd on one open file description that every child inherits, so it is free only when all
-of them are
-    dead; its text names the holder), `instance.json` (identity), `shm.json` (the manifest: which regions exist, which processes; removed
-        by a clean stop).
-Invariants: nobody writes in the directory without holding the lock; the manifest is on disk before the first region is made.
-Crash: children die with their supervisor, within moments; a new start waits for that. Processes recorded in the manifest that are still
-there
+The lock: an flock on the directory itself, which cannot be removed from under its holder, and one on `instance.lock`, which earlier versions look at and whose
+    text names the holder. Both are on open file descriptions that every child inherits, so they are free only when all of them are dead.
+Invariants: nobody writes in the directory without holding the lock; a directory of another user, or one that every user may write in, is not taken; links are
+    never followed; the lock's file, removed while the appliance runs, is made again.
+Crash: children die with their supervisor, within moments; a new start waits for that. Processes recorded in the lock's file that are still there
     (stopped, for instance) are killed by pidfd before the take-over, so that none of them ever writes again.
+
+Root, too, takes only directories of its own: what it wrote in another user's could not be opened by the service again. systemd's StateDirectory is the
+service user's, and so is what `tailrace serve` makes; in a container give the volume to the user that the appliance runs as.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
+import pwd
 import signal
+import stat
 import time
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
+from appliance import manifest
+from appliance.directory_errors import DataDirectoryError, unusable
+from appliance.identity import directory_id, identify
+from tailrace import checked_json
+from tailrace.data_directory import LOCK_FILE, RESERVE_FILE, Identity
 
-from shm.region import boot_id, remove
-from tailrace.data_directory import IDENTITY_FILE, LOCK_FILE, MANIFEST_FILE, RESERVE_FILE
+__all__ = ["DataDirectoryError", "Ownership", "directory_id", "take"]
+
+logger = logging.getLogger("appliance.supervisor")
 
 START_ROOM_BYTES = 1 << 20
 TAKE_OVER_MS = 5_000
 """How long a new start waits for the children of a dead supervisor."""
-
-
-class DataDirectoryError(RuntimeError):
-    """The data directory cannot be used; the sentence says why and what to do."""
+_NO_DIRECTORY_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What network file systems say of a lock on a directory."""
 
 
 @dataclass(slots=True)
@@ -40,121 +47,129 @@ class Ownership:
     """A held data directory."""
 
     path: str
+    directory_fd: int
     lock_fd: int
-    instance: bytes
-    """Of the directory; the first directory's is the appliance's."""
+    identity: Identity
 
     @property
-    def prefix(self) -> str:
-        """What this instance's shared-memory names begin with."""
-        return f"/tailrace-{self.instance.hex()[:12]}"
+    def instance(self) -> bytes:
+        """Of the directory, as the catalog knows it; the first directory's is the appliance's."""
+        return self.identity.instance
 
-    # ---- manifest --------------------------------------------------------------------------------------------------------------------
-
-    def read_manifest(self) -> dict[str, Any] | None:
-        """What an earlier run left, or None. One of another boot names memory that is gone."""
-        try:
-            with open(f"{self.path}/{MANIFEST_FILE}", "rb") as file:
-                manifest: dict[str, Any] = orjson.loads(file.read())
-        except (FileNotFoundError, orjson.JSONDecodeError):
-            return None
-        return manifest if manifest.get("boot_id") == boot_id().hex() else None
-
-    def has_manifest(self) -> bool:
-        """Whether an earlier run did not end cleanly."""
-        return os.path.exists(f"{self.path}/{MANIFEST_FILE}")
-
-    def write_manifest(
-        self,
-        regions: dict[str, str],
-        old_rings: list[dict[str, Any]],
-        directories: list[str],
-        worker_directories: dict[int, str],
-        lost_memory: bool,
-    ) -> None:
-        """Record the regions of this run, its data directories by identity, which of them each worker's ring is for, and the rings of an earlier run that
-        are not drained yet. `lost_memory`: an earlier run's rings are gone, and the logs have not been recovered since.
-        """
-        _write_durably(
-            f"{self.path}/{MANIFEST_FILE}",
-            orjson.dumps(
-                {
-                    "boot_id": boot_id().hex(),
-                    "pid": os.getpid(),
-                    "regions": regions,
-                    "old": old_rings,
-                    "directories": directories,
-                    "lost_memory": lost_memory,
-                    "worker_directories": {str(worker): directory for worker, directory in worker_directories.items()},
-                }
-            ),
-        )
+    @property
+    def held_fds(self) -> tuple[int, int]:
+        """What a child inherits."""
+        return self.directory_fd, self.lock_fd
 
     def record_holder(self, pids: dict[str, int]) -> None:
-        """Write into the lock file who holds it: for the refusal of a second start, and for a take-over."""
+        """Write into the lock's file who holds it: for the refusal of a second start, and for a take-over. Raises OSError."""
         me = os.getpid()
-        text = orjson.dumps(
+        text = checked_json.encode(
             {"pid": me, "start_ticks": _start_ticks(me), "children": [[name, pid, _start_ticks(pid)] for name, pid in pids.items()]}
         )
-        os.pwrite(self.lock_fd, text.ljust(4096), 0)
+        checked_json.write_all(self.lock_fd, text, 0)
+        os.ftruncate(self.lock_fd, len(text))
 
-    def remove_manifest(self) -> None:
+    def forget_holder(self) -> None:
+        """After a clean stop. Raises OSError."""
+        os.ftruncate(self.lock_fd, 0)
+
+    def has_lost_its_file(self) -> bool:
+        """Whether the name of the lock's file is gone, or is another file's; made again then, and said. Raises OSError."""
+        held, directory = os.fstat(self.lock_fd), os.fstat(self.directory_fd)
         try:
-            os.unlink(f"{self.path}/{MANIFEST_FILE}")
+            at_path = os.stat(self.path)
+            if (at_path.st_dev, at_path.st_ino) != (directory.st_dev, directory.st_ino):
+                return False  # moved away while in use: every process that opens a file says so
+            found = os.lstat(f"{self.path}/{LOCK_FILE}")
         except FileNotFoundError:
-            pass
-
-
-def _write_durably(path: str, data: bytes) -> None:
-    temporary = f"{path}.tmp"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
-    try:
-        os.write(fd, data)
-        os.fdatasync(fd)
-    finally:
-        os.close(fd)
-    os.rename(temporary, path)
+            if not os.path.isdir(self.path):
+                return False
+        else:
+            if (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino):
+                return False
+            os.unlink(f"{self.path}/{LOCK_FILE}")
+        logger.error(
+            "lock_file_gone path=%s/%s made_again=yes advice='leave it alone: it says who holds the directory'", self.path, LOCK_FILE
+        )
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        made = os.open(f"{self.path}/{LOCK_FILE}", flags, 0o600)
+        fcntl.flock(made, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(self.lock_fd)
+        self.lock_fd = made
+        return True
 
 
 def take(path: str) -> Ownership:
     """Make the directory if needed and take it. Raises DataDirectoryError."""
+    opened: list[int] = []
     try:
-        os.makedirs(path, mode=0o750, exist_ok=True)
-        lock_fd = os.open(f"{path}/{LOCK_FILE}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    except OSError as error:
-        raise DataDirectoryError(
-            f"cannot write in the data directory {path}: {error.strerror}. Make it writable for this user or choose another with --data-dir."
-        ) from None
-    try:
-        _lock(path, lock_fd)
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        directory_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.append(directory_fd)
+        found = os.fstat(directory_fd)
+        _check_owner(path, found)
+        _lock(path, directory_fd, opened)
+        now = os.stat(path)
+        if (now.st_dev, now.st_ino) != (found.st_dev, found.st_ino):
+            raise DataDirectoryError(f"the data directory {path} was replaced by another while this start waited for it; start again.")
         _make_room(path)
-        instance = _identity(path)
+        return Ownership(path, directory_fd, opened[1], identify(path, found))
     except OSError as error:
-        os.close(lock_fd)
-        raise DataDirectoryError(
-            f"cannot write in the data directory {path}: {error.strerror}. Make it writable for this user or choose another with --data-dir."
-        ) from None
+        _close(opened)
+        raise unusable(path, error) from None
     except DataDirectoryError:
-        os.close(lock_fd)
+        _close(opened)
         raise
-    return Ownership(path, lock_fd, instance)
 
 
-def _lock(path: str, lock_fd: int) -> None:
-    """Wait a bounded time for a dead supervisor's children; refuse at once while the supervisor lives."""
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _check_owner(path: str, found: os.stat_result) -> None:
+    """Raises DataDirectoryError when another user owns the directory or every user may write in it."""
+    me = os.geteuid()
+    if found.st_uid != me:
+        raise DataDirectoryError(
+            f"the data directory {path} belongs to {_user(found.st_uid)}, this process runs as {_user(me)}. Run it as {_user(found.st_uid)}, give the "
+            f"directory to {_user(me)} with everything in it (chown -R), or choose a directory of its own below it with --data-dir."
+        )
+    if found.st_mode & stat.S_IWOTH:
+        raise DataDirectoryError(
+            f"every user of this host may write in the data directory {path}. Take that away (chmod o-w), or choose another with --data-dir."
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IROTH | stat.S_IXOTH):
+        logger.warning(
+            "data_dir_open_to_others path=%s mode=%o advice='chmod 0700; its files themselves are readable by their owner alone'",
+            path,
+            stat.S_IMODE(found.st_mode),
+        )
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user {uid}"
+
+
+# ---- lock ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _lock(path: str, directory_fd: int, opened: list[int]) -> None:
+    """Take both locks, the directory's first; adds the file's descriptor to `opened`. Waits a bounded time for a dead supervisor's children; refuses at once
+    while the supervisor lives. Raises DataDirectoryError, OSError.
+    """
     deadline = time.monotonic() + TAKE_OVER_MS / 1000
     killed = False
-    while True:
-        try:
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-        holder = _holder(lock_fd)
-        if holder is not None and _is_alive(holder.get("pid", 0)) and holder.get("start_ticks") in (None, _start_ticks(holder["pid"])):
+    while not (_try_lock_directory(path, directory_fd) and _try_lock_file(path, opened)):
+        holder = _holder(path)
+        pid = _supervisor_of(path, holder)
+        if pid is not None:
             raise DataDirectoryError(
-                f"the data directory {path} is in use by the appliance with process id {holder['pid']}. "
+                f"the data directory {path} is in use by the appliance with process id {pid}. "
                 "Stop that one, or choose another directory with --data-dir."
             )
         if holder is not None and not killed:
@@ -167,20 +182,69 @@ def _lock(path: str, lock_fd: int) -> None:
         time.sleep(0.01)
 
 
+def _try_lock_directory(path: str, directory_fd: int) -> bool:
+    try:
+        fcntl.flock(directory_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        if error.errno not in _NO_DIRECTORY_LOCKS:
+            raise
+        logger.warning("directory_not_locked path=%s error=%r only its file %s is", path, str(error), LOCK_FILE)
+    return True
+
+
+def _try_lock_file(path: str, opened: list[int]) -> bool:
+    name = f"{path}/{LOCK_FILE}"
+    if len(opened) < 2:
+        opened.append(os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600))
+        if not stat.S_ISREG(os.fstat(opened[1]).st_mode):
+            raise DataDirectoryError(f"{name} is no file; move it away and start again.")
+        os.fchmod(opened[1], 0o600)
+    try:
+        fcntl.flock(opened[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        return False
+    return True
+
+
 def _make_room(path: str) -> None:
     """On a disk that is all but full, the reserve file (see `workers.disk_space`) gives its room to the start."""
     reserve = f"{path}/{RESERVE_FILE}"
     found = os.statvfs(path)
-    if os.path.exists(reserve) and found.f_bavail * found.f_frsize < max(START_ROOM_BYTES, os.path.getsize(reserve)):
+    if os.path.isfile(reserve) and found.f_bavail * found.f_frsize < max(START_ROOM_BYTES, os.lstat(reserve).st_size):
         os.unlink(reserve)
 
 
-def _holder(lock_fd: int) -> dict[str, Any] | None:
+# ---- holder --------------------------------------------------------------------------------------------------------------------------
+
+
+def _holder(path: str) -> dict[str, Any] | None:
+    """Who the lock's file says holds it; None when it says nothing."""
     try:
-        holder: dict[str, Any] = orjson.loads(os.pread(lock_fd, 65536, 0))
-    except orjson.JSONDecodeError:
+        found = checked_json.decode(checked_json.read(f"{path}/{LOCK_FILE}"))
+    except OSError:
         return None
-    return holder
+    return found if isinstance(found, dict) else None
+
+
+def _supervisor_of(path: str, holder: dict[str, Any] | None) -> int | None:
+    """The process id of a supervisor that lives, by the lock's file, or by the manifest where that is gone."""
+    if holder is not None:
+        pid = int(holder.get("pid", 0))
+        return pid if _is_alive(pid) and holder.get("start_ticks") in (None, _start_ticks(pid)) else None
+    described = manifest.read(path).manifest
+    return described.pid if described is not None and _comm(described.pid).startswith("tr-supervisor") else None
+
+
+def _comm(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def _is_alive(pid: int) -> bool:
@@ -219,30 +283,3 @@ def _kill_recorded(holder: dict[str, Any]) -> None:
             pass
         finally:
             os.close(pidfd)
-
-
-def _identity(path: str) -> bytes:
-    """16 bytes made when the directory was first used."""
-    file_name = f"{path}/{IDENTITY_FILE}"
-    try:
-        with open(file_name, "rb") as file:
-            return bytes.fromhex(orjson.loads(file.read())["instance"])
-    except FileNotFoundError:
-        pass
-    except (orjson.JSONDecodeError, KeyError, ValueError, TypeError):
-        raise DataDirectoryError(
-            f"{file_name} is damaged. Restore it from a backup, or remove it and {path}/{MANIFEST_FILE} if no shared memory of this directory is left."
-        ) from None
-    instance = os.urandom(16)
-    _write_durably(file_name, orjson.dumps({"instance": instance.hex(), "format": 1}))
-    return instance
-
-
-def directory_id(path: str) -> str:
-    """The identity of a data directory that was taken once, as hexadecimal digits. Raises DataDirectoryError."""
-    return _identity(path).hex()
-
-
-def remove_regions(names: list[str]) -> int:
-    """Unlink regions; answers how many there were."""
-    return sum(1 for name in names if remove(name))

@@ -3,23 +3,28 @@
 Owner: the supervisor. The manifest lies in the data directory with the catalog.
 Invariants: a region is named in the manifest before it exists, so that the next start knows what to look for; a ring of an earlier run that still holds
     something stays named, and there, until its flusher has drained it; regions are removed only when their rings are drained.
-Crash: the next start finds by the manifest what was left, whole or half made, and drains or removes it.
+Crash: the next start finds what was left, whole or half made, and drains or removes it (see `appliance.left_regions`).
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from typing import Any
 
+from appliance import manifest
+from appliance.directory_errors import DataDirectoryError, unusable
+from appliance.left_regions import find_left, remove_regions
+from appliance.manifest import Manifest
 from appliance.memory_plan import RegionPlan, plan_regions, plan_worker
-from appliance.ownership import Ownership, remove_regions
+from appliance.ownership import Ownership
 from appliance.restart_policy import ExitCode, Halt
 from appliance.settings import Settings
 from shm.control import Control
 from shm.crash_points import crash_point
 from shm.layout import RegionKind
-from shm.region import Region, RegionError, RegionMissingError, RegionVersionError
+from shm.region import Region, RegionError, RegionForeignError, RegionMissingError, RegionVersionError, boot_id
 from shm.ring import Ring
 
 logger = logging.getLogger("appliance.supervisor")
@@ -41,6 +46,8 @@ class Regions:
         """Whether the flushers of this run have recovered their logs."""
         self.undrained: list[dict[str, Any]] = []
         """Rings of earlier runs that hold something: {"ring", "table": names in shared memory, "dir": identity of the data directory}."""
+        self._generation = time.time_ns()
+        """Of the manifest: later runs write higher ones; two copies of one run differ by counting."""
         self.names: dict[str, str] = {}
         """Logical name -> name in shared memory, of the regions that exist."""
         self._rings: list[Ring] = []
@@ -49,42 +56,58 @@ class Regions:
 
     def find_old(self) -> None:
         """Note rings that hold undrained batches, for the flushers; remove the rest. Raises Halt."""
-        manifest = self._owner.read_manifest()
-        candidates = _rings_named_in(manifest) if manifest else []
-        rings_found = sum(self._look_at(candidate) for candidate in candidates)
-        expected = len(candidates) - len(manifest["old"]) if manifest else 0
-        # What was not synced is in the page cache unless the machine went down with it: then the rings are gone, too.
-        self.lost_memory = self._owner.has_manifest() and (manifest is None or rings_found < expected or manifest["lost_memory"])
+        left = find_left(self._owner)
+        rings_found = sum(self._look_at(candidate) for candidate in left.rings)
+        self.lost_memory = left.lost_memory or (left.existed and rings_found < left.expected)
         self._is_recovered = False
-        keep = self._kept()
-        shm_names = ["/" + entry for entry in os.listdir("/dev/shm") if ("/" + entry).startswith(self._owner.prefix + "-")]
-        removed = remove_regions([name for name in shm_names if name not in keep])
+        if self.lost_memory:
+            logger.error(
+                "memory_lost data_dir=%s rings_found=%d rings_expected=%d what was acknowledged with acks=1 or durability=memory and had not reached the "
+                "disk is gone; leader epochs are raised, and readers beyond the end are told",
+                self._owner.path, rings_found, left.expected,
+            )  # fmt: skip
+        removed = remove_regions([name for name in left.regions if name not in self._kept()])
         if removed:
             logger.info("stale_regions_removed count=%d", removed)
 
     def _look_at(self, candidate: dict[str, Any]) -> bool:
         """Whether the ring is there. Raises Halt when it holds what cannot be drained now."""
         try:
-            ring = Ring(Region.attach(candidate["ring"], RegionKind.RING, self._owner.instance))
+            ring = Ring(Region.attach(candidate["ring"], RegionKind.RING, self._owner.identity.shared_memory))
         except RegionMissingError:
             return False
         except RegionVersionError as error:
             raise Halt(
                 ExitCode.DATA_UNUSABLE, f"{error}: start the version that made it once, so that it can drain what it holds"
             ) from None
+        except RegionForeignError as error:
+            raise Halt(ExitCode.DATA_UNUSABLE, str(error)) from None
         except RegionError as error:
             logger.warning("stale_region_ignored name=%s reason=%r", candidate["ring"], str(error))
             return False
-        if ring.settled.load() != ring.head.load():
-            logger.info("undrained_ring name=%s descriptors=%d", candidate["ring"], ring.head.load() - ring.settled.load())
+        count = ring.head.load() - ring.settled.load()
+        if count:
+            logger.info("undrained_ring name=%s descriptors=%d", candidate["ring"], count)
             if candidate["dir"] not in [owner.instance.hex() for owner in self._owners]:
                 raise Halt(
                     ExitCode.DATA_UNUSABLE,
                     "an earlier run left acknowledged batches in memory for a data directory that is not configured now; "
                     "start once with the data_dirs of that run",
                 )
+            self._check_table(candidate, count)
             self.undrained.append(candidate)
         return True
+
+    def _check_table(self, candidate: dict[str, Any], count: int) -> None:
+        """Without its partition table nothing says which partitions a ring's batches are for. Raises Halt."""
+        try:
+            Region.attach(candidate["table"], RegionKind.TABLE, self._owner.identity.shared_memory).close()
+        except RegionError as error:
+            raise Halt(
+                ExitCode.DATA_UNUSABLE,
+                f"/dev/shm{candidate['ring']} holds {count} descriptors of an earlier run with batches that may be acknowledged, and {error}: nothing says "
+                f"which partitions they are for. Remove /dev/shm{candidate['ring']} to give them up, then start again.",
+            ) from None
 
     def _kept(self) -> set[str]:
         return {candidate[part] for candidate in self.undrained for part in ("ring", "table")}
@@ -94,13 +117,17 @@ class Regions:
         kept = sorted(self._kept())
         self.undrained = []
         self._is_recovered = True
-        self._write_manifest()
+        try:
+            self._write_manifest()
+        except DataDirectoryError as error:
+            logger.error("drained_rings_kept reason=%r the next start removes them", str(error))
+            return  # the manifest names them still
         remove_regions(kept)
 
     # ---- this run --------------------------------------------------------------------------------------------------------------------
 
     def name_of(self, logical_name: str) -> str:
-        return f"{self._owner.prefix}-{self.run_id}-{logical_name.replace('>', '.')}"
+        return f"{self._owner.identity.prefix}-{self.run_id}-{logical_name.replace('>', '.')}"
 
     def names_with_spares(self) -> dict[str, str]:
         """What a child is told: also the names of regions that dedicated workers will have."""
@@ -113,29 +140,29 @@ class Regions:
         return {plan.logical_name: self.name_of(plan.logical_name) for plan in spares} | self.names
 
     def create(self) -> Control:
-        """Make everything that the shape of the appliance asks for. Raises RegionError; then nothing of it is left."""
+        """Make everything that the shape of the appliance asks for. Raises RegionError, DataDirectoryError; then nothing of it is left."""
         plans = plan_regions(self._settings, len(self._worker_dirs), self._settings.fronts, len(self._owners))
         try:
             self._make(plans)
-        except RegionError:
+        except (RegionError, DataDirectoryError):
             remove_regions(list(self.names.values()))
             self.names = {}
-            self._write_manifest()  # the old rings stay named
+            self._try_to_write_manifest()  # the old rings stay named
             raise
-        return Control(Region.attach(self.names["control"], RegionKind.CONTROL, self._owner.instance))
+        return Control(Region.attach(self.names["control"], RegionKind.CONTROL, self._owner.identity.shared_memory))
 
     def create_worker(self, index: int, data_dir: int) -> None:
-        """Make a dedicated worker's ring and lanes, if they are not there. Raises RegionError; then none of them is left."""
+        """Make a dedicated worker's ring and lanes, if they are not there. Raises RegionError, DataDirectoryError; then none of them is left."""
         if index in self._worker_dirs:
             return
         plans = plan_worker(self._settings, index, self._settings.fronts)
         self._worker_dirs[index] = data_dir
         try:
             self._make(plans)
-        except RegionError:
+        except (RegionError, DataDirectoryError):
             remove_regions([self.names.pop(plan.logical_name) for plan in plans])
             del self._worker_dirs[index]
-            self._write_manifest()
+            self._try_to_write_manifest()
             raise
 
     def _make(self, plans: list[RegionPlan]) -> None:
@@ -143,16 +170,41 @@ class Regions:
         self._write_manifest()
         crash_point("supervisor.after_manifest")
         for plan in plans:
-            name = self.names[plan.logical_name]
-            region = Region.create(name, plan.kind, plan.size, self._owner.instance, 1, plan.first, plan.second)
+            name, instance = self.names[plan.logical_name], self._owner.identity.shared_memory
+            region = Region.create(name, plan.kind, plan.size, instance, 1, plan.first, plan.second, self._directory_of(plan))
             if plan.kind is RegionKind.RING:
                 self._rings.append(Ring(region))
 
+    def _directory_of(self, plan: RegionPlan) -> bytes:
+        """The data directory that a ring or a table is for, as its header says it; zeroes for the rest."""
+        _, _, number = plan.logical_name.rpartition("-")
+        if plan.kind is RegionKind.RING:
+            return self._owners[self._worker_dirs[int(number)]].instance
+        return self._owners[int(number)].instance if plan.kind is RegionKind.TABLE else bytes(16)
+
     def _write_manifest(self) -> None:
+        """Raises DataDirectoryError when the disk refuses."""
         directories = [owner.instance.hex() for owner in self._owners]
-        of_workers = {w: directories[d] for w, d in self._worker_dirs.items()}
-        # A start that is killed before it has recovered the logs leaves its successor as ignorant as it was itself.
-        self._owner.write_manifest(self.names, self.undrained, directories, of_workers, self.lost_memory and not self._is_recovered)
+        identity = self._owner.identity
+        self._generation += 1
+        told = Manifest(
+            generation=self._generation, boot_id=boot_id().hex(), pid=os.getpid(), shared_memory=identity.shared_memory.hex(), path=self._owner.path,
+            device=identity.device, inode=identity.inode, regions=self.names, old=self.undrained, directories=directories,
+            worker_directories={str(w): directories[d] for w, d in self._worker_dirs.items()},
+            # A start that is killed before it has recovered the logs leaves its successor as ignorant as it was itself.
+            lost_memory=self.lost_memory and not self._is_recovered,
+        )  # fmt: skip
+        try:
+            manifest.write(self._owner.path, told)
+        except OSError as error:
+            raise unusable(self._owner.path, error) from None
+
+    def _try_to_write_manifest(self) -> None:
+        """After a failure: names of regions that are gone do no harm."""
+        try:
+            self._write_manifest()
+        except DataDirectoryError as error:
+            logger.error("manifest_not_written reason=%r", str(error))
 
     def are_drained(self) -> bool:
         return all(ring.settled.load() == ring.head.load() for ring in self._rings) and not self.undrained
@@ -160,18 +212,11 @@ class Regions:
     def remove(self) -> None:
         """Everything is on the disk: take this run's regions away, and the manifest with them."""
         self.discard()
-        self._owner.remove_manifest()
+        try:
+            manifest.remove(self._owner.path)
+        except OSError as error:
+            logger.error("manifest_not_removed path=%s error=%r", self._owner.path, str(error))
 
     def discard(self) -> None:
         """Take this run's regions away."""
         remove_regions(list(self.names.values()))
-
-
-def _rings_named_in(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every ring that may be there: those of the run that wrote the manifest, and those that it had not drained yet."""
-    names, directories = manifest["regions"], manifest["directories"]
-    own = []
-    for worker, directory in manifest["worker_directories"].items():
-        if f"ring-{worker}" in names:
-            own.append({"ring": names[f"ring-{worker}"], "table": names[f"table-{directories.index(directory)}"], "dir": directory})
-    return own + list(manifest["old"])

@@ -8,7 +8,7 @@ the child.
     75 SHARED_MEMORY                halt       halt: the next try would fail alike
     71 PARENT_GONE                  fine       restart (cannot be seen by a living supervisor)
     other code, any signal          fine       restart with backoff: 0, 50, 100, 200 ... 5,000 ms while it keeps ending within 10 s of
-        its start
+        its start; halt when it ends with a code, for the STARTS_MAX-th time so, and never served: it said why
 
 Invariants: a child that has served is always restarted; the delay never exceeds BACKOFF_MAX_MS; nothing is ever given up silently.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from shm.process import EXIT_ADDRESS_IN_USE, EXIT_PARENT_GONE
+from shm.process import EXIT_ADDRESS_IN_USE, EXIT_DATA_UNUSABLE, EXIT_PARENT_GONE, EXIT_SHARED_MEMORY
 
 
 class ExitCode(IntEnum):
@@ -29,9 +29,9 @@ class ExitCode(IntEnum):
     USAGE = 2
     PARENT_GONE = EXIT_PARENT_GONE
     ADDRESS_IN_USE = EXIT_ADDRESS_IN_USE
-    DATA_UNUSABLE = 73
+    DATA_UNUSABLE = EXIT_DATA_UNUSABLE
     CONFIG = 74
-    SHARED_MEMORY = 75
+    SHARED_MEMORY = EXIT_SHARED_MEMORY
 
 
 @dataclass(slots=True)
@@ -46,6 +46,8 @@ HALTING = frozenset({ExitCode.DATA_UNUSABLE, ExitCode.CONFIG, ExitCode.SHARED_ME
 BACKOFF_FIRST_MS = 50
 BACKOFF_MAX_MS = 5_000
 SETTLED_AFTER_MS = 10_000
+STARTS_MAX = 10
+"""Of a child that has never served and ends by itself: what ends it at start so often is nothing that time mends."""
 
 
 class Action(Enum):
@@ -67,6 +69,8 @@ def decide(exit_status: int, *, stopping: bool, had_served: bool, quick_failures
     if stopping:
         return Decision(Action.NOTHING)
     if exit_status in HALTING or (exit_status == ExitCode.ADDRESS_IN_USE and not had_served):
+        return Decision(Action.HALT)
+    if exit_status > 0 and not had_served and quick_failures >= STARTS_MAX - 1:
         return Decision(Action.HALT)
     if exit_status == ExitCode.OK or quick_failures == 0:
         return Decision(Action.RESTART)

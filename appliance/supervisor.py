@@ -29,9 +29,11 @@ from typing import Any
 
 import orjson
 
-from appliance.ownership import DataDirectoryError, Ownership, take
+from appliance.directory_errors import DataDirectoryError, unusable
+from appliance.host_needs import refuse_unfit_machine, slots_for_open_files
+from appliance.ownership import Ownership, take
 from appliance.regions import Regions
-from appliance.restart_policy import SETTLED_AFTER_MS, Action, ExitCode, Halt, decide
+from appliance.restart_policy import HALTING, SETTLED_AFTER_MS, Action, ExitCode, Halt, decide
 from appliance.sd_notify import Notifier
 from appliance.settings import Settings, environment_settings, load_settings
 from shm.control import Control
@@ -55,6 +57,8 @@ _MODULES = {
 }
 _STOP_ORDER = (Role.CONSOLE, Role.FRONT, Role.SCHEDULER, Role.WORKER, Role.FLUSHER, Role.COORDINATOR)
 NS_PER_MS = 1_000_000
+HIRE_AGAIN_MS = 5_000
+SPAWN_AGAIN_MS = 1_000
 
 
 @dataclass(slots=True)
@@ -90,6 +94,10 @@ class Supervisor:
         self.ready_fd = ready_fd
         self.notifier = notifier or Notifier(None)
         self._plan = settings.check(os.sched_getaffinity(0))
+        self._slots = settings.slots
+        """How many partitions there can be: no more than the open files allow."""
+        self._hire_at_ns = 0
+        """Not before: there was no room for a dedicated worker."""
         self._owners: list[Ownership] = []
         """One for each data directory; the first has the catalog."""
         self._worker_dirs: list[int] = []
@@ -108,6 +116,7 @@ class Supervisor:
         """Start, supervise until told to stop, stop. Blocking; in the main thread, for PDEATHSIG and signals. Raises DataDirectoryError, Halt."""
         self._take_directories()
         crash_point("supervisor.after_lock")
+        self._slots = slots_for_open_files(self.settings, [owner.path for owner in self._owners], len(self._worker_dirs))
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -125,16 +134,19 @@ class Supervisor:
         self._make_bells()
         self._control.process(Role.SUPERVISOR, 0).store(ProcessWord.PID, os.getpid())
         self._control.process(Role.SUPERVISOR, 0).store(ProcessWord.LIVE, 1)
-        for child in self._children:
-            self._spawn(child)
-        crash_point("supervisor.after_spawn")
-        self._record_holders()
         code = ExitCode.OK
         try:
+            for child in self._children:
+                self._spawn(child)
+            crash_point("supervisor.after_spawn")
+            self._record_holders()
             self._supervise(wake_read)
         except Halt as halt:
             code = ExitCode(halt.code)
             _complain(halt.reason)
+        except OSError as error:  # what it made stays whole: the children end in order
+            code = ExitCode.FAILED
+            _complain(f"the supervisor cannot go on: {error}")
         clean = self._stop()
         return self._clean_up(clean, code)
 
@@ -165,9 +177,23 @@ class Supervisor:
         self._worker_dirs = [w % len(paths) for w in range(max(len(self._plan.workers), len(paths)))]
 
     def _record_holders(self) -> None:
+        """Nothing depends on it but the sentence of a second start and the killing of what outlives a supervisor."""
         pids = {child.name: child.pid for child in self._children}
         for owner in self._owners:
-            owner.record_holder(pids)
+            try:
+                owner.record_holder(pids)
+            except OSError as error:
+                logger.error("holder_not_recorded path=%s error=%r", owner.path, str(error))
+
+    def _look_after_locks(self) -> None:
+        for owner in self._owners:
+            try:
+                is_made = owner.has_lost_its_file()
+            except OSError as error:
+                logger.error("lock_file_not_made path=%s error=%r", owner.path, str(error))
+                continue
+            if is_made:
+                self._record_holders()
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._stop_requested = True
@@ -195,17 +221,38 @@ class Supervisor:
             role=child.role, index=child.index, generation=child.generation, instance=self._owners[0].instance.hex(), parent_pid=os.getpid(),
             data_dirs=[o.path for o in self._owners], regions=self._regions.names_with_spares(),
             doorbells={name: bell.fd for name, bell in self._bells.items()}, cores=child.cores, settings=self._child_settings(),
-            recover=self._rings_for(child),
+            recover=self._rings_for(child), shared_memory=self._owners[0].identity.shared_memory.hex(),
         )  # fmt: skip
-        for held in self._owners:
-            os.set_inheritable(held.lock_fd, True)
+        for fd in [fd for held in self._owners for fd in held.held_fds]:
+            os.set_inheritable(fd, True)
         arguments = [sys.executable, "-P", "-m", _MODULES[child.role]]
-        environment = {**os.environ, SPEC_VARIABLE: spec.to_environment()}
-        child.pid = os.posix_spawn(sys.executable, arguments, environment, setsigmask=SUPERVISORS_SIGNALS)
-        child.pidfd = os.pidfd_open(child.pid)
+        spec_fd = spec.to_inherited_file()
+        try:
+            environment = {**os.environ, SPEC_VARIABLE: str(spec_fd)}
+            child.pid = os.posix_spawn(sys.executable, arguments, environment, setsigmask=SUPERVISORS_SIGNALS)
+        finally:
+            os.close(spec_fd)
+        try:
+            child.pidfd = os.pidfd_open(child.pid)
+        except OSError:  # who cannot be watched must not run
+            os.kill(child.pid, signal.SIGKILL)
+            os.waitpid(child.pid, 0)
+            raise
         child.started_ns = child.beat_changed_ns = time.monotonic_ns()
         child.restart_at_ns = 0
         slot.store(ProcessWord.PID, child.pid)
+
+    def _try_spawn(self, child: Child) -> bool:
+        """While the others serve: without memory, a process or a descriptor for this one, they go on, and it is tried again."""
+        try:
+            self._spawn(child)
+        except OSError as error:
+            logger.error("not_started process=%s error=%r again_ms=%d", child.name, str(error), SPAWN_AGAIN_MS)
+            self._control.process(child.role, child.index).store(ProcessWord.LIVE, 0)
+            child.restart_at_ns = time.monotonic_ns() + SPAWN_AGAIN_MS * NS_PER_MS
+            return False
+        self._record_holders()
+        return True
 
     def _rings_for(self, child: Child) -> list[dict[str, Any]]:
         """Rings of an earlier run that this flusher has to drain."""
@@ -220,7 +267,8 @@ class Supervisor:
             "lost_memory": self._regions.lost_memory, "spare_workers": list(self._spare_workers()),
             "checkpoint_bytes": s.checkpoint_bytes, "journal_bytes": s.journal_bytes, "producer.id.expiration.ms": s.producer_id_expiration_ms,
             "producer.ids.max": s.producer_ids_max,
-            "reserve_bytes": s.disk_reserve_bytes + s.ring_bytes * len(self._worker_dirs) if s.disk_reserve_bytes else 0, "listen": s.listen, "slots": s.slots,
+            "reserve_bytes": s.disk_reserve_bytes + s.ring_bytes * len(self._worker_dirs) if s.disk_reserve_bytes else 0,
+            "listen": s.listen, "slots": self._slots,
             "ring_bytes": s.ring_bytes, "lane_bytes": s.lane_bytes, "credit_bytes": s.credit_bytes, "auto_create_topics": s.auto_create_topics,
             "flush.linger_ms": s.flush_linger_ms, "flush.batch_size": s.flush_batch_size,
             "http.listen": s.http_listen,
@@ -253,10 +301,10 @@ class Supervisor:
             self._hire_and_dismiss()
             for child in self._children:
                 if child.restart_at_ns and now_ns >= child.restart_at_ns:
-                    self._control.process(child.role, child.index).store(ProcessWord.RESTARTS, child.generation)
-                    self._spawn(child)
-                    self._record_holders()
-                    logger.info("restarted process=%s pid=%d generation=%d", child.name, child.pid, child.generation)
+                    if child.generation:
+                        self._control.process(child.role, child.index).store(ProcessWord.RESTARTS, child.generation)
+                    if self._try_spawn(child):
+                        logger.info("restarted process=%s pid=%d generation=%d", child.name, child.pid, child.generation)
             self._advance_phase()
             self._check_progress(now_ns)
 
@@ -274,17 +322,20 @@ class Supervisor:
                 self._bells[child.name].ring()
 
     def _hire(self, index: int, data_dir: int) -> None:
+        now_ns = time.monotonic_ns()
+        if now_ns < self._hire_at_ns:
+            return
         try:
             self._regions.create_worker(index, data_dir)
-        except RegionError as error:
+        except (RegionError, DataDirectoryError) as error:
             if not self._announced:
-                raise Halt(ExitCode.SHARED_MEMORY, str(error)) from None
-            logger.error("no_dedicated_worker index=%d error=%r", index, str(error))
+                raise Halt(ExitCode.SHARED_MEMORY if isinstance(error, RegionError) else ExitCode.DATA_UNUSABLE, str(error)) from None
+            logger.error("no_dedicated_worker index=%d error=%r again_ms=%d", index, str(error), HIRE_AGAIN_MS)
+            self._hire_at_ns = now_ns + HIRE_AGAIN_MS * NS_PER_MS
             return
         child = Child(Role.WORKER, index, self._other_cores())
         self._children.append(child)
-        self._spawn(child)
-        self._record_holders()
+        self._try_spawn(child)
 
     def _next_wake_ns(self) -> int:
         times = [child.restart_at_ns for child in self._children if child.restart_at_ns]
@@ -320,7 +371,11 @@ class Supervisor:
             decision.delay_ms,
         )
         if decision.action is Action.HALT:
-            raise Halt(exit_status)
+            times = f" {child.quick_failures} times before it ever served" if child.quick_failures > 1 else ""
+            code = exit_status if exit_status in (*HALTING, ExitCode.ADDRESS_IN_USE) else ExitCode.FAILED
+            raise Halt(
+                code, f"{child.name} ended with status {exit_status}{times}, which another restart would not mend; it said why above."
+            )
         child.restart_at_ns = now_ns + decision.delay_ms * NS_PER_MS
 
     def _is_ready(self, child: Child) -> bool:
@@ -348,14 +403,14 @@ class Supervisor:
             os.write(self.ready_fd, orjson.dumps({"address": addresses[0], "addresses": addresses, "pid": os.getpid()}) + b"\n")
         if self.settings.http_listen:
             self._children.append(Child(Role.CONSOLE, 0, self._other_cores()))
-            self._spawn(self._children[-1])
-            self._record_holders()
+            self._try_spawn(self._children[-1])
 
     def _check_progress(self, now_ns: int) -> None:
         """Kill who hangs; feed systemd's watchdog while nobody does. Ringing makes idle processes show a beat."""
         if now_ns < self._checked_ns + self._check_interval_ns():
             return
         self._checked_ns = now_ns
+        self._look_after_locks()
         healthy = True
         for child in self._children:
             if child.pidfd < 0:
@@ -416,7 +471,10 @@ class Supervisor:
         if drained:
             self._regions.remove()
             for held in self._owners:
-                os.ftruncate(held.lock_fd, 0)
+                try:
+                    held.forget_holder()
+                except OSError as error:
+                    logger.error("holder_not_forgotten path=%s error=%r", held.path, str(error))
         else:
             logger.error("rings_not_drained data_dir=%s the next start will drain them", self._owners[0].path)
         logger.info("stopped clean=%s", clean and drained)
@@ -486,6 +544,7 @@ def main() -> int:
         _complain(error.detail)
         return ExitCode.USAGE
     try:
+        refuse_unfit_machine()
         return Supervisor(settings, flags.ready_fd, Notifier.from_environment()).run()
     except DataDirectoryError as error:
         _complain(str(error))
@@ -493,6 +552,9 @@ def main() -> int:
     except Halt as halt:
         _complain(halt.reason)
         return halt.code
+    except OSError as error:
+        _complain(str(unusable(os.path.abspath(settings.data_dirs[0]), error)) if error.filename else f"cannot start: {error}")
+        return ExitCode.FAILED
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from rich.table import Table
 
 import tailrace
 from bench.flights import flights_csv, flights_frame
+from tailrace.data_directory import read_identity
 from tailrace.partitioners import partition_for_key
 from tailrace.private_appliance import start_embedded
 
@@ -81,9 +82,8 @@ def _run(scratch: str) -> None:
 def _check_nothing_left(code: int, scratch: str, processes: list[psutil.Process]) -> None:
     if code:
         raise Mismatch(f"the appliance ended with exit code {code}")
-    with open(os.path.join(scratch, "data", "instance.json"), "rb") as file:
-        prefix = f"tailrace-{orjson.loads(file.read())['instance'][:12]}"
-    leftovers = [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]
+    identity = read_identity(os.path.join(scratch, "data"))
+    leftovers = [name for name in os.listdir("/dev/shm") if identity is None or name.startswith(identity.prefix[1:])]
     alive = [process.pid for process in processes if process.is_running()]
     java = [child.pid for child in psutil.Process().children(recursive=True)]
     if leftovers or alive or java:

@@ -26,8 +26,8 @@ LINE_BYTES = 64
 PAGE_BYTES = 4096
 WORD_BYTES = 8
 
-#                     magic version kind boot_id instance generation size first second
-REGION_HEADER = struct.Struct("<QII16s16sQQQQ")
+#                     magic version kind boot_id instance generation size first second directory
+REGION_HEADER = struct.Struct("<QII16s16sQQQQ16s")
 
 
 class RegionKind(IntEnum):

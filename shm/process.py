@@ -1,6 +1,6 @@
 """How every child process begins: its specification, its name, its tie to the supervisor, its signals.
 
-Owner: the supervisor writes the specification into the environment of the child it starts; `start()` reads it.
+Owner: the supervisor writes the specification into a file in memory that the child inherits; `start()` reads it.
 Invariants: a child never outlives its supervisor (PDEATHSIG, and the parent is checked after it is set, since it may have died in between);
     SIGINT and SIGTERM are the supervisor's affair (terminals, `timeout` and some service managers send them to the whole group, and the
     children must end in order): a child is stopped by its STOP word and a ring.
@@ -12,6 +12,7 @@ The simulation (`tests/sim`) builds the same agents over another context.
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import logging
 import os
@@ -20,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from types import TracebackType
 from typing import Any, Protocol
 
 import orjson
@@ -32,7 +34,7 @@ from shm.lane import LaneReader, LaneWriter
 from shm.layout import ProcessWord, RegionKind, Role
 from shm.log_lines import OneLineFormatter, RateLimit
 from shm.partition_table import PartitionTable
-from shm.region import Region
+from shm.region import Region, RegionError
 
 SPEC_VARIABLE = "TAILRACE_PROCESS"
 SUPERVISORS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -41,6 +43,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 EXIT_PARENT_GONE = 71
 EXIT_ADDRESS_IN_USE = 72
+EXIT_DATA_UNUSABLE = 73
+EXIT_SHARED_MEMORY = 75
 """Exit codes of children that mean something; the rest of the table is `appliance.restart_policy`."""
 
 
@@ -52,7 +56,7 @@ class ProcessSpec:
     index: int
     generation: int
     instance: str
-    """32 hexadecimal digits, the data directory's identity."""
+    """32 hexadecimal digits, the data directory's identity; clients know the appliance by it."""
     parent_pid: int
     data_dirs: list[str]
     regions: dict[str, str]
@@ -63,13 +67,27 @@ class ProcessSpec:
     settings: dict[str, Any] = field(default_factory=dict)
     recover: list[dict[str, Any]] = field(default_factory=list)
     """Rings and tables that an earlier run left; a flusher drains them first."""
+    shared_memory: str = ""
+    """What the regions' headers name, where that is not `instance`: a copied data directory has shared memory of its own."""
 
-    def to_environment(self) -> str:
-        return orjson.dumps(asdict(self)).decode()
+    def to_inherited_file(self) -> int:
+        """A file in memory that a child inherits, with the specification in it: an environment variable holds 128 KiB, too little for many processes.
+        Raises OSError.
+        """
+        fd = os.memfd_create("tailrace-specification", 0)
+        rest = memoryview(orjson.dumps(asdict(self)))
+        while len(rest):
+            rest = rest[os.write(fd, rest) :]
+        return fd
 
     @classmethod
     def from_environment(cls) -> ProcessSpec:
-        return cls(**orjson.loads(os.environ[SPEC_VARIABLE]))
+        """What the supervisor wrote, by the number of the inherited file."""
+        fd = int(os.environ[SPEC_VARIABLE])
+        try:
+            return cls(**orjson.loads(os.pread(fd, os.fstat(fd).st_size, 0)))
+        finally:
+            os.close(fd)
 
 
 def process_name(role: Role, index: int) -> str:
@@ -108,7 +126,7 @@ class ProcessContext:
         self.clock = clock
         self.role = Role(spec.role)
         self.index = spec.index
-        self.instance = bytes.fromhex(spec.instance)
+        self.instance = bytes.fromhex(spec.shared_memory or spec.instance)
         self.doorbell = self.bell(self.role, self.index)
         self.control = Control(self.attach("control", RegionKind.CONTROL))
         self.slot: ProcessSlot = self.control.process(self.role, spec.index)
@@ -165,6 +183,9 @@ class NoPandas:
 def start() -> ProcessContext:
     """Turn this interpreter into the child that its specification describes."""
     spec = ProcessSpec.from_environment()
+    if spec.role != Role.FRONT:  # a front makes no files, and who may connect to its ipc sockets is for its service's umask to say
+        os.umask(0o077)
+    sys.excepthook = _end_with_a_sentence
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != spec.parent_pid:
@@ -179,6 +200,21 @@ def start() -> ProcessContext:
         os.sched_setaffinity(0, spec.cores)
     sys.meta_path.insert(0, NoPandas())
     return ProcessContext(spec)
+
+
+def _end_with_a_sentence(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What ends a process, in one line first: its trace is for who mends the program. Shared memory that is gone ends the appliance: no successor would
+    find it either.
+    """
+    if isinstance(error, RegionError):
+        sys.stderr.write(f"tailrace: {error}\n")
+        sys.stderr.flush()
+        os._exit(EXIT_SHARED_MEMORY)
+    reason = str(error)
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        reason += "; allow more open files: ulimit -n 65536, or LimitNOFILE=65536 in the unit"
+    logging.getLogger(__name__).error("ended_by_error kind=%s reason=%r", kind.__name__, reason)
+    sys.__excepthook__(kind, error, trace)
 
 
 def configure_logging(context: ProcessContext) -> None:

@@ -19,6 +19,8 @@ import posix_ipc
 from shm.cell import Words, words_of
 from shm.layout import LAYOUT_VERSION, REGION_HEADER, REGION_MAGIC, RegionKind
 
+SHM_DIRECTORY = "/dev/shm"
+
 
 class RegionError(RuntimeError):
     """A region cannot be created or is not what it should be; the sentence says what to do."""
@@ -26,6 +28,10 @@ class RegionError(RuntimeError):
 
 class RegionMissingError(RegionError):
     """There is no region of this name."""
+
+
+class RegionForeignError(RegionError):
+    """Another user made this region."""
 
 
 class RegionVersionError(RegionError):
@@ -42,6 +48,8 @@ class RegionHeader:
     first: int
     """The layout's parameters, so that a region can be read whatever the configuration says now."""
     second: int
+    directory: bytes = bytes(16)
+    """Of a ring and of a table: identity of the data directory that it is for, so that what is in it can be drained whatever else is lost."""
 
 
 def boot_id() -> bytes:
@@ -61,12 +69,26 @@ class Region:
         self.words: Words = words_of(self.bytes)
 
     @classmethod
-    def create(cls, name: str, kind: RegionKind, size: int, instance: bytes, generation: int, first: int, second: int = 0) -> Region:
-        """Make a new region of zeroes. Raises RegionError when the name is taken or /dev/shm has no room."""
+    def create(
+        cls,
+        name: str,
+        kind: RegionKind,
+        size: int,
+        instance: bytes,
+        generation: int,
+        first: int,
+        second: int = 0,
+        directory: bytes = bytes(16),
+    ) -> Region:
+        """Make a new region of zeroes. Raises RegionError when the name is taken, /dev/shm has no room or the host refuses."""
         try:
             shared = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
         except posix_ipc.ExistentialError:
             raise RegionError(f"shared memory {name} exists already; another appliance uses it, or remove /dev/shm{name}") from None
+        except posix_ipc.PermissionsError:
+            raise RegionError(f"cannot make shared memory {name}: this user may not write in /dev/shm; see `tailrace doctor`") from None
+        except OSError as error:
+            raise RegionError(f"cannot make shared memory {name}: {error.strerror}") from None
         try:
             os.posix_fallocate(shared.fd, 0, size)
             memory = mmap.mmap(shared.fd, size)
@@ -77,22 +99,28 @@ class Region:
                     f"/dev/shm has no room for {size >> 20} MiB of {name.rsplit('-', 1)[-1]}; enlarge it (mount -o remount,size=... /dev/shm) "
                     "or lower ring_bytes and lane_bytes"
                 ) from None
-            raise
+            raise RegionError(f"cannot make shared memory {name} of {size >> 20} MiB: {error.strerror}") from None
         finally:
             os.close(shared.fd)
-        header = RegionHeader(kind, boot_id(), instance, generation, size, first, second)
+        header = RegionHeader(kind, boot_id(), instance, generation, size, first, second, directory)
         region = cls(name, memory, header)
-        REGION_HEADER.pack_into(region.bytes, 0, 0, LAYOUT_VERSION, kind, header.boot_id, instance, generation, size, first, second)
+        REGION_HEADER.pack_into(
+            region.bytes, 0, 0, LAYOUT_VERSION, kind, header.boot_id, instance, generation, size, first, second, directory
+        )
         region.words[0] = REGION_MAGIC  # last: a region without it is unfinished
         return region
 
     @classmethod
     def attach(cls, name: str, kind: RegionKind, instance: bytes | None = None) -> Region:
-        """Map an existing region. Raises RegionMissingError, RegionVersionError, RegionError."""
+        """Map an existing region. Raises RegionMissingError, RegionVersionError, RegionError; OSError when descriptors or memory are short."""
         try:
             shared = posix_ipc.SharedMemory(name)
         except posix_ipc.ExistentialError:
             raise RegionMissingError(f"shared memory {name} does not exist; is the appliance running?") from None
+        except posix_ipc.PermissionsError:
+            raise RegionForeignError(
+                f"shared memory {name} belongs to another user; run as that one, or remove /dev/shm{name}, which gives up what it holds"
+            ) from None
         try:
             actual = os.fstat(shared.fd).st_size
             if actual < REGION_HEADER.size:
@@ -100,14 +128,14 @@ class Region:
             memory = mmap.mmap(shared.fd, actual)
         finally:
             os.close(shared.fd)
-        magic, version, found_kind, boot, owner, generation, size, first, second = REGION_HEADER.unpack_from(memory, 0)
+        magic, version, found_kind, boot, owner, generation, size, first, second, directory = REGION_HEADER.unpack_from(memory, 0)
         if magic != REGION_MAGIC or size != actual or found_kind != kind:
             raise RegionError(f"shared memory {name} is not a finished {kind.name.lower()} region")
         if version != LAYOUT_VERSION:
             raise RegionVersionError(f"shared memory {name} has layout {version}, this build has {LAYOUT_VERSION}")
         if boot != boot_id() or (instance is not None and owner != instance):
             raise RegionError(f"shared memory {name} belongs to another instance")
-        return cls(name, memory, RegionHeader(kind, boot, owner, generation, size, first, second))
+        return cls(name, memory, RegionHeader(kind, boot, owner, generation, size, first, second, directory))
 
     def close(self) -> None:
         """Unmap. Views that others still hold keep the mapping until they go."""
@@ -120,9 +148,29 @@ class Region:
 
 
 def remove(name: str) -> bool:
-    """Unlink a region; False when there was none."""
+    """Unlink a region; False when there was none, or it is another user's."""
     try:
         posix_ipc.unlink_shared_memory(name)
-    except posix_ipc.ExistentialError:
+    except (posix_ipc.ExistentialError, posix_ipc.PermissionsError):
         return False
     return True
+
+
+def names_with(prefix: str) -> list[str]:
+    """Names of the regions that there are whose names begin with `prefix`."""
+    return sorted("/" + entry for entry in os.listdir(SHM_DIRECTORY) if ("/" + entry).startswith(prefix))
+
+
+def owner_of(name: str) -> bytes | None:
+    """The instance that a region's header names; zeroes while it is unfinished, None when it cannot be read."""
+    try:
+        fd = os.open(SHM_DIRECTORY + name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        head = os.pread(fd, REGION_HEADER.size, 0)
+    except OSError:  # a directory
+        return None
+    finally:
+        os.close(fd)
+    return bytes(16) if len(head) < REGION_HEADER.size else bytes(REGION_HEADER.unpack(head)[4])

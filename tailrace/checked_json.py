@@ -1,19 +1,25 @@
 """Small files that must be whole or be known not to be: a JSON document that carries the checksum of its own content.
 
-Layout: `{"crc32c":"xxxxxxxx","content":...}` and nothing behind it; the checksum is that of the content's bytes as they stand. So people and `jq` read such a
-file, and a flipped bit, a cut or an overwritten tail is found.
+Layout: `{"crc32c":"xxxxxxxx","content":...}` and nothing behind it; the checksum is that of the content's bytes as they stand. So people and `jq` read such
+a file, and a flipped bit, a cut or an overwritten tail is found.
+
+Invariants: `replace` never follows a link, neither at the file's name nor at the temporary's, and what it makes only its owner reads, whatever the umask.
+Crash: the old file or the new one is there, whole; a temporary that a kill left is removed by the next `replace`.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import orjson
 
-from tailrace.checksum import crc32c
+from tailrace.checksum import Readable, crc32c
 
+TEMPORARY_SUFFIX = ".tmp"
 _HEAD = b'{"crc32c":"%08x","content":'
 _HEAD_BYTES = len(_HEAD % 0)
+_READ_BYTES = 1 << 20
 
 
 def encode(content: Any) -> bytes:
@@ -26,4 +32,57 @@ def decode(data: bytes) -> Any | None:
     body = data[_HEAD_BYTES:-1]
     if not body or data[:_HEAD_BYTES] != _HEAD % crc32c(body) or data[-1:] != b"}":
         return None
-    return orjson.loads(body)
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:  # somebody wrote a checksum by hand
+        return None
+
+
+def read(path: str) -> bytes:
+    """All bytes of a file that is no link. Raises OSError (ELOOP for a link, EISDIR for a directory)."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        pieces = []
+        while piece := os.read(fd, _READ_BYTES):
+            pieces.append(piece)
+        return b"".join(pieces)
+    finally:
+        os.close(fd)
+
+
+def replace(path: str, data: Readable) -> None:
+    """Put a file with these bytes at `path`, durably. Raises OSError; then what was there is there still."""
+    temporary = path + TEMPORARY_SUFFIX
+    try:
+        os.unlink(temporary)  # a kill left it, or somebody put a link there
+    except FileNotFoundError:
+        pass
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(fd, 0o600)
+        write_all(fd, data, 0)
+        os.fsync(fd)
+    except OSError:
+        os.unlink(temporary)
+        raise
+    finally:
+        os.close(fd)
+    os.rename(temporary, path)
+    sync_directory(os.path.dirname(path))
+
+
+def write_all(fd: int, data: Readable, position: int) -> None:
+    """A write may take less than it is given: go on until all is written. Raises OSError."""
+    rest = memoryview(data)
+    while len(rest):
+        written = os.pwrite(fd, rest, position)
+        rest, position = rest[written:], position + written
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in a directory durable. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

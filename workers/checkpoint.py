@@ -7,12 +7,13 @@ Crash: a half-written one does not match its checksum, and the other one is ther
 
 from __future__ import annotations
 
+import errno
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from shm.crash_points import crash_point
 from tailrace import checked_json
-from workers.files import Files, read_whole
+from workers.files import Files, is_shortage, read_whole
 
 CHECKPOINT_FILES = ("checkpoint.0", "checkpoint.1")
 UNKNOWN_TIME_US = 1 << 62
@@ -53,7 +54,14 @@ def write_checkpoint(files: Files, directory: str, checkpoint: Checkpoint, *, sy
     fields = asdict(checkpoint)
     fields["sealed"] = [list(segment) for segment in checkpoint.sealed]
     data = checked_json.encode(fields)
-    fd = files.open_for_write(f"{directory}/{CHECKPOINT_FILES[checkpoint.number % 2]}")
+    path = f"{directory}/{CHECKPOINT_FILES[checkpoint.number % 2]}"
+    try:
+        fd = files.open_for_write(path)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        files.unlink(path)  # a link, which is nobody's checkpoint
+        fd = files.open_for_write(path)
     try:
         half = len(data) // 2
         files.write_at(fd, [data[:half]], 0)
@@ -75,7 +83,12 @@ def load_checkpoint(files: Files, directory: str, topic_id: str) -> tuple[Checkp
         path = f"{directory}/{name}"
         if not files.exists(path):
             continue
-        fields = checked_json.decode(read_whole(files, path))
+        try:
+            fields = checked_json.decode(read_whole(files, path))
+        except OSError as error:
+            if is_shortage(error):
+                raise
+            fields = None  # a directory, a bad sector: as damaged as any
         if fields is None:
             damaged += 1
         elif fields["topic_id"] == topic_id:

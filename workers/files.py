@@ -1,10 +1,13 @@
 """The file operations that the log makes: one small interface, so that tests can put a failing or a forgetting disk behind it.
 
 Owner: the flusher (and the worker, which only reads). Errors are OSError, unwrapped; short writes are finished here.
+Invariants: what is written is no link and readable by its owner alone, whatever the umask; a shortage of space, descriptors or memory (`is_shortage`) says
+    nothing of the disk: what failed is tried again, and is never written down as a fault.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,6 +16,13 @@ from shm.crash_points import crash_point
 from tailrace.checksum import Readable
 
 IOV_MAX = 1024
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+SHORTAGES = (*NO_SPACE, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def is_shortage(error: OSError) -> bool:
+    """Whether the host is short of something now: try again later. Everything else is the disk's or the file's fault."""
+    return error.errno in SHORTAGES
 
 
 class Files(Protocol):
@@ -42,7 +52,7 @@ class DiskFiles:
     """The real thing."""
 
     def open_for_write(self, path: str, *, exclusive: bool = False) -> int:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if exclusive else 0), 0o640)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_EXCL if exclusive else 0), 0o600)
 
     def open_for_read(self, path: str) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -55,6 +65,8 @@ class DiskFiles:
         remaining = [piece for piece in pieces if len(piece)]
         while remaining:
             written = os.pwritev(fd, remaining[:IOV_MAX], position)
+            if not written:
+                raise OSError(errno.EIO, "the disk takes nothing")
             position += written
             index = 0
             while index < len(remaining) and written >= len(remaining[index]):
@@ -87,7 +99,7 @@ class DiskFiles:
         return sorted(os.listdir(path))
 
     def make_directory(self, path: str) -> None:
-        os.mkdir(path, 0o750)
+        os.mkdir(path, 0o700)
 
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)
@@ -131,9 +143,12 @@ def read_whole(files: Files, path: str) -> bytes:
 def write_durably(files: Files, directory: str, name: str, data: bytes) -> None:
     """Replace a small file: the old one or the new one is there, whole, whatever happens. Raises OSError."""
     temporary = f"{directory}/{name}.tmp"
-    fd = files.open_for_write(temporary)
     try:
-        files.truncate(fd, 0)
+        fd = files.open_for_write(temporary, exclusive=True)
+    except FileExistsError:  # a kill left it, or somebody put a link there
+        files.unlink(temporary)
+        fd = files.open_for_write(temporary, exclusive=True)
+    try:
         files.write_at(fd, [data], 0)
         files.sync_data(fd)
     finally:

@@ -11,7 +11,9 @@ Run as `python -P -m workers.flusher`.
 
 from __future__ import annotations
 
+import errno
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,16 +27,16 @@ from shm.doorbell import Doorbell
 from shm.lane import LaneReader
 from shm.layout import FLAG_CLOSED, FLAG_DELIVERED, ProcessWord, RegionKind, Role, SlotState, Verdict
 from shm.partition_table import PartitionState, PartitionTable
-from shm.process import ProcessContext, configure_logging, run, start
+from shm.process import EXIT_DATA_UNUSABLE, ProcessContext, configure_logging, run, start
 from shm.ring import Descriptor, Ring
 from tailrace.protocol.errors import ErrorCode
 from workers.disk_space import DiskSpace
-from workers.files import DiskFiles, Files
+from workers.files import NO_SPACE, DiskFiles, Files, is_shortage
 from workers.group_commit import GroupCommit
 from workers.housekeeping import Act, Housekeeping
 from workers.journal import Journal
 from workers.log_set import LogSet, RunFacts
-from workers.partition_log import FULL_DISK, LogGapError, PartitionLog, PendingBatch
+from workers.partition_log import LogGapError, PartitionLog, PendingBatch
 from workers.timing_wheel import Timer, TimingWheel
 
 logger = logging.getLogger(__name__)
@@ -132,6 +134,7 @@ class Flusher:
         self._journal = Journal(files, data_dir, settings.journal_bytes)
         self._logs = LogSet(files, data_dir, table, facts)
         self._logs.journaled = self._journal.find()
+        self._logs.is_draining = bool(old_rings)
         self._note_rings(table, old_rings)
         self._commit = GroupCommit(self._journal, self._logs.take_offline, self._on_moved)
         self._placing: tuple[Stage, Group] | None = None
@@ -141,6 +144,11 @@ class Flusher:
         self._ready = False
         self._stopping = False
         self._stalled_until_ns = 0
+        self._shortage: OSError | None = None
+        """What the host was short of when a group could not be placed."""
+        self._is_short = False
+        """Whether writing waits for descriptors or memory."""
+        self._open_again_ns = 0
         self._now_ns = start_ns
         self._wheel: TimingWheel[Act] = TimingWheel(start_ns, tick_ns=100_000)
         self._housekeeping = Housekeeping(self._logs, self._commit, self._wheel, now_us, start_ns)
@@ -168,7 +176,9 @@ class Flusher:
         if not self._fed:
             return work
         if not self._ready:
-            return work + self._recover(now_ns)
+            return work + (self._open_waiting(now_ns) if self._logs.waiting else self._recover(now_ns))
+        if self._logs.waiting:
+            work += self._open_waiting(now_ns)
         if self._space.is_due(now_ns) and (self._space.is_full or work or self._has_input()) and self._space.check(now_ns):
             self._show_space()
         if now_ns < self._stalled_until_ns:
@@ -194,6 +204,8 @@ class Flusher:
         deadlines = [self._wheel.next_deadline_ns(), self._space.next_check_ns]
         if any(stage.group is not None for stage in self._stages + self._old) or self._stalled_until_ns:
             deadlines.append(self._stalled_until_ns)
+        if self._logs.waiting:
+            deadlines.append(self._open_again_ns)
         known = [d for d in deadlines if d]
         return min(known) if known else None
 
@@ -219,8 +231,7 @@ class Flusher:
     def _tidy(self) -> int:
         """When there is nothing else to do, and only until it is done: the journal's zeroes, indexes that nobody has looked at."""
         if self._commit.wants_journal and len(self._logs) > 1:
-            self._commit.prepare_journal()
-            return 1
+            return int(self._commit.prepare_journal())
         for log in self._logs.all():
             if log.unscrubbed and not log.group:
                 try:
@@ -302,6 +313,20 @@ class Flusher:
         else:
             self._housekeeping.begin(log, self._now_ns)
 
+    def _open_waiting(self, now_ns: int) -> int:
+        """Try again what the host was short of something for. Before recovery is over, everything waits for it: rings hold what these logs must get."""
+        if now_ns < self._open_again_ns:
+            return 0
+        before = len(self._logs.waiting)
+        for assignment in list(self._logs.waiting.values()):
+            self._apply(assignment, replay=not self._ready)
+        self._open_again_ns = now_ns + FULL_DISK_RETRY_NS
+        opened = before - len(self._logs.waiting)
+        if opened:
+            logger.info("waiting_logs_opened count=%d left=%d", opened, len(self._logs.waiting))
+            self._coordinator.ring()
+        return opened
+
     def _add_journaled(self, log: PartitionLog) -> bool:
         """Before a log is opened again: what this run's journal has of it. False: the journal cannot be read."""
         try:
@@ -327,8 +352,13 @@ class Flusher:
         crash_point("recovery.after_journal")
         self._commit.sync_all(self._logs.all())
         try:
+            if self._logs.is_draining:
+                self._logs.begin_epochs()
             self._files.sync_directory(self._data_dir)  # a predecessor may have been killed before it was
         except OSError as error:
+            if is_shortage(error):
+                self._stalled_until_ns = now_ns + FULL_DISK_RETRY_NS
+                return 0
             for log in self._logs.all():
                 self._logs.take_offline(log, error)
         if self._logs.forget_what_was_found():
@@ -361,14 +391,29 @@ class Flusher:
         group = stage.group
         if group is None or not self._finish(stage, group):
             self._stalled_until_ns = now_ns + FULL_DISK_RETRY_NS
-            if self._space.note_full(now_ns):
-                self._show_space()
+            self._say_shortage(self._shortage if group is None else self._commit.shortage)
             return 0
+        if self._is_short:
+            logger.info("writing_again data_dir=%s", self._data_dir)
+            self._is_short = False
         self._stalled_until_ns = 0
         stage.group = None
         for log in group.touched.values():
             self._housekeeping.watch_age(log, now_ns)
         return len(group.entries)
+
+    def _say_shortage(self, error: OSError | None) -> None:
+        """A full disk is told to producers, so that they get DISK_FULL; without descriptors or memory they wait for their acks. Either ends by itself."""
+        if error is not None and error.errno in NO_SPACE:
+            if self._space.note_full(self._now_ns):
+                logger.warning("disk_full data_dir=%s", self._data_dir)
+                self._show_space()
+        elif error is not None and not self._is_short:
+            self._is_short = True
+            logger.error(
+                "writing_waits data_dir=%s error=%r advice='allow more open files (LimitNOFILE=65536 in the unit) or more memory; it is tried again'",
+                self._data_dir, str(error),
+            )  # fmt: skip
 
     def _lingers(self, stage: Stage, head: int, now_ns: int) -> bool:
         """Whether to wait for a larger group. Not while stopping, not while recovering."""
@@ -400,7 +445,8 @@ class Flusher:
                 break
             try:
                 entry = self._place(stage, number, descriptor, group)
-            except OSError:
+            except OSError as error:
+                self._shortage = error
                 break
             if entry is None:
                 break
@@ -418,8 +464,10 @@ class Flusher:
         return log if log.key == stage.translate(slot) else None
 
     def _place(self, stage: Stage, number: int, descriptor: Descriptor, group: Group) -> tuple[PartitionLog | None, Verdict] | None:
-        """One descriptor into the group; None: the group must be settled first. Raises OSError only for a full disk."""
+        """One descriptor into the group; None: the group must be settled first. Raises OSError only for what the host is short of."""
         log = self._log_of(stage, descriptor.slot)
+        if log is not None and not log.is_open and descriptor.slot in self._logs.waiting:
+            raise OSError(errno.EMFILE, "the log is not open yet")
         if descriptor.result or not descriptor.has_bytes:
             if descriptor.result or log is None:
                 return None, Verdict.DURABLE
@@ -443,8 +491,7 @@ class Flusher:
                 self._housekeeping.retain(log)
             stage.ring.plan(number, *log.place(batch))
         except OSError as error:
-            if error.errno in FULL_DISK:
-                logger.warning("disk_full directory=%s", log.directory)
+            if is_shortage(error):
                 raise
             self._logs.take_offline(log, error)
             return None, Verdict.FAILED
@@ -479,6 +526,8 @@ class Flusher:
             logger.error("not_what_was_placed directory=%s error=%r", log.directory, str(error))
             return None, Verdict.FAILED
         except OSError as error:
+            if is_shortage(error):
+                raise
             self._logs.take_offline(log, error)
             return None, Verdict.FAILED
         return log, self._good_verdict(log)
@@ -533,9 +582,9 @@ class Flusher:
             if total < self._settings.checkpoint_bytes // 2 or log.group:
                 break
             total -= log.since_checkpoint_bytes
-            if log.refusal or (log.is_unsynced and not self._commit.sync(log)):
-                continue
             try:
+                if log.refusal or (log.is_unsynced and not self._commit.sync(log)):
+                    continue
                 log.checkpoint(sync=log.since_checkpoint_bytes >= self._settings.checkpoint_bytes // 4)
             except OSError as error:
                 log.since_checkpoint_bytes = 0
@@ -612,7 +661,14 @@ def main() -> None:
     """The process."""
     context = start()
     configure_logging(context)
-    flusher = build(context, DiskFiles())
+    try:
+        flusher = build(context, DiskFiles())
+    except OSError as error:
+        if is_shortage(error):
+            raise  # the supervisor tries again
+        sys.stderr.write(f"tailrace: cannot read or write {error.filename or context.spec.data_dirs[context.index]}: {error.strerror}; ")
+        sys.stderr.write("what it holds may be acknowledged: repair it, or move it away to give that up, then start again.\n")
+        sys.exit(EXIT_DATA_UNUSABLE)
     run(flusher, context)
     flusher.close()
 

@@ -17,8 +17,9 @@ import logging
 from collections.abc import Callable, Iterable
 
 from shm.crash_points import crash_point
+from workers.files import NO_SPACE, is_shortage
 from workers.journal import Journal, JournalBatch
-from workers.partition_log import FULL_DISK, PartitionLog, PendingBatch, pending_from_bytes
+from workers.partition_log import PartitionLog, PendingBatch, pending_from_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,10 @@ class GroupCommit:
         """Per half of the journal: logs whose segments are not synced since."""
         self._owed_syncs = 0.0
         """Files to be synced by what was journaled so far: a share of one for a small frame."""
+        self._unrescued: dict[tuple[bytes, int], OSError] = {}
+        """Logs whose disk failed, and whose new file could not be made for want of descriptors or memory: they are rescued before anything else."""
+        self.shortage: OSError | None = None
+        """Why `commit` returned False."""
 
     @property
     def wants_journal(self) -> bool:
@@ -54,24 +59,38 @@ class GroupCommit:
         self._journal_works = False
         logger.warning("journal_kept until the logs that could not be opened are online and the appliance was restarted")
 
-    def prepare_journal(self) -> None:
-        """Some of them, when there is nothing else to do."""
+    def prepare_journal(self) -> bool:
+        """Some of them, when there is nothing else to do. False: not now."""
         try:
             self._journal.prepare()
         except OSError as error:
+            if is_shortage(error):
+                return False
             self._give_up_journal(error)
+        return True
 
     def commit(self, logs: list[PartitionLog]) -> bool:
-        """Write and, where promised, sync what was placed in `logs`. False: the disk is full; call again later, nothing is lost."""
+        """Write and, where promised, sync what was placed in `logs`. False: the host is short of something (`shortage`); call again later, nothing is
+        lost.
+        """
+        try:
+            self._commit(logs)
+        except OSError as error:
+            self.shortage = error
+            return False
+        return True
+
+    def _commit(self, logs: list[PartitionLog]) -> None:
+        """Raises OSError for a shortage alone."""
         for log in logs:
             if log.refusal:
                 continue
             try:
+                self._raise_earlier(log)
                 log.write_pending()
             except OSError as error:
-                if error.errno in FULL_DISK:
-                    logger.warning("disk_full directory=%s", log.directory)
-                    return False
+                if is_shortage(error):
+                    raise
                 self._rescue(log, error)
         crash_point("flusher.after_write")
         durable = [log for log in logs if log.is_durable and not log.refusal and log.is_unsynced]
@@ -81,11 +100,17 @@ class GroupCommit:
             for log in durable:
                 self.sync(log)
         crash_point("flusher.after_sync")
-        return True
+
+    def _raise_earlier(self, log: PartitionLog) -> None:
+        """A sync that failed must not be tried again on the same pages. Raises OSError."""
+        earlier = self._unrescued.pop(log.key, None)
+        if earlier is not None:
+            raise earlier
 
     def sync(self, log: PartitionLog) -> bool:
-        """Make one log durable. False: it is offline now."""
+        """Make one log durable. False: it is offline now. Raises OSError when its disk failed and the host is short of what a new file needs."""
         try:
+            self._raise_earlier(log)
             log.sync()
         except OSError as error:
             self._rescue(log, error)
@@ -102,6 +127,7 @@ class GroupCommit:
 
     def forget(self, log: PartitionLog) -> None:
         """The log is deleted, or everything of it is on the disk."""
+        self._unrescued.pop(log.key, None)
         for dirty in self._dirty:
             dirty.pop(log.key, None)
 
@@ -113,7 +139,10 @@ class GroupCommit:
         """Before a clean end: nothing depends on the journal any more."""
         for log in logs:
             if log.is_unsynced and not log.refusal:
-                self.sync(log)
+                try:
+                    self.sync(log)
+                except OSError as error:
+                    logger.error("log_not_synced directory=%s error=%r the rings and the journal keep it", log.directory, str(error))
 
     # ---- journal ---------------------------------------------------------------------------------------------------------------------
 
@@ -166,7 +195,9 @@ class GroupCommit:
     # ---- a disk that refuses ---------------------------------------------------------------------------------------------------------
 
     def _rescue(self, log: PartitionLog, error: OSError) -> None:
-        """A write or a sync failed: everything that is not known to be durable goes to a new file; if that fails too, the log goes offline."""
+        """A write or a sync failed: everything that is not known to be durable goes to a new file; if that fails too, the log goes offline. Raises OSError
+        when descriptors or memory are short: then it is tried again.
+        """
         logger.error("disk_error topic=%s partition=%d error=%r", log.assignment.topic, log.assignment.partition, str(error))
         try:
             earlier = self._earlier(log)
@@ -175,6 +206,9 @@ class GroupCommit:
                 raise error  # neither ring nor journal has all of it any more
             places = log.rewrite(earlier)
         except OSError as refusal:
+            if is_shortage(refusal) and refusal.errno not in NO_SPACE:
+                self._unrescued[log.key] = error
+                raise
             self._fail(log, refusal)
             return
         logger.warning("rewritten topic=%s partition=%d segment=%d", log.assignment.topic, log.assignment.partition, log.newest_base)

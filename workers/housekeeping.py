@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from workers.delays.manifest import read_cursor
+from workers.files import is_shortage
 from workers.group_commit import GroupCommit
 from workers.log_set import LogSet
-from workers.partition_log import FULL_DISK, PartitionLog
+from workers.partition_log import PartitionLog
 from workers.retention import KEEP_FOR_EVER, CautiousClock, expires_us, new_start
 from workers.timing_wheel import Timer, TimingWheel
 
@@ -106,7 +107,7 @@ class Housekeeping:
             log.seal()
             log.checkpoint(sync=False)
         except OSError as error:
-            if error.errno not in FULL_DISK:
+            if not is_shortage(error):
                 self._logs.take_offline(log, error)
             return
         self._logs.publish(log)

@@ -16,7 +16,7 @@ from shm.partition_table import PartitionState, PartitionTable
 from tailrace.batch_header import leader_epoch_at
 from tailrace.data_directory import QUARANTINE_DIRECTORY
 from tailrace.protocol.errors import ErrorCode
-from workers.files import Files
+from workers.files import Files, is_shortage
 from workers.journal import JournalBatch
 from workers.partition_log import PartitionLog, pending_from_bytes
 from workers.recovery import Hints
@@ -44,6 +44,10 @@ class LogSet:
         self._table = table
         self._facts = facts
         self._logs: dict[int, PartitionLog] = {}
+        self.is_draining = False
+        """Whether rings of an earlier run have batches for these logs, under the epochs that they had: new ones begin when they are drained."""
+        self.waiting: dict[int, Assignment] = {}
+        """Slot -> what could not be done for want of space, descriptors or memory; the flusher applies it again."""
         self.journaled: dict[tuple[bytes, int], list[JournalBatch]] = {}
         """What the journal of an earlier run holds; taken by the logs as they are opened."""
         self.in_rings: dict[tuple[bytes, int], frozenset[int]] = {}
@@ -67,6 +71,19 @@ class LogSet:
     def get(self, slot: int) -> PartitionLog | None:
         return self._logs.get(slot)
 
+    def begin_epochs(self) -> None:
+        """What was left in memory is drained. Raises OSError for a shortage: call again."""
+        for log in self._logs.values():
+            if not self._facts.lost_memory or log.refusal or not log.is_open:
+                continue
+            try:
+                log.begin_epoch(self._facts.run)
+            except OSError as error:
+                if is_shortage(error):
+                    raise
+                self.take_offline(log, error)
+        self.is_draining = False
+
     # ---- catalog ---------------------------------------------------------------------------------------------------------------------
 
     def apply(self, assignment: Assignment, *, replay: bool, on_open: Callable[[PartitionLog], None]) -> PartitionLog | None:
@@ -80,8 +97,9 @@ class LogSet:
             self._drop(log if same else None, assignment)
             return None
         reason = ErrorCode.OK
+        waited = self.waiting.pop(slot, None) is not None
         try:
-            if log is not None and same and not (assignment.revive and log.refusal):
+            if log is not None and same and not (assignment.revive and log.refusal) and (log.is_open or not waited):
                 log.assignment = assignment
             else:
                 was_closed = log is not None and same and not log.is_open
@@ -95,6 +113,9 @@ class LogSet:
                 log.advance_start(assignment.delete_before)
         except OSError as error:
             assert log is not None
+            if is_shortage(error):
+                self._wait(log, assignment, error, again=waited)
+                return log
             log.refusal = f"cannot open {log.directory}: {error}"
             logger.error(
                 "log_open_failed directory=%s error=%r advice=%r", log.directory, str(error),
@@ -103,6 +124,17 @@ class LogSet:
             reason = ErrorCode.STORAGE_ERROR
         self.publish(log, reason)
         return log
+
+    def _wait(self, log: PartitionLog, assignment: Assignment, error: OSError, *, again: bool) -> None:
+        """The host is short of something: try again later. Until it is open, the table says nothing of the log: requests are told NOT_READY."""
+        self.waiting[assignment.slot] = assignment
+        if not log.is_open:
+            log.give_up_opening()
+        if not again:
+            logger.warning(
+                "log_waits directory=%s error=%r advice=%r", log.directory, str(error),
+                "free some space, or allow more open files (LimitNOFILE=65536 in the unit); it is tried again",
+            )  # fmt: skip
 
     def _open(self, log: PartitionLog, *, replay: bool) -> None:
         held = self.journaled.get(log.key, [])
@@ -119,7 +151,7 @@ class LogSet:
         except OSError:
             log.give_up_opening()  # what was acknowledged is only in the journal: that must stay as it is
             raise
-        if self._facts.lost_memory:
+        if self._facts.lost_memory and not self.is_draining:
             log.begin_epoch(self._facts.run)
         if not replay or recovered.cut_bytes or recovered.damage or replayed:
             logger.info(

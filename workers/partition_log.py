@@ -8,7 +8,6 @@ Crash: between any two steps recovery finds a torn tail of the live segment, a s
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.segment import INDEX_SUFFIX, PRODUCERS_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
 from tailrace.segment_index import INDEX_ENTRY, INDEX_HEADER, IndexEntry
 from workers.checkpoint import Checkpoint, SealedSegment, write_checkpoint
-from workers.files import Files, read_whole, remove_tree, write_durably
+from workers.files import Files, is_shortage, read_whole, remove_tree, write_durably
 from workers.producer_state import ProducerTable
 from workers.recovery import (
     Hints,
@@ -40,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 UNFINISHED_SUFFIX = ".new"
 """Of a segment that is being written anew and has no name yet; what a kill leaves of it is removed at the next start."""
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 class LogGapError(RuntimeError):
@@ -262,7 +260,11 @@ class PartitionLog:
     def _reopen_live(self, recovered: RecoveredLog) -> None:
         base, files = recovered.live_base, self._files
         fd = files.open_for_write(f"{self.directory}/{file_name(base)}")
-        index_fd = files.open_for_write(f"{self.directory}/{file_name(base, INDEX_SUFFIX)}")
+        try:
+            index_fd = files.open_for_write(f"{self.directory}/{file_name(base, INDEX_SUFFIX)}")
+        except OSError:
+            files.close(fd)
+            raise
         self.live = LiveSegment(base, fd, index_fd, recovered.valid_end, recovered.next_offset, recovered.batch_count)
         self.live.max_timestamp_us = recovered.max_timestamp_us
         self.live.first_append_us = recovered.first_append_us
@@ -366,7 +368,7 @@ class PartitionLog:
         try:
             self.seal()
         except OSError as error:
-            if error.errno in FULL_DISK:
+            if is_shortage(error):
                 raise
             logger.warning("segment_not_sealed directory=%s base=%d error=%r", self.directory, self.newest_base, str(error))
             self.give_up_segment()
@@ -374,7 +376,10 @@ class PartitionLog:
             snapshot = file_name(self.next_offset, PRODUCERS_SUFFIX)
             write_durably(self._files, self.directory, snapshot, encode_producers(self.producers))
         self._begin_segment(self.next_offset)
-        self.checkpoint(sync=True)
+        try:
+            self.checkpoint(sync=True)
+        except OSError as error:  # the one before it holds; recovery reads more
+            logger.warning("checkpoint_not_written directory=%s error=%r", self.directory, str(error))
 
     def _begin_segment(self, base: int) -> None:
         files, schema = self._files, self.assignment.schema

@@ -41,7 +41,7 @@ def run_with_failure(number: int, error: int, partitions: int, *, seed: int = 1)
 
 
 @pytest.mark.parametrize("partitions", [1, 6])
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EMFILE])
 def test_every_operation_refused_once_loses_nothing_acknowledged(error: int, partitions: int) -> None:
     refused = offline = 0
     for number in range(OPERATIONS):
@@ -52,8 +52,41 @@ def test_every_operation_refused_once_loses_nothing_acknowledged(error: int, par
         for item in workload.bench.assignments:
             assert workload.bench.table.read(item.slot).state is SlotState.ONLINE
         assert all(not producer.unacknowledged for producer in workload.producers)
-    if error == errno.ENOSPC:
-        assert offline == 0, "a full disk is no broken disk"
+    if error != errno.EIO:
+        assert offline == 0, "a full disk, too few descriptors, too little memory: none is a broken disk"
+
+
+def test_a_failed_sync_without_descriptors_for_a_new_file_waits_for_them() -> None:
+    """A second sync of the same pages would succeed and mean nothing: the group waits for its new file, and the partition stays online."""
+    disk = SimDisk()
+    workload = Workload(boot(disk, 0, 1), random.Random(3), producers=1)
+    workload.send()
+    workload.settle()
+    producer = workload.producers[0]
+    seen: list[str] = []
+
+    def short(operation: str, path: str) -> None:
+        seen.append(operation)
+        if "sync" in operation and path.endswith(".arrow") and seen.count("failed") == 0:
+            seen.append("failed")
+            raise OSError(errno.EIO, "broken", path)
+        if operation == "create":
+            raise OSError(errno.EMFILE, "too many", path)
+
+    disk.hook = short
+    workload.send(producer)
+    for _ in range(3):
+        workload.settle()
+        workload.bench.now_ns += 300_000_000
+    assert "failed" in seen
+    assert producer.unacknowledged, "nothing may be acknowledged yet"
+    disk.hook = None
+    workload.settle()
+    assert not producer.unacknowledged
+    assert workload.bench.table.read(0).state is SlotState.ONLINE
+    workload.go_on(boot(disk.lose_power(random.Random(1)), 1, 1))
+    workload.settle()
+    check(workload.history, workload.readable())
 
 
 def test_a_partition_that_is_offline_stays_so_over_a_restart_and_reads_go_on() -> None:

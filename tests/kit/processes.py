@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import psutil
 
+from tailrace.data_directory import read_identity
 from tailrace.private_appliance import EmbeddedAppliance
 
 
@@ -48,8 +49,7 @@ def kill_and_wait_for_successor(appliance: EmbeddedAppliance, name: str, number:
 
 def shared_memory(appliance: EmbeddedAppliance) -> list[str]:
     """What the instance has in /dev/shm now."""
-    import orjson
-
-    with open(f"{appliance.data_dir}/instance.json", "rb") as file:
-        prefix = f"tailrace-{orjson.loads(file.read())['instance'][:12]}"
+    identity = read_identity(appliance.data_dir)
+    assert identity is not None
+    prefix = identity.prefix[1:]
     return [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]

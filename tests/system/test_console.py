@@ -126,6 +126,28 @@ def test_a_killed_console_comes_back_and_garbage_or_silence_stop_it_for_nobody(a
     assert get(console_of(appliance), "/health/live")[0] == 200
 
 
+def test_connections_that_trickle_are_ended_and_stop_nobody(appliance: EmbeddedAppliance) -> None:
+    """Each sends a byte, and more than the console has room for: whoever asks is answered, and those that never ask are closed."""
+    address = console_of(appliance)
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    console = children(appliance)["tr-console-0"]
+    slow = [socket.create_connection((host, int(port)), timeout=30) for _ in range(40)]
+    for turn in range(3):
+        for connection in slow:
+            try:
+                connection.sendall(b"GET"[turn : turn + 1])
+            except OSError:
+                pass  # it has been ended
+        assert get(address, "/health/live") == (200, "alive\n")
+    for connection in slow:
+        try:
+            assert connection.recv(1) == b""
+        except ConnectionResetError:
+            pass
+        connection.close()
+    assert children(appliance)["tr-console-0"] == console
+
+
 def test_a_port_that_is_taken_is_said_and_stops_nobody() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import signal
@@ -11,6 +10,8 @@ import sys
 
 import psutil
 import pytest
+
+from tailrace.data_directory import read_identity
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -28,7 +29,9 @@ def test_an_interrupted_demo_leaves_no_process_no_memory_and_no_file(tmp_path: p
     supervisor = psutil.Process(int(seen.split()[-1]))
     processes = [supervisor, *supervisor.children()]
     (instance,) = [path.parent for path in tmp_path.rglob("instance.json")]
-    prefix = f"tailrace-{json.loads((instance / 'instance.json').read_bytes())['instance'][:12]}"
+    identity = read_identity(str(instance))
+    assert identity is not None
+    prefix = identity.prefix[1:]
     os.killpg(demo.pid, number)
     rest = demo.stdout.read()
     demo.stdout.close()

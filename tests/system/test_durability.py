@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import signal
@@ -14,8 +15,11 @@ from typing import Any
 import orjson
 import pytest
 
+from appliance import manifest
 from shm.crash_points import CRASH_POINT_VARIABLE, CRASH_POINTS
+from shm.region import names_with
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
+from tailrace.data_directory import read_identity
 from tailrace.errors import CorruptBatchError, InvalidSettingError, LogTruncatedError, OffsetOutOfRangeError, StorageError, TailraceError
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
@@ -138,11 +142,11 @@ def test_a_reader_of_a_lost_past_is_told_where_it_parted(tmp_path: pathlib.Path,
     while reader.position(ORDERS) < 6:
         assert reader.poll(5000)
     kill_everything(running)
-    manifest = tmp_path / "shm.json"
-    told = orjson.loads(manifest.read_bytes())
-    for name in told["regions"].values():
+    told = manifest.read(str(tmp_path)).manifest
+    assert told is not None
+    for name in told.regions.values():
         pathlib.Path("/dev/shm" + name).unlink(missing_ok=True)
-    manifest.write_bytes(orjson.dumps({**told, "boot_id": "00" * 16}))
+    manifest.write(str(tmp_path), dataclasses.replace(told, boot_id="00" * 16))
     path = segments(tmp_path)[0]
     data = path.read_bytes()
     path.write_bytes(data[: data.index(b"3:xxx") - 20])
@@ -292,9 +296,9 @@ def test_coordinator_and_supervisor_killed_at_each_named_place(tmp_path: pathlib
         assert read(again, 60) == list(range(60))
     finally:
         assert again.stop() == 0
-    assert not [
-        entry for entry in os.listdir("/dev/shm") if orjson.loads((tmp_path / "instance.json").read_bytes())["instance"][:12] in entry
-    ]
+    identity = read_identity(str(tmp_path))
+    assert identity is not None
+    assert not names_with(identity.prefix)
 
 
 def test_several_data_directories_share_the_partitions_and_a_forgotten_one_is_named(tmp_path: pathlib.Path) -> None:

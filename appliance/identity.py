@@ -1,0 +1,96 @@
+"""Which data directory this is: the one it was at its last start, a copy of it, or a new one.
+
+Owner: the supervisor, which holds the directory's lock. Files: `instance.json` and its copy (see `tailrace.data_directory`).
+Invariants: two directories that exist at once never have the same `shared_memory`: what is in shared memory belongs to the directory whose device and inode
+    `instance.json` names. `instance` never changes: the catalog finds a copy's partitions by it.
+
+    what was done to the directory                          device, inode, path      shared memory
+    nothing                                                 the same                 its own
+    renamed or moved on its file system, after a kill too   the path is another      its own: it drains what it left there
+    its file system was mounted anew, the machine booted    the device is another    its own (of another boot there is none)
+    copied, restored from a backup, moved to another disk   the inode is another     a new identity: the original may be running, nothing of it is touched
+
+Crash: both files are replaced atomically, the copy first; whichever is whole is taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from appliance.directory_errors import DataDirectoryError
+from tailrace import checked_json
+from tailrace.data_directory import (
+    CATALOG_FILE,
+    IDENTITY_COPY_FILE,
+    IDENTITY_FILE,
+    JOURNAL_FILE,
+    MANIFEST_COPY_FILE,
+    MANIFEST_FILE,
+    Identity,
+    decode_identity,
+)
+from tailrace.partition_file import PARTITION_FILE
+
+logger = logging.getLogger("appliance.supervisor")
+
+_SIGNS_OF_USE = (CATALOG_FILE, JOURNAL_FILE, MANIFEST_FILE, MANIFEST_COPY_FILE)
+
+
+def identify(path: str, directory: os.stat_result) -> Identity:
+    """The identity of a locked data directory, made or mended where it must be. Raises DataDirectoryError, OSError."""
+    copies = [_read(f"{path}/{name}") for name in (IDENTITY_FILE, IDENTITY_COPY_FILE)]
+    known = copies[0] or copies[1]
+    if known is None:
+        known = _make(path)
+    found = known._replace(device=directory.st_dev, inode=directory.st_ino, path=path)
+    if not _is_the_same(known, found):
+        logger.warning("copied_directory path=%s of=%s inode=%d the shared memory of that one is left alone", path, known.path, known.inode)
+        found = found._replace(shared_memory=os.urandom(16))
+    if [found, found] != copies:
+        for name in (IDENTITY_COPY_FILE, IDENTITY_FILE):
+            checked_json.replace(f"{path}/{name}", found.encode())
+    return found
+
+
+def _is_the_same(known: Identity, found: Identity) -> bool:
+    """Whether this is the directory that `shared_memory` was made for."""
+    if known.inode < 0:  # an earlier version's file, or one just made
+        return True
+    return known.inode == found.inode and (known.device == found.device or known.path == found.path)
+
+
+def _read(file_name: str) -> Identity | None:
+    """One copy; None when it is missing, which is told apart by `_make`, or damaged."""
+    try:
+        identity = decode_identity(checked_json.read(file_name))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        logger.error("identity_not_read path=%s error=%r", file_name, str(error))
+        return None
+    if identity is None:
+        logger.error("identity_damaged path=%s", file_name)
+    return identity
+
+
+def _make(path: str) -> Identity:
+    """For a directory that nobody has used. Raises DataDirectoryError where it was used."""
+    signs = [name for name in (IDENTITY_FILE, IDENTITY_COPY_FILE, *_SIGNS_OF_USE) if os.path.lexists(f"{path}/{name}")]
+    signs += [name for name in sorted(os.listdir(path)) if os.path.lexists(f"{path}/{name}/{PARTITION_FILE}")][:1]
+    if signs:
+        raise DataDirectoryError(
+            f"{path}/{IDENTITY_FILE} and {IDENTITY_COPY_FILE} are missing or damaged, and {signs[0]} says that this directory was used. They name its "
+            "partitions and what it has in shared memory: restore one of them from a backup of this directory, or choose another with --data-dir."
+        )
+    instance = os.urandom(16)
+    return Identity(instance, instance)
+
+
+def directory_id(path: str) -> str:
+    """The identity of a data directory that was taken once, as hexadecimal digits, as the catalog knows it. Raises DataDirectoryError."""
+    for name in (IDENTITY_FILE, IDENTITY_COPY_FILE):
+        known = _read(f"{path}/{name}")
+        if known is not None:
+            return known.instance.hex()
+    raise DataDirectoryError(f"{path}/{IDENTITY_FILE} went away while the appliance ran; restore it from a backup of this directory.")
