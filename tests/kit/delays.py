@@ -179,7 +179,11 @@ class DelayWorld:
         self.settle()
         offset = self.bench.table.read(1).high_watermark
         header = BatchHeader(record_count=rows.num_rows, last_offset_delta=rows.num_rows - 1, schema_id=1, due_us=token)
-        self.bench.send(arrow_batch.encode_as(rows, header, LOG_SEED, "none"), slot=1)
+        data = arrow_batch.encode_as(rows, header, LOG_SEED, "none")
+        if token > 0:  # a change: the worker takes it from the scheduler only
+            assert self.partition._send(self.log, data)
+        else:
+            self.bench.send(data, slot=1)
         self.settle()
         assert self.bench.table.read(1).high_watermark == offset + rows.num_rows
         return offset
