@@ -22,6 +22,7 @@ from functools import partial
 import numpy as np
 
 from tailrace.accumulator import BATCH_OVERHEAD_BYTES, BatchState, OnDelivery, PartitionQueue, ProducerBatch, closed_error
+from tailrace.batch_header import read_header
 from tailrace.connection import Connection
 from tailrace.environment import REAL, Environment, sleep_on
 from tailrace.errors import BufferExhaustedError, DeliveryTimeoutError, NotReachableError, RecordTooLargeError, TailraceError, error_for
@@ -32,6 +33,7 @@ from tailrace.protocol.wire import Api
 from tailrace.records import RecordMetadata
 from tailrace.settings import ProducerSettings
 from tailrace.topics import TopicInfo
+from tailrace.unpacked import unpacked_bytes
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
@@ -47,6 +49,7 @@ spend itself on what each batch costs (see docs/performance.md).
 LOAD_CHECK_NS = 20 * NS_PER_MS
 RESERVE_BYTES = 64 << 10
 """How much buffer memory an open batch takes at a time: between, a record is added without looking at what others need."""
+DELIVERED_ROOM_BYTES = 1_024
 _ACKS = {0: 0, 1: 1, "all": requests.ACKS_ALL}
 _RESEND_CODES = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE})
 _FATE_UNKNOWN_CODES = frozenset({ErrorCode.TIMED_OUT, ErrorCode.STORAGE_ERROR})
@@ -333,11 +336,12 @@ class Sender:
             self.end(batch, None, error)
             return None
         limit = min(max(self._settings.max_request_size, 4096), queue.info.settings["max.message.bytes"])
-        if len(data) > limit and not batch.was_sent:
+        size = _size_delivered(data) if queue.info.delay_of else len(data)
+        if size > limit and not batch.was_sent:
             queue.ready.popleft()
             halves = batch.split()
             if halves is None:
-                self.end(batch, None, RecordTooLargeError(f"a record takes {len(data)} bytes as a batch; {limit} are allowed"))
+                self.end(batch, None, RecordTooLargeError(f"a record takes {size} bytes as a batch; {limit} are allowed"))
             else:
                 self.unended_count += 1
                 queue.ready.extendleft(reversed(halves))
@@ -601,6 +605,12 @@ class Sender:
             else:
                 sleep_on((self._wake_fd,), remaining_ns)
             _hush(self._wake_fd)
+
+
+def _size_delivered(data: bytearray) -> int:
+    """What a batch of delayed records may take when they are delivered, which may be without compression."""
+    unpacked = unpacked_bytes(data, read_header(data))
+    return len(data) if unpacked == len(data) else unpacked + DELIVERED_ROOM_BYTES
 
 
 def _ring(fd: int) -> None:
