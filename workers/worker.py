@@ -414,7 +414,9 @@ class Worker:
     def _check(self, partition: Partition, batch: memoryview, source: int) -> tuple[BatchHeader | None, ErrorCode]:
         """Everything that must hold before a batch may be stored, cheapest first."""
         assignment = partition.assignment
-        if len(batch) > partition.max_message_bytes:
+        if (
+            len(batch) > partition.max_message_bytes and source != SOURCE_SCHEDULER
+        ):  # a delayed record was taken under another limit, perhaps
             return None, ErrorCode.RECORD_TOO_LARGE
         table = self._tables[assignment.data_dir]
         if table.load(assignment.slot, SlotWord.STATE) in (SlotState.OFFLINE_FOR_WRITES, SlotState.UNREADABLE):

@@ -167,7 +167,7 @@ class BucketFile:
         keys = np.frombuffer(data[: chunk.keys], np.int64)
         try:
             rows = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data[chunk.keys :])), schema)
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError, LookupError) as error:
             raise PendingDamagedError(f"{self.path} has rows at {chunk.position} that cannot be read: {error}") from None
         return keys[: chunk.rows], keys[chunk.rows :], rows
 
