@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import os
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer, Recurrence, arrow_batch
-from tailrace.batch_header import BatchHeader
+from tailrace.arrow_metadata import ArrowMetadataError, read_schema
+from tailrace.batch_header import BatchHeader, checksum_seed
 from tailrace.connection import Connection
 from tailrace.errors import RecordTooLargeError, TailraceError, UnsafeBatchError
 from tailrace.private_appliance import EmbeddedAppliance
@@ -205,40 +207,70 @@ def test_a_batch_that_claims_to_be_the_schedulers_is_refused(appliance: Embedded
     assert isinstance(put(appliance, info, rows, attributes=4), UnsafeBatchError)
 
 
-def _schemas() -> list[tuple[str, pa.Schema, pa.Schema]]:
-    """(what is odd, a topic's schema, its delay log's)."""
-    zone = pa.schema([("t", pa.timestamp("us", "5"))])
+def _as_it_is(message: bytes) -> bytes:
+    return message
+
+
+def _with_no_text_as_zone(message: bytes) -> bytes:
+    return message.replace(b"Zzzz", b"\xff\xfe\xff\xfe")
+
+
+def _with_seven_bits(message: bytes) -> bytes:
+    """The first column's integers have as many."""
+    for at in range(0, len(message) - 3, 4):
+        bent = message[:at] + struct.pack("<i", 7) + message[at + 4 :]
+        try:
+            if struct.unpack_from("<i", message, at)[0] == 8 and read_schema(bent).nodes[0].buffers[1].bit_width == 7:
+                return bent
+        except (ArrowMetadataError, IndexError):
+            continue
+    raise AssertionError("there is no such place")
+
+
+def _schemas() -> list[Any]:
+    """A topic's schema, its delay log's, and what becomes of their messages."""
+    zone, no_text = pa.schema([("t", pa.timestamp("us", "5"))]), pa.schema([("t", pa.timestamp("us", "Zzzz"))])
     twice = pa.schema([("n", pa.int64()), ("n", pa.int64())])
-    inner = pa.schema([("@due_us", pa.int64())])
-    number = pa.schema([("n", pa.int64())])
-    as_float = pa.schema([("n", pa.float64()), *delay_schema(number)][:1] + list(delay_schema(number))[1:])
+    inner, number, small = pa.schema([("@due_us", pa.int64())]), pa.schema([("n", pa.int64())]), pa.schema([("n", pa.int8())])
+    both = pa.schema([*inner, *list(delay_schema(number))[1:]])
+    as_float = pa.schema([pa.field("n", pa.float64()), *list(delay_schema(number))[1:]])
     due_float = pa.schema([("n", pa.int64()), ("@due_us", pa.float64()), ("@origin", pa.int64()), ("@repeat", pa.utf8())])
-    both = pa.schema([*inner, *list(delay_schema(pa.schema([("n", pa.int64())])))[1:]])
     return [
-        ("a zone that is a number", zone, delay_schema(zone)), ("a column twice", twice, delay_schema(twice)), ("a column of ours", inner, both),
-        ("another type", number, as_float), ("due times of another type", number, due_float),
-    ]  # fmt: skip
+        pytest.param(zone, delay_schema(zone), _as_it_is, id="a zone that is a number"),
+        pytest.param(no_text, delay_schema(no_text), _with_no_text_as_zone, id="a zone that is no text"),
+        pytest.param(twice, delay_schema(twice), _as_it_is, id="a column of a name twice"),
+        pytest.param(inner, both, _as_it_is, id="a column named as one of ours"),
+        pytest.param(small, delay_schema(small), _with_seven_bits, id="seven bits"),
+        pytest.param(number, as_float, _as_it_is, id="another type"),
+        pytest.param(number, due_float, _as_it_is, id="due times of another type"),
+    ]
 
 
-@pytest.mark.parametrize(("what", "schema", "delayed"), _schemas(), ids=[each[0] for each in _schemas()])
+@pytest.mark.parametrize(("schema", "delayed", "bent"), _schemas())
 def test_schemas_that_nobody_expects_keep_nobody_waiting(
-    appliance: EmbeddedAppliance, topic: str, made: str, what: str, schema: pa.Schema, delayed: pa.Schema
+    appliance: EmbeddedAppliance, topic: str, made: str, schema: pa.Schema, delayed: pa.Schema, bent: Callable[[bytes], bytes]
 ) -> None:
     name = f"{topic}-odd"
     entry = {
-        "name": name, "partitions": 1, "configs": {"delay.enabled": "true"}, "schema": base64.b64encode(to_message(schema)).decode(),
-        "delay_schema": base64.b64encode(to_message(delayed)).decode(),
+        "name": name, "partitions": 1, "configs": {"delay.enabled": "true"}, "schema": base64.b64encode(bent(to_message(schema))).decode(),
+        "delay_schema": base64.b64encode(bent(to_message(delayed))).decode(),
     }  # fmt: skip
     connection = Connection(appliance.address, "hostile")
-    answer = requests.decode_json(connection.call(Api.CREATE_TOPICS, [orjson.dumps({"topics": [entry]})], 20_000).body[0])
-    connection.close()
-    if answer["results"][0]["code"]:
-        return  # refused: better still
-    info = info_of(appliance, name)
-    values = [now_us() if field.name == "@due_us" else 1 for field in delayed][:-2]
-    columns = [pa.array([value]).cast(field.type, safe=False) for value, field in zip(values, delayed, strict=False)]
-    columns += [pa.nulls(1, field.type) for field in list(delayed)[-2:]]
-    assert put(appliance, info, pa.RecordBatch.from_arrays(columns, schema=delayed)) is None
+    try:
+        answer = requests.decode_json(connection.call(Api.CREATE_TOPICS, [orjson.dumps({"topics": [entry]})], 20_000).body[0])
+        if answer["results"][0]["code"]:
+            return  # refused: better still
+        described = requests.decode_json(connection.call(Api.METADATA, [orjson.dumps({"topics": [name]})], 20_000).body[0])
+        (log,) = [each["delay_log"] for each in described["topics"]]
+        values = [now_us() if field.name == "@due_us" else 1 for field in delayed][:-2]
+        columns = [pa.array([value]).cast(field.type, safe=False) for value, field in zip(values, delayed, strict=False)]
+        columns += [pa.nulls(1, field.type) for field in list(delayed)[-2:]]
+        header = BatchHeader(record_count=1, schema_id=log["schema_id"])
+        topic_id = bytes.fromhex(log["topic_id"])
+        batch = arrow_batch.encode_as(pa.RecordBatch.from_arrays(columns, schema=delayed), header, checksum_seed(topic_id, 0), "none")
+        connection.call(Api.PRODUCE, [requests.encode_produce(requests.ProduceRequest(topic_id, 0, -1, 5_000)), batch], 20_000)
+    finally:
+        connection.close()
     check_delivered(appliance, made)
 
 
