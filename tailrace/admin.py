@@ -285,8 +285,13 @@ class Admin:
 
     def describe_delays(self) -> list[dict[str, Any]]:
         """Per partition of topics with delays: how many records wait, when the next is due, how many were delivered, how late the last one was."""
-        partitions: list[dict[str, Any]] = self._call(Api.DESCRIBE_DELAYS, {})["partitions"]
-        return partitions
+        partitions: list[dict[str, Any]] = []
+        answer: dict[str, Any] = {"after": None}
+        while True:  # page by page
+            answer = self._call(Api.DESCRIBE_DELAYS, {"after": answer["after"]})
+            partitions += answer["partitions"]
+            if answer.get("after") is None:
+                return partitions
 
     # ---- the appliance ---------------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,9 @@ Invariants: occurrences ascend; the same description and the same start give the
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -18,11 +20,21 @@ MISSED = ("all", "last", "none")
 INTERVAL_MIN_US = 10_000
 CRON_MIN_US = 1_000_000
 MISSED_AT_ONCE = 1_000
+"""So many occurrences of a record are handed out in one step, and so many of an interval that had passed before the record was there are delivered at all."""
+MISSED_CRON_US = 86_400_000_000
+"""Of a cron expression, those of so long before the record was there."""
+ON_TIME_AT_ONCE = 50
+"""With missed="none" so many of those that are a little late are delivered."""
+TEXT_MAX, EXPRESSION_MAX, ZONE_MAX = 1_024, 256, 100
+"""Characters."""
 ON_TIME_TICKS = 5_000
 """With missed="none" an occurrence is delivered if it is at most so late."""
-_WINDOWS_US = [hours * 3_600_000_000 for hours in (1, 24, 32 * 24, 400 * 24)]
-"""In which the last occurrence before a time is looked for: an hour, a day, a month, a year."""
+_WINDOWS_US = [seconds * 1_000_000 for seconds in (2, 120, 7_200, 2 * 86_400, 32 * 86_400, 400 * 86_400)]
+"""In which the last occurrence before a time is looked for: two seconds, minutes, hours, days; a month, a year. A few dozen are in each."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+_AT_ONCE = {"last": 1, "none": ON_TIME_AT_ONCE}
 
 
 class RecurrenceError(ValueError):
@@ -55,6 +67,8 @@ class Recurrence:
     @classmethod
     def from_json(cls, text: str) -> Recurrence:
         """Raises RecurrenceError."""
+        if len(text) > TEXT_MAX:
+            raise RecurrenceError(f"{len(text)} characters describe a recurrence; {TEXT_MAX} are allowed")
         try:
             fields: dict[str, Any] = orjson.loads(text)
             found = cls(**fields)
@@ -73,33 +87,53 @@ class Recurrence:
     def checked(self) -> Recurrence:
         """Itself. Raises RecurrenceError."""
         if self.missed not in MISSED:
-            raise RecurrenceError(f"missed is {self.missed!r}; it takes {', '.join(MISSED)}")
+            raise RecurrenceError(f"missed is {_shown(self.missed)}; it takes {', '.join(MISSED)}")
+        for name, text, most in (("expression", self.expression, EXPRESSION_MAX), ("zone", self.zone, ZONE_MAX)):
+            if not isinstance(text, str) or len(text) > most:
+                raise RecurrenceError(f"{name} is {_shown(text)}; it takes text of at most {most} characters")
         if bool(self.every_us) == bool(self.expression):
             raise RecurrenceError("a recurring record has either an interval or a cron expression")
         if self.every_us and (
             not isinstance(self.every_us, int) or isinstance(self.every_us, bool) or not INTERVAL_MIN_US <= self.every_us <= HORIZON_US
         ):
-            raise RecurrenceError(f"an interval of {self.every_us} us is not between 10 ms and 20 years")
+            raise RecurrenceError(f"an interval of {_shown(self.every_us)} us is not between 10 ms and 20 years")
         if self.expression:
             self.after(0)
         return self
 
     def after(self, due_us: int) -> int | None:
         """The occurrence behind this one, microseconds since 1970; None: there is none."""
+        return next(self._following(due_us), None)
+
+    def _following(self, due_us: int) -> Iterator[int]:
+        """The occurrences behind this one, in order; without end, or until the calendar ends. Raises RecurrenceError."""
         if self.every_us:
-            return due_us + self.every_us
+            while True:
+                due_us += self.every_us
+                yield due_us
         import cronsim
 
         try:
-            moment = (_EPOCH + dt.timedelta(microseconds=due_us)).astimezone(ZoneInfo(self.zone))
-            following = next(cronsim.CronSim(self.expression, moment))
-        except (cronsim.CronSimError, StopIteration) as error:
-            if isinstance(error, StopIteration):
-                return None
-            raise RecurrenceError(f"{self.expression!r} is no cron expression: {error}") from None
+            zone = ZoneInfo(self.zone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
             raise RecurrenceError(f"there is no time zone {self.zone!r}") from None
-        return (following.astimezone(dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
+        try:
+            moments = cronsim.CronSim(self.expression, (_EPOCH + dt.timedelta(microseconds=due_us)).astimezone(zone))
+            for moment in moments:
+                yield (moment.astimezone(dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
+        except OverflowError:
+            return  # beyond the calendar's last year
+        except (cronsim.CronSimError, ValueError, LookupError, AssertionError) as error:
+            raise RecurrenceError(f"{self.expression!r} is no cron expression: {error}") from None
+
+    def first_from(self, due_us: int, there_us: int) -> int | None:
+        """The occurrence that a record begins with which was there from `there_us` on: `due_us`, or a later one when that had passed so often before that
+        everything else would wait for it. None: there is none. Raises RecurrenceError.
+        """
+        if self.every_us:
+            return due_us + max(0, -((due_us - (there_us - MISSED_AT_ONCE * self.every_us)) // self.every_us)) * self.every_us
+        floor_us = there_us - MISSED_CRON_US
+        return due_us if due_us >= floor_us else self.after(floor_us)
 
     def due_until(self, due_us: int, tick: int) -> tuple[list[int], int | None]:
         """What is delivered when everything up to `tick` is, from the occurrence `due_us` on, and the occurrence behind. With missed="all" that may be many:
@@ -107,14 +141,18 @@ class Recurrence:
         """
         occurrences: list[int] = []
         upcoming: int | None = due_us if self.missed == "all" else self._skipped(due_us, tick)
-        while upcoming is not None and tick_of(upcoming) <= tick:
-            occurrences.append(upcoming)
-            upcoming = self.after(upcoming)
-        return occurrences[-1:] if self.missed == "last" else occurrences, upcoming
+        if upcoming is not None and tick_of(upcoming) <= tick:
+            following = self._following(upcoming)
+            occurrences = [upcoming, *takewhile(lambda each: tick_of(each) <= tick, following)]
+            upcoming = self.after(occurrences[-1])
+        return occurrences[-_AT_ONCE[self.missed] :] if self.missed in _AT_ONCE else occurrences, upcoming
 
-    def reach(self, due_us: int) -> int | None:
-        """Up to which tick at most to go from the occurrence `due_us` in one step, so that there are not more than MISSED_AT_ONCE; None: as far as wanted."""
-        return tick_of(due_us) + MISSED_AT_ONCE * max(1, tick_of(self.every_us or CRON_MIN_US)) if self.missed == "all" else None
+    def reach(self, due_us: int, at_once: int = MISSED_AT_ONCE) -> int | None:
+        """Up to which tick at most to go from the occurrence `due_us` in one step, so that there are not more than `at_once`, nor MISSED_AT_ONCE; None: as
+        far as wanted.
+        """
+        count = max(1, min(at_once, MISSED_AT_ONCE))
+        return tick_of(due_us) + count * max(1, tick_of(self.every_us or CRON_MIN_US)) if self.missed == "all" else None
 
     def occurrence_at(self, tick: int, later_us: int) -> int:
         """The due time of the occurrence that is due at `tick`, from that of a later one."""
@@ -144,3 +182,7 @@ class Recurrence:
             if found is not None and found <= until_us:
                 return found
         return due_us
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:80]

@@ -342,7 +342,9 @@ class Worker:
     def _check(self, partition: Partition, batch: memoryview, source: int, state: int) -> tuple[BatchHeader | None, ErrorCode]:
         """Everything that must hold before a batch may be stored, cheapest first. `state`: the slot's in the partition table."""
         assignment = partition.assignment
-        if len(batch) > partition.max_message_bytes:
+        if (
+            len(batch) > partition.max_message_bytes and source != SOURCE_SCHEDULER
+        ):  # a delayed record was taken under another limit, perhaps
             return None, ErrorCode.RECORD_TOO_LARGE
         if state in (SlotState.OFFLINE_FOR_WRITES, SlotState.UNREADABLE):
             return None, ErrorCode.PARTITION_OFFLINE

@@ -66,7 +66,8 @@ class BucketFile:
         self.is_damaged = False
         """Whether some of it could not be read."""
         self._chunks: list[Chunk] | None = None
-        self._cancelled: set[int] | None = None
+        self._cancelled: Ints | None = None
+        """Sorted; 8 bytes each, for as many as the file has rows."""
 
     @property
     def is_to_load(self) -> bool:
@@ -98,7 +99,7 @@ class BucketFile:
             self.entry.rows += len(offsets)
         else:
             self.entry.cancelled += len(offsets)
-            self.cancelled().update(offsets.tolist())
+            self._cancelled = np.union1d(self.cancelled(), offsets)
 
     def sync(self) -> None:
         fd = self._files.open_for_write(self.path)
@@ -167,18 +168,23 @@ class BucketFile:
         keys = np.frombuffer(data[: chunk.keys], np.int64)
         try:
             rows = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data[chunk.keys :])), schema)
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError, LookupError) as error:
             raise PendingDamagedError(f"{self.path} has rows at {chunk.position} that cannot be read: {error}") from None
         return keys[: chunk.rows], keys[chunk.rows :], rows
 
-    def cancelled(self) -> set[int]:
-        """Offsets that saved cancellations name. Raises OSError, PendingDamagedError."""
+    def cancelled(self) -> Ints:
+        """Offsets that saved cancellations name, sorted. Raises OSError, PendingDamagedError."""
         if self._cancelled is None:
-            self._cancelled = set()
-            for chunk in self.chunks():
-                if chunk.kind == KIND_CANCELLED:
-                    self._cancelled.update(np.frombuffer(self.prove(chunk), np.int64).tolist())
+            chunks = [chunk for chunk in self.chunks() if chunk.kind == KIND_CANCELLED]
+            self._cancelled = np.unique(
+                np.concatenate([np.empty(0, np.int64), *(np.frombuffer(self.prove(chunk), np.int64) for chunk in chunks)])
+            )
         return self._cancelled
+
+    def _is_cancelled(self, offset: int) -> bool:
+        cancelled = self.cancelled()
+        place = int(np.searchsorted(cancelled, offset))
+        return offset in self.unsaved_cancels or (place < len(cancelled) and int(cancelled[place]) == offset)
 
     def row_chunks(self) -> Iterator[Chunk]:
         return (chunk for chunk in self.chunks() if chunk.kind == KIND_ROWS)
@@ -186,14 +192,16 @@ class BucketFile:
     def left(self, ticks: Ints, offsets: Ints, *, as_saved: bool = False) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which of these rows are neither cancelled nor delivered before the clock was set back. `as_saved`: by what the manifest's cursor covers."""
         left = is_above(ticks, offsets, (self.entry.delivered_tick, self.entry.delivered_offset))
-        gone = self.cancelled() if as_saved else self.cancelled() | self.unsaved_cancels
-        if gone:
-            left &= ~np.isin(offsets, np.fromiter(gone, np.int64, len(gone)))
+        gone = self.cancelled()
+        if self.unsaved_cancels and not as_saved:
+            gone = np.union1d(gone, np.fromiter(self.unsaved_cancels, np.int64, len(self.unsaved_cancels)))
+        if len(gone):
+            left &= ~np.isin(offsets, gone)
         return left
 
     def find(self, offset: int, released: int) -> tuple[Chunk, int] | None:
         """(chunk, row) of a row that is here, not cancelled, and due after the tick `released`. Raises OSError, PendingDamagedError."""
-        if offset in self.unsaved_cancels or offset in self.cancelled():
+        if self._is_cancelled(offset):
             return None
         for chunk in self.row_chunks():
             if chunk.first_offset <= offset <= chunk.last_offset:
@@ -207,9 +215,9 @@ class BucketFile:
     def forget_chunk(self, chunk: Chunk) -> None:
         """Its rows were moved elsewhere, those before it too; neither they nor their cancellations count here any more. Raises OSError."""
         try:
-            offsets = set(self.keys_of(chunk)[1].tolist())
-            self.entry.cancelled -= len(self.cancelled() & offsets)
-            self.unsaved_cancels -= offsets
+            offsets = self.keys_of(chunk)[1]
+            self.entry.cancelled -= int(np.isin(self.cancelled(), offsets).sum())
+            self.unsaved_cancels -= set(offsets.tolist())
         except PendingDamagedError:
             self.entry.cancelled = 0  # unknown: too few, so that nothing counts as finished that is not
         self.entry.rows -= chunk.rows

@@ -9,6 +9,9 @@ is killed, what comes next is what was not delivered.
 When the wall clock is set back, a mark begins another epoch, counted in an ordinal's upper bits, and says what was delivered before: what was closed and is
 not due any more waits again.
 
+What clients write can be anything. A batch or a row of the log that cannot be handled is set aside with its place, said, counted and stepped over: its
+neighbours are delivered. What only the disk or memory refuses is no such thing: the partition is closed then, and begun anew.
+
 Owner: the scheduler.
 Invariants: a mark is asked for only when everything due below it is in memory and everything released before is delivered; the manifest's cursor moves only
     over rows that are delivered, cancelled or in the files that it names; files are removed after the manifest has forgotten them.
@@ -17,43 +20,35 @@ Crash: begin with the manifest, read the delay log from its cursor; what was del
 
 from __future__ import annotations
 
-import base64
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import orjson
 import pyarrow as pa
 
 from shm.assignments import Assignment
 from shm.crash_points import crash_point
 from shm.partition_table import PartitionState
-from tailrace import arrow_batch
-from tailrace.batch_header import (
-    ATTRIBUTE_CONTROL,
-    ATTRIBUTE_DELAYED,
-    BatchHeader,
-    checksum_seed,
-    insert_header,
-)
-from tailrace.delays import DELAY_COLUMNS, DUE_COLUMN, DUE_TICK_MAX, NONE_DELIVERED, ORIGIN_COLUMN, TICK_BITS, TICK_MASK, TICK_US
-from tailrace.recurrence import Recurrence, RecurrenceError
-from tailrace.schema import from_message
+from tailrace.batch_header import ATTRIBUTE_CONTROL, BatchHeader, checksum_seed, insert_header
+from tailrace.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
 from workers.delays.array_wheel import NEVER, Rows, no_rows
 from workers.delays.bucket_files import is_above
+from workers.delays.delivery import Deliveries
+from workers.delays.intake import Intake
+from workers.delays.listing import listed_rows
+from workers.delays.log_batches import LogBatch, LogBatches, ticks_of
 from workers.delays.log_follower import LogFollower
-from workers.delays.pending_rows import one_batch
 from workers.delays.pending_store import PendingStore
 from workers.delays.recurring_rows import RecurringRows
+from workers.delays.set_aside import SetAside
 from workers.files import Files
 
 logger = logging.getLogger(__name__)
 
-DELIVERY_BYTES = 256 << 10
-DELIVERY_ROWS = 4_096
-KEY_SCAN_ROWS = 10_000
+GATHERED_BYTES = 8 << 20
+"""So much of the log, unpacked, is taken in at a time."""
 RETRY_NS = 1_000_000_000
 """How soon a mark or a batch that is not seen settled is sent again: it was refused (a full disk), or lost with a worker."""
 STUCK_TRIES = 10
@@ -81,23 +76,6 @@ class Sent:
     tries: int = 1
 
 
-@dataclass(slots=True)
-class Change:
-    """A request's batch in the delay log; `outcomes` are known when it has been read there: row -> the new row's (offset, due) or None, or an error."""
-
-    outcomes: list[tuple[int, int] | bool | None] | None = None
-
-
-@dataclass(slots=True)
-class Counters:
-    delivered: int = 0
-    cancelled: int = 0
-    refused: int = 0
-    """Rows of batches that contradict themselves."""
-    lateness_us: int = 0
-    """Of the last delivered batch's first row."""
-
-
 class DelayPartition:
     """See the module's docstring."""
 
@@ -113,27 +91,31 @@ class DelayPartition:
         life: int,
         now_ns: int,
         wall_us: int,
+        payload_max: int,
     ) -> None:
-        """`directory`: the delay log's. `life`: no other DelayPartition has or had this number. Raises OSError, PendingDamagedError."""
+        """`directory`: the delay log's. `life`: no other DelayPartition has or had this number. `payload_max`: bytes that `send` carries at once. Raises
+        OSError, PendingDamagedError, UnusableSchemaError.
+        """
         self.log = log
         self.topic = topic
         self._log_state = log_state
         self._delivered = delivered
         self._send = send
         self._life = life
-        self._schema = from_message(log.schema)
-        self._columns = [name for name in self._schema.names if name not in DELAY_COLUMNS]
+        self.batches = LogBatches(log.schema, topic.schema)
+        self.payload_max = payload_max
         self._log_seed = checksum_seed(log.topic_id, log.partition)
-        self._topic_seed = checksum_seed(topic.topic_id, topic.partition)
-        self.counters = Counters()
-        self.changes: dict[int, Change] = {}
-        """Requests that wait for their batch to be read, by its token."""
-        self.hints: dict[int, int] = {}
-        """Of rows that requests are about: offset -> the tick at which it is probably due. Most rows are where that says."""
-        self._store = PendingStore(files, directory, log.topic_id, self._schema, now_ns)
+        self._deliveries = Deliveries(self.batches.columns, topic.schema, payload_max)
+        self._aside = SetAside(files, directory, log.schema)
+        self._failure: Exception | None = None
+        """What ended a request in the midst of reading the log: this is to be closed."""
+        self._store = PendingStore(files, directory, log.topic_id, self.batches.schema, now_ns)
         self._closed = self._store.closed
         """The ordinal below which everything is closed, by the last mark that was read."""
-        self._recurring = RecurringRows(self._store.rows, self._schema, self._store.recurring)
+        self._recurring = RecurringRows(self._store.rows, self.batches.schema, self._store.recurring, self._aside.keep_row)
+        self.intake = Intake(self._store, self._recurring, self.batches, self._aside)
+        self.counters = self.intake.counters
+        self.changes = self.intake.changes
         self._follower = LogFollower(files, directory, self._log_seed, self._store.cursor)
         self._read_again_until = log_state().high_watermark
         """What lies below was there when this life began, and may begin an epoch of the clock."""
@@ -165,7 +147,9 @@ class DelayPartition:
         return self._wall_us // TICK_US
 
     def step(self, now_ns: int, wall_us: int) -> int:
-        """Do some of what can be done now. Raises OSError."""
+        """Do some of what can be done now. Raises OSError; whatever it raises, this is to be closed."""
+        if self._failure is not None:
+            raise self._failure
         self._now_ns, self._wall_us = now_ns, wall_us
         self._store.set_time(now_ns, self._now_tick)
         work = self._see_delivered()
@@ -173,7 +157,7 @@ class DelayPartition:
         work += self._store.come_near()
         work += self._deliver()
         work += self._ask_for_mark()
-        if not work or self._store.is_crowded:
+        if not work or self._store.is_crowded or self._store.is_behind:
             is_settled = self.is_settled and self._held is None
             work += self._store.tidy(self._follower.next_offset, self._closed, self._recurring.describe, is_settled=is_settled)
         return work
@@ -211,44 +195,40 @@ class DelayPartition:
             self._begin_epoch(self._held.min_tick, (self._held.due_us, self._held.delay_position))
             self._held = None
             return 1
-        if self._store.is_full:
+        if self._store.is_full():
             return 0
-        gathered: list[tuple[BatchHeader, pa.RecordBatch]] = []
-        count = 0
-        for header, batch in self._follower.read(self._log_state()):
+        gathered: list[LogBatch] = []
+        byte_count = count = 0
+        for header, data in self._follower.read(self._log_state()):
             if self._store.cursor == header.base_offset:
                 self._store.note_first_unsaved(self._wall_us - header.append_time_us)
             count += 1
             if header.is_control:
-                self._add(gathered)
+                self.intake.add(gathered)
                 gathered = []
                 if not self._see_mark(header):
                     break
-            else:
-                rows = self._decoded(header, batch)
-                if rows is not None:
-                    gathered.append((header, rows))
-        self._add(gathered)
+                continue
+            batch = self.intake.proven(header, data, int(self.log.settings["max.message.bytes"]))
+            if batch is not None:
+                gathered.append(batch)
+                byte_count += batch.rows.nbytes + len(data)
+            if byte_count > GATHERED_BYTES:
+                self.intake.add(gathered)
+                gathered, byte_count = [], 0
+                if self._store.is_full():
+                    break
+        self.intake.add(gathered)
         return count
 
-    def _decoded(self, header: BatchHeader, batch: memoryview) -> pa.RecordBatch | None:
-        """A batch's rows, proven: what lies inside buffers is the client's, and wild offsets there would crash this process. None: they are refused."""
-        try:
-            rows = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(batch)), self._schema)
-            rows.validate(full=True)
-        except (pa.ArrowInvalid, OSError, ValueError) as error:
-            self.counters.refused += header.record_count
-            logger.error(
-                "delays_refused topic=%s partition=%d offset=%d rows=%d reason=%r",
-                self.topic.topic, self.topic.partition, header.base_offset, header.record_count, str(error),
-            )  # fmt: skip
-            return None
-        return rows
-
     def catch_up(self) -> None:
-        """Read what is settled now, for a request that may be about it. Raises OSError."""
-        while self._read_log():
-            pass
+        """Read what is settled now, for a request that may be about it. Raises OSError; whatever it raises, this is to be closed."""
+        try:
+            while self._read_log():
+                pass
+        except Exception as error:
+            self._failure = error
+            raise
 
     def has_read(self, offset: int) -> bool:
         return offset < self._follower.next_offset
@@ -269,83 +249,39 @@ class DelayPartition:
     def _begin_epoch(self, ordinal: int, delivered: tuple[int, int]) -> None:
         """The clock was set back, when rows up to `delivered` were: what is not due any more waits again."""
         ready, self._ready = self._recurring.take_back(self._ready, delivered), no_rows()
-        self._store.set_back((ordinal & TICK_MASK) - 1, delivered, ready, lambda rows: self._ticks_of(rows.column(DUE_COLUMN), ordinal))
+        self._store.set_back(
+            (ordinal & TICK_MASK) - 1, delivered, ready, lambda rows: ticks_of(rows.column(self.batches.due), ordinal & TICK_MASK)
+        )
         self._closed = ordinal
         logger.warning("clock_set_back topic=%s partition=%d epoch=%d", self.topic.topic, self.topic.partition, ordinal >> TICK_BITS)
 
-    @staticmethod
-    def _ticks_of(dues: pa.Array, min_ordinal: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The tick at which each row counts as due."""
-        due_us = dues.fill_null(0).to_numpy()
-        ticks: np.ndarray[Any, np.dtype[np.int64]] = np.clip(-(-due_us // TICK_US), min_ordinal & TICK_MASK, DUE_TICK_MAX)
-        return ticks
-
-    def _add(self, gathered: list[tuple[BatchHeader, pa.RecordBatch]]) -> None:
-        """Take in batches of the log, in order; plain rows of batches that follow each other become one run."""
-        plain: list[tuple[BatchHeader, pa.RecordBatch]] = []
-        for header, rows in gathered:
-            due, origin, repeat = (rows.column(name) for name in DELAY_COLUMNS)
-            if not due.null_count and origin.null_count == len(origin) and repeat.null_count == len(repeat):
-                plain.append((header, rows))
-                continue
-            self._add_plain(plain)
-            plain = []
-            self._add_special(header, rows)
-        self._add_plain(plain)
-
-    def _add_plain(self, batches: list[tuple[BatchHeader, pa.RecordBatch]]) -> None:
-        if not batches:
-            return
-        rows = batches[0][1] if len(batches) == 1 else one_batch(pa.Table.from_batches([rows for _, rows in batches]))
-        offsets = np.concatenate([np.arange(header.base_offset, header.next_offset) for header, _ in batches])
-        ticks = np.concatenate([self._ticks_of(rows.column(DUE_COLUMN), header.min_tick) for header, rows in batches])
-        self._store.rows.add(offsets, ticks, rows)
-
-    def _add_special(self, header: BatchHeader, rows: pa.RecordBatch) -> None:
-        """Rows that cancel or replace others, or recur, one after the other; an answer may be waited for."""
-        outcomes: list[tuple[int, int] | bool | None] = []
-        columns = [rows.column(name).to_pylist() for name in DELAY_COLUMNS]
-        for row, (due_us, origin, repeat) in enumerate(zip(*columns, strict=True)):
-            offset = header.base_offset + row
-            was_pending = origin is None or self._cancel(origin)
-            if not was_pending or (due_us is None and origin is None):
-                outcomes.append(False)
-                continue
-            if due_us is None:
-                outcomes.append(None)
-                self.counters.cancelled += 1
-                continue
-            outcomes.append((offset, due_us))
-            one = rows.slice(row, 1)
-            if repeat is None:
-                self._store.rows.add(np.array([offset]), self._ticks_of(one.column(DUE_COLUMN), header.min_tick), one)
-            else:
-                self._add_recurring(offset, repeat, due_us, one, header.min_tick & TICK_MASK)
-        change = self.changes.get(header.due_us)
-        if change is not None:
-            change.outcomes = outcomes
-
-    def _add_recurring(self, offset: int, text: str, due_us: int, row: pa.RecordBatch, min_tick: int) -> None:
-        try:
-            self._recurring.add(offset, Recurrence.from_json(text), due_us, row, min_tick)
-        except RecurrenceError as error:
-            logger.error("recurrence_dropped topic=%s offset=%d reason=%r", self.topic.topic, offset, str(error))
-
-    # ---- cancelling ------------------------------------------------------------------------------------------------------------------
-
-    def _cancel(self, offset: int) -> bool:
-        """Whether the row was pending, and is not any more."""
-        was_recurring = self._recurring.cancel(offset)
-        return self._store.cancel(offset, self.hints.pop(offset, None)) or was_recurring
+    # ---- requests --------------------------------------------------------------------------------------------------------------------
 
     def waits(self, offset: int) -> bool:
         """Whether this row is pending. Raises OSError."""
-        return offset in self._recurring or self._store.waits(offset, self.hints.get(offset))
+        return self.intake.waits(offset)
 
     def row_of(self, offset: int) -> pa.RecordBatch | None:
         """A pending row, as a batch of one of the delay log's schema; None: it is not pending. Raises OSError."""
-        row = self._recurring.row_of(offset)
-        return row if row is not None else self._store.row_of(offset, self.hints.get(offset))
+        return self.intake.row_of(offset)
+
+    def change_batch(self, rows: pa.RecordBatch, token: int) -> bytearray:
+        """Rows that cancel or replace others, as a batch of the delay log. `token`, more than 0, says that the appliance wrote it, since the worker takes such
+        a batch from the scheduler only; by it the request is found when the batch is read.
+        """
+        header = BatchHeader(
+            record_count=rows.num_rows, last_offset_delta=rows.num_rows - 1, first_timestamp_us=self._wall_us, max_timestamp_us=self._wall_us,
+            schema_id=self.log.schema_id, due_us=token,
+        )  # fmt: skip
+        return insert_header(rows.serialize(), header, self._log_seed)
+
+    def replacement(self, row: pa.RecordBatch, due_us: int, origin: int) -> pa.RecordBatch:
+        """See `LogBatches`."""
+        return self.batches.replacement(row, due_us, origin)
+
+    def cancellation(self, origin: int) -> pa.RecordBatch:
+        """See `LogBatches`."""
+        return self.batches.cancellation(origin)
 
     # ---- what is due -----------------------------------------------------------------------------------------------------------------
 
@@ -388,21 +324,20 @@ class DelayPartition:
             return 0  # nothing is; it is not due any more; an epoch is being read again
         if not self._is_fenced or self._asks_for_epoch or self._held is not None:
             return 0  # a mark of a new epoch, which says what was delivered, may be on its way, or is there
-        count = min(int(np.searchsorted(self._ready[:, 0], self._now_tick, "right")), DELIVERY_ROWS)
-        while True:
-            rows = self._ready[:count]
-            batch = self._store.rows.columns_of(rows).select(self._columns)
-            if count == 1 or batch.nbytes <= DELIVERY_BYTES:
-                break
-            count = max(1, min(count // 2, count * DELIVERY_BYTES // batch.nbytes))
-        key = (self._epoch << TICK_BITS | int(rows[-1, 0]), int(rows[-1, 1]))
-        data = self._encode(batch, key, previous)
+        due = self._ready[: int(np.searchsorted(self._ready[:, 0], self._now_tick, "right"))]
+        epoch_bits = self._epoch << TICK_BITS
+        rows, data, reason = self._deliveries.next_of(due, self._store.rows, self.topic, epoch_bits, previous, self._wall_us)
+        if data is None:
+            self._aside.keep_row(int(rows[0, 1]), self._store.rows.columns_of(rows), reason)
+            self._store.rows.done(rows)
+            self._ready = self._ready[1:]
+            return 1
         if not self._send(self.topic, data):
             return 0
         crash_point("scheduler.after_delivery")
         self.counters.lateness_us = self._wall_us - int(rows[0, 0]) * TICK_US
-        self._sent = Sent(key, previous, data, rows, self._now_ns)
-        self._ready = self._ready[count:]
+        self._sent = Sent((epoch_bits | int(rows[-1, 0]), int(rows[-1, 1])), previous, data, rows, self._now_ns)
+        self._ready = self._ready[len(rows) :]
         return 1
 
     def _send_again(self, sent: Sent) -> int:
@@ -422,15 +357,6 @@ class DelayPartition:
                 len(sent.rows), "look at `tailrace status`: a full or broken disk, or max.message.bytes below what was delayed",
             )  # fmt: skip
         return 1
-
-    def _encode(self, batch: pa.RecordBatch, key: tuple[int, int], previous: tuple[int, int]) -> bytearray:
-        first, largest = arrow_batch.timestamp_range(batch, self._wall_us)
-        header = BatchHeader(
-            attributes=ATTRIBUTE_DELAYED, record_count=batch.num_rows, last_offset_delta=batch.num_rows - 1, first_timestamp_us=first,
-            max_timestamp_us=largest, schema_id=self.topic.schema_id, min_tick=key[0], delay_position=key[1],
-            due_us=previous[0], previous_position=previous[1],
-        )  # fmt: skip
-        return arrow_batch.encode_as(batch, header, self._topic_seed, str(self.topic.settings["compression.type"]))
 
     # ---- marks -----------------------------------------------------------------------------------------------------------------------
 
@@ -471,21 +397,13 @@ class DelayPartition:
 
     def _mark(self, ordinal: int, delivered: tuple[int, int]) -> bytearray:
         """A control batch: no rows, one offset. `delivered`: what was, when the mark begins a new epoch of the clock."""
-        empty = pa.RecordBatch.from_pylist([], schema=self._schema)
+        empty = pa.RecordBatch.from_pylist([], schema=self.batches.schema)
         header = BatchHeader(
             attributes=ATTRIBUTE_CONTROL, record_count=0, last_offset_delta=0, first_timestamp_us=self._wall_us, max_timestamp_us=self._wall_us,
             schema_id=self.log.schema_id, min_tick=ordinal, due_us=delivered[0], delay_position=delivered[1],
             previous_position=self._life,
         )  # fmt: skip
         return insert_header(empty.serialize(), header, self._log_seed)
-
-    def change_batch(self, rows: pa.RecordBatch, token: int) -> bytearray:
-        """Rows that cancel or replace others, as a batch of the delay log; `token` is found in it when it is read."""
-        header = BatchHeader(
-            record_count=rows.num_rows, last_offset_delta=rows.num_rows - 1, first_timestamp_us=self._wall_us, max_timestamp_us=self._wall_us,
-            schema_id=self.log.schema_id, due_us=token,
-        )  # fmt: skip
-        return insert_header(rows.serialize(), header, self._log_seed)
 
     # ---- showing ---------------------------------------------------------------------------------------------------------------------
 
@@ -501,43 +419,13 @@ class DelayPartition:
             "topic": self.topic.topic, "partition": self.topic.partition, "pending": len(store),
             "due_within": dict(zip((*_SPANS_S, "later"), ahead, strict=True)), "recurring": len(self._recurring),
             "next_due_us": first_tick * TICK_US if first_tick < NEVER else None, "is_settled": self.is_settled, "delivered": self.counters.delivered,
-            "cancelled": self.counters.cancelled, "lateness_us": self.counters.lateness_us, "lost_rows": store.lost_rows + self.counters.refused,
+            "cancelled": self.counters.cancelled, "lateness_us": self.counters.lateness_us, "lost_rows": store.lost_rows + self._aside.row_count,
             "memory_bytes": store.rows.nbytes, "files": store.file_count, "cursor": self._follower.next_offset, "saved_cursor": store.cursor,
         }  # fmt: skip
 
     def listed(
         self, begin: tuple[int, int], end_tick: int, limit: int, key: bytes | None
     ) -> tuple[list[dict[str, Any]], tuple[int, int] | None]:
-        """Up to `limit` pending rows with (tick, offset) >= `begin` and tick < `end_tick`, in that order, of one key; and the key of the last one that was
-        looked at, when more may come behind it. For a key, so many rows are looked at in one call and no more. Raises OSError.
-        """
-        page, last = self._store.page(begin, end_tick, limit if key is None else KEY_SCAN_ROWS)
-        result: list[dict[str, Any]] = []
-        for tick, offset, columns, row in page:
-            raw = columns.column("key")[row].as_py() if "key" in self._columns and not self.topic.typed else None
-            if key is None or raw == key:
-                result.append(self._describe_row(tick, offset, columns, row, raw))
-                if len(result) == limit:
-                    return result, (tick, offset)
-        return result, last
-
-    def _describe_row(self, tick: int, offset: int, columns: pa.RecordBatch, row: int, raw_key: bytes | None) -> dict[str, Any]:
-        due_us, repeat = self._recurring.upcoming(offset) or (columns.column(DUE_COLUMN)[row].as_py(), None)
-        return {
-            "tick": tick, "offset": offset, "due_us": due_us, "key": None if raw_key is None else base64.b64encode(raw_key).decode(),
-            "repeat": None if repeat is None else orjson.loads(repeat.to_json()),
-        }  # fmt: skip
-
-    def replacement(self, row: pa.RecordBatch, due_us: int, origin: int) -> pa.RecordBatch:
-        """A row of the delay log that has `origin`, which `row` is, delivered at another time."""
-        values = {DUE_COLUMN: due_us, ORIGIN_COLUMN: origin}
-        columns = [
-            pa.array([values[field.name]], field.type) if field.name in values else row.column(index)
-            for index, field in enumerate(self._schema)
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-    def cancellation(self, origin: int) -> pa.RecordBatch:
-        """A row of the delay log that has `origin` not delivered."""
-        columns = [pa.array([origin], field.type) if field.name == ORIGIN_COLUMN else pa.nulls(1, field.type) for field in self._schema]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        """See `listed_rows`. Raises OSError."""
+        places = [self.batches.due] if self.topic.typed else [self.batches.due, self.batches.schema.get_field_index("key")]
+        return listed_rows(self._store, self._recurring, places, begin, end_tick, limit, key)

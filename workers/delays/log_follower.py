@@ -19,6 +19,8 @@ from workers.files import Files, read_whole
 logger = logging.getLogger(__name__)
 
 READ_BYTES = 4 << 20
+BATCH_MAX_BYTES = 65 << 20
+"""The largest max.message.bytes, and a little."""
 
 
 class LogFollower:
@@ -57,6 +59,8 @@ class LogFollower:
         while self.next_offset < state.high_watermark:
             try:
                 framed = frame_at(data, at, len(data))
+                if framed is not None and framed[0] > BATCH_MAX_BYTES:
+                    raise BatchFormatError(f"a batch claims {framed[0]} bytes; {BATCH_MAX_BYTES} are the most that there can be")
                 if framed is not None and framed[0] and at + framed[0] > len(data):
                     if at:
                         return  # the next read begins with it

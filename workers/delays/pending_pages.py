@@ -73,10 +73,18 @@ class _Page:
 
 
 def page_of(
-    rows: PendingRows, files: Sequence[BucketFile], schema: pa.Schema, begin: tuple[int, int], end_tick: int, limit: int
+    rows: PendingRows,
+    files: Sequence[BucketFile],
+    schema: pa.Schema,
+    begin: tuple[int, int],
+    end_tick: int,
+    limit: int,
+    columns: list[int],
+    shown: Callable[[pa.RecordBatch], pa.RecordBatch],
 ) -> tuple[list[Listed], tuple[int, int] | None]:
     """The first `limit` pending rows with (tick, offset) >= `begin` and tick < `end_tick`, in order; and the key of the last one when more may come behind.
-    `files`: those whose rows are not in memory. Rows of a damaged chunk are left out, and said. Raises OSError.
+    `files`: those whose rows are not in memory. `columns`: places of the columns that are wanted, no others are copied; `shown`: what is kept of them. Rows of
+    a damaged chunk are left out, and said. Raises OSError.
     """
 
     def within(ticks: Ints, offsets: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -84,7 +92,7 @@ def page_of(
 
     page = _Page(limit, np.empty((0, 4), np.int64), [])
     waiting = rows.still_alive(rows.wheel.look(lambda piece: within(piece[:, 0], piece[:, 1])))
-    page.offer(waiting[:, 0], waiting[:, 1], np.arange(len(waiting)), lambda places: rows.columns_of(waiting[places]))
+    page.offer(waiting[:, 0], waiting[:, 1], np.arange(len(waiting)), lambda places: shown(rows.columns_of(waiting[places], columns)))
     for file in sorted(files, key=lambda file: file.entry.start):
         if file.last_tick < begin[0] or file.entry.start >= end_tick:
             continue
@@ -100,7 +108,7 @@ def page_of(
                 left = file.left(ticks, offsets)
 
                 def read(places: Ints, file: BucketFile = file, chunk: Any = chunk) -> pa.RecordBatch:
-                    return file.read_rows(chunk, schema)[2].take(pa.array(places))
+                    return shown(file.read_rows(chunk, schema)[2].select(columns).take(pa.array(places)))
 
                 page.offer(ticks[left], offsets[left], places[left], read)
         except PendingDamagedError as error:

@@ -21,6 +21,8 @@ from workers.delays.array_wheel import ArrayWheel, Rows, rows_of
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
+ROW_BYTES = 41
+"""What a row takes beside its columns: offset, tick, whether it is alive, and its place in the wheel."""
 
 
 @dataclass(slots=True)
@@ -41,11 +43,11 @@ class Run:
 
     @property
     def nbytes(self) -> int:
-        return int(self.rows.nbytes) + 17 * len(self.offsets)
+        return int(self.rows.nbytes) + ROW_BYTES * len(self.offsets)
 
 
 def gather(pieces: list[tuple[pa.RecordBatch, Ints]], order: Ints | None = None) -> pa.RecordBatch:
-    """Rows of several batches as one: of each the rows named, one after the other, then by `order`."""
+    """Rows of several batches as one: of each the rows named, one after the other, then by `order`. They take memory of their own."""
     table = pa.Table.from_batches([batch.take(pa.array(rows)) for batch, rows in pieces])
     if order is not None:
         table = table.take(pa.array(order))
@@ -66,6 +68,10 @@ class PendingRows:
     def __init__(self, current_tick: int) -> None:
         self.wheel = ArrayWheel(current_tick)
         self._runs: dict[int, Run] = {}
+        self._together: dict[int, Run] = {}
+        """Those of several rows."""
+        self._alone: dict[int, list[int]] = {}
+        """Offset -> runs that have only this row (what recurs, what was rescheduled): there may be thousands, too many to look at each."""
         self._next_run = 0
         self.unsaved_bytes = 0
         """Of runs that are in the delay log only."""
@@ -86,13 +92,20 @@ class PendingRows:
         number = self._next_run
         self._next_run += 1
         run = self._runs[number] = Run(offsets, ticks, rows, np.ones(len(offsets), bool), len(offsets), set(), source)
+        if len(offsets) == 1:
+            self._alone.setdefault(int(offsets[0]), []).append(number)
+        else:
+            self._together[number] = run
         if not source:
             self.unsaved_bytes += run.nbytes
         self.wheel.add(rows_of(ticks, offsets, (number << _ROW_BITS) + np.arange(len(offsets))))
 
     def find(self, offset: int) -> tuple[int, int] | None:
         """(run, row) of a row that is alive."""
-        for number, run in self._runs.items():
+        for number in self._alone.get(offset, ()):
+            if self._runs[number].alive[0]:
+                return number, 0
+        for number, run in self._together.items():
             if run.offsets[0] <= offset <= run.offsets[-1]:
                 row = int(np.searchsorted(run.offsets, offset))
                 if run.offsets[row] == offset and run.alive[row]:
@@ -161,20 +174,38 @@ class PendingRows:
 
     def _forget(self, number: int) -> None:
         run = self._runs.pop(number)
+        if self._together.pop(number, None) is None:
+            offset = int(run.offsets[0])
+            self._alone[offset].remove(number)
+            if not self._alone[offset]:
+                del self._alone[offset]
         if not run.source:
             self.unsaved_bytes -= run.nbytes
 
-    def columns_of(self, rows: Rows) -> pa.RecordBatch:
-        """The rows that these refer to, in their order."""
+    def count_of_bytes(self, rows: Rows, byte_count: int) -> int:
+        """How many of these (not none) take about so many bytes; one at least. By the mean of each row's run."""
+        numbers = rows[:, 2] >> _ROW_BITS
+        sizes = np.zeros(len(rows), np.int64)
+        for number in np.unique(numbers).tolist():
+            run = self._runs[number]
+            sizes[numbers == number] = run.rows.nbytes // len(run.offsets)
+        return max(1, int(np.searchsorted(np.cumsum(sizes), byte_count, "right")))
+
+    def columns_of(self, rows: Rows, columns: list[int] | None = None) -> pa.RecordBatch:
+        """The rows that these refer to, in their order; all of their columns, or those at these places."""
         numbers, places = rows[:, 2] >> _ROW_BITS, rows[:, 2] & _ROW_MASK
         if (numbers == numbers[0]).all():
-            return gather([(self._runs[int(numbers[0])].rows, places)])
+            return gather([(self._columns_at(int(numbers[0]), columns), places)])
         pieces, ordinals = [], []
         for number in np.unique(numbers):
             mine = np.flatnonzero(numbers == number)
-            pieces.append((self._runs[int(number)].rows, places[mine]))
+            pieces.append((self._columns_at(int(number), columns), places[mine]))
             ordinals.append(mine)
         return gather(pieces, np.argsort(np.concatenate(ordinals), kind="stable"))
+
+    def _columns_at(self, run: int, columns: list[int] | None) -> pa.RecordBatch:
+        rows = self._runs[run].rows
+        return rows if columns is None else rows.select(columns)
 
     def are_from(self, rows: Rows, source: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which rows belong to runs of this source."""

@@ -88,7 +88,6 @@ class PendingStore:
         """What recurred at the cursor."""
         return self._manifest.recurring
 
-    @property
     def is_full(self) -> bool:
         """Whether so much is in memory that nothing more is to come before some is saved."""
         return self.rows.unsaved_bytes > UNSAVED_MAX_BYTES
@@ -101,6 +100,11 @@ class PendingStore:
     @property
     def is_crowded(self) -> bool:
         return self.rows.unsaved_bytes > UNSAVED_MAX_BYTES // 2
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether nothing was saved for long, since there was always something to deliver: the log behind the cursor grows."""
+        return self._now_ns - self._saved_ns > 3 * SAVE_AFTER_NS
 
     def set_time(self, now_ns: int, now_tick: int) -> None:
         self._now_ns, self._now_tick = now_ns, now_tick
@@ -471,9 +475,13 @@ class PendingStore:
                 counts[np.searchsorted(edges, file.entry.start, "right")] += file.entry.rows - file.entry.cancelled
         return [int(count) for count in counts]
 
-    def page(self, begin: tuple[int, int], end_tick: int, limit: int) -> tuple[list[Listed], tuple[int, int] | None]:
+    def page(
+        self, begin: tuple[int, int], end_tick: int, limit: int, columns: list[int], shown: Callable[[pa.RecordBatch], pa.RecordBatch]
+    ) -> tuple[list[Listed], tuple[int, int] | None]:
         """See `page_of`. Raises OSError."""
-        return page_of(self.rows, [file for file in self._bucket_files if file.is_to_load], self._schema, begin, end_tick, limit)
+        return page_of(
+            self.rows, [file for file in self._bucket_files if file.is_to_load], self._schema, begin, end_tick, limit, columns, shown
+        )
 
 
 def _label(level: int, start: int) -> int:

@@ -1,13 +1,15 @@
 """Recurring rows: each waits in memory at its next occurrence; when that is due, the row stands for itself as often as it is to be delivered.
 
 Owner: the scheduler, one for each partition. What recurs is in the manifest whole, since it is never done.
-Invariants: a recurring row is the only one of its run in `PendingRows`, under the source RECURRING; the occurrences of a tick are decided by the row, its due
-    time and the tick alone, so that reading the log again decides the same.
+Invariants: rows <= ROWS_MAX, their bytes <= BYTES_MAX, occurrences that are handed out in one step <= about EXPANDED_MAX (with missed="none" fifty each);
+    a recurring row is the only one of its run in `PendingRows`, under the source RECURRING; the occurrences of a tick are decided by the row, its due time and
+    the tick alone, so that reading the log again decides the same.
 """
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +17,20 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.delays import DUE_TICK_MAX, TICK_US, tick_of
-from tailrace.recurrence import Recurrence
+from tailrace.recurrence import Recurrence, RecurrenceError
 from workers.delays.array_wheel import NEVER, Rows
 from workers.delays.bucket_files import is_above
 from workers.delays.pending_rows import PendingRows, one_batch
 
 RECURRING = "recurring"
+ROWS_MAX = 10_000
+BYTES_MAX = 8 << 20
+"""Each is in memory, and in the manifest whenever that is written."""
+EXPANDED_MAX = 50_000
+"""Occurrences of all of them, when each has been missed often."""
+
+Refuse = Callable[[int, pa.RecordBatch, str], None]
+"""(offset, row, reason): it cannot recur any more."""
 
 
 @dataclass(slots=True)
@@ -35,15 +45,21 @@ class Recurring:
 class RecurringRows:
     """See the module's docstring."""
 
-    def __init__(self, rows: PendingRows, schema: pa.Schema, described: list[dict[str, Any]]) -> None:
-        """`described`: what `describe` answered before."""
+    def __init__(self, rows: PendingRows, schema: pa.Schema, described: list[dict[str, Any]], refuse: Refuse) -> None:
+        """`described`: what `describe` answered before. Raises OSError."""
         self._rows = rows
+        self._refuse = refuse
         self._items: dict[int, Recurring] = {}
-        """By offset in the delay log."""
+        """By offset in the delay log; ROWS_MAX at most."""
+        self._byte_count = 0
+        self._reach: int | None = None
+        """See `reach`; None: to be looked for anew."""
         for item in described:
             row = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(base64.b64decode(item["row"]))), schema)
-            self._items[item["offset"]] = Recurring(Recurrence.from_json(item["repeat"]), item["due_us"], row)
-            self._place(item["offset"])
+            try:
+                self._keep(item["offset"], Recurring(Recurrence.from_json(item["repeat"]), item["due_us"], row))
+            except RecurrenceError as error:  # a time zone that is not there any more
+                refuse(item["offset"], row, str(error))
 
     def __len__(self) -> int:
         return len(self._items)
@@ -51,19 +67,38 @@ class RecurringRows:
     def __contains__(self, offset: int) -> bool:
         return offset in self._items
 
-    def add(self, offset: int, recurrence: Recurrence, due_us: int, row: pa.RecordBatch, min_tick: int) -> None:
-        """`due_us`: its first occurrence; it counts as due at `min_tick` at the earliest."""
-        due_us = max(due_us, (min_tick - 1) * TICK_US + 1)
-        self._items[offset] = Recurring(recurrence, due_us, one_batch(pa.Table.from_batches([row])))
+    def add(self, offset: int, recurrence: Recurrence, due_us: int, row: pa.RecordBatch, min_tick: int, append_us: int) -> None:
+        """`due_us`: its first occurrence; it counts as due at `min_tick` at the earliest. `append_us`: since when it is there. Raises RecurrenceError."""
+        first_us = recurrence.first_from(due_us, append_us)
+        if first_us is None:
+            raise RecurrenceError("it has no occurrence any more")
+        row = one_batch(pa.Table.from_batches([row]))
+        if len(self._items) >= ROWS_MAX or self._byte_count + row.nbytes > BYTES_MAX:
+            raise RecurrenceError(
+                f"{len(self._items)} records of {self._byte_count} bytes recur in this partition; {ROWS_MAX} of {BYTES_MAX} bytes are allowed"
+            )
+        self._keep(offset, Recurring(recurrence, max(first_us, (min_tick - 1) * TICK_US + 1), row))
+
+    def _keep(self, offset: int, item: Recurring) -> None:
+        self._items[offset] = item
+        self._byte_count += item.row.nbytes
         self._place(offset)
+
+    def _drop(self, offset: int) -> Recurring | None:
+        item = self._items.pop(offset, None)
+        self._reach = None
+        if item is not None:
+            self._byte_count -= item.row.nbytes
+        return item
 
     def _place(self, offset: int) -> None:
         item = self._items[offset]
+        self._reach = None
         self._rows.add(np.array([offset]), np.array([min(tick_of(item.due_us), DUE_TICK_MAX)]), item.row, RECURRING)
 
     def cancel(self, offset: int) -> bool:
         """Whether it recurred, and does not any more. Its occurrence that waits in memory is cancelled there."""
-        return self._items.pop(offset, None) is not None
+        return self._drop(offset) is not None
 
     def row_of(self, offset: int) -> pa.RecordBatch | None:
         item = self._items.get(offset)
@@ -81,11 +116,15 @@ class RecurringRows:
         for row in rows[is_mine]:
             offset, reference = int(row[1]), int(row[2])
             item = self._items[offset]
-            due, upcoming = item.recurrence.due_until(item.due_us, tick)
+            try:
+                due, upcoming = item.recurrence.due_until(item.due_us, tick)
+            except (RecurrenceError, OverflowError) as error:
+                self._refuse(offset, item.row, str(error))
+                due, upcoming = [], None
             found += [(tick_of(each), offset, reference) for each in due]
             self._rows.expect(reference, len(due))
             if upcoming is None:
-                del self._items[offset]
+                self._drop(offset)
             else:
                 item.due_us = upcoming
                 self._place(offset)
@@ -94,7 +133,11 @@ class RecurringRows:
 
     def reach(self) -> int:
         """Up to which tick at most everything may be closed at once: what was missed in a long time is delivered piece by piece."""
-        return min((reach for item in self._items.values() if (reach := item.recurrence.reach(item.due_us)) is not None), default=NEVER)
+        if self._reach is None:
+            at_once = EXPANDED_MAX // max(1, len(self._items))
+            reaches = (item.recurrence.reach(item.due_us, at_once) for item in self._items.values())
+            self._reach = min((reach for reach in reaches if reach is not None), default=NEVER)
+        return self._reach
 
     def take_back(self, rows: Rows, delivered: tuple[int, int]) -> Rows:
         """The clock was set back: of rows that were handed out, occurrences behind (tick, offset) wait again. Answers the rows that do not recur."""

@@ -1,14 +1,18 @@
 """What clients ask of delayed records: list, describe, cancel, reschedule.
 
-A change is a batch in the delay log, one for each partition that it is about; it is answered when the log shows what came of it, since a delivery, or somebody
-else's change, may come first.
+A change is a batch in the delay log, one or more for each partition that it is about; it is answered when the log shows what came of it, since a delivery, or
+somebody else's change, may come first. A batch of ours is known by its token, which no client can guess or write (see `DelayPartition.change_batch`).
 
 Owner: the scheduler.
+Invariants: each request is answered once, whatever is in it; an answer fits its lane: lists end by bytes as well as by count, and say where to go on.
+    deferred <= DEFERRED_MAX, their bytes <= DEFERRED_BYTES, of one session <= SESSION_MAX; changes <= CHANGES_MAX, their batches <= CHANGES_BYTES, of one
+    session <= SESSION_MAX; the batches of one request <= CHANGE_BYTES.
 Crash: requests that were under way time out at their clients; what was in the log counts.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,20 +20,29 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from shm.assignments import Assignment
-from tailrace.delays import HORIZON_US, TICK_US, delay_id, delay_log_name, parse_delay_id, tick_of
-from tailrace.errors import InvalidRequestError, TailraceError, UnknownDelayError, UnknownTopicError
+from tailrace.delays import delay_id, delay_log_name, parse_delay_id, tick_of
+from tailrace.errors import TailraceError, UnknownDelayError, UnknownTopicError
 from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api
+from tailrace.protocol.requests import decode_json
+from tailrace.protocol.wire import Api, WireError
+from workers.delays.request_fields import NEVER_TICK, ChangeItem, DescribeRequest, ListRequest, changes_in, topic_in
 
 if TYPE_CHECKING:
     from workers.delays.delay_partition import DelayPartition
 
-LIST_LIMIT = 1_000
-CHANGE_LIMIT = 2_000
 CHANGE_TIMEOUT_NS = 12_000_000_000
 DEFER_NS = 5_000_000_000
 """How long a request about a row that is acknowledged (acks=1) waits for it to be settled."""
-NEVER_US = 1 << 62
+DEFERRED_AGAIN_NS = 5_000_000
+"""How soon it is looked at again; each time, twice as long."""
+DEFERRED_MAX = 256
+DEFERRED_BYTES = 16 << 20
+CHANGES_MAX = 256
+CHANGES_BYTES = 64 << 20
+CHANGE_BYTES = 16 << 20
+SESSION_MAX = 16
+LIST_PARTITIONS = 64
+"""A page of a list goes through no more partitions."""
 
 
 class NotSettledYet(Exception):
@@ -42,11 +55,27 @@ class Requester:
     session: int
     correlation_id: int
 
+    def is_of_session_of(self, other: Requester) -> bool:
+        return (self.front, self.session) == (other.front, other.session)
+
+
+@dataclass(slots=True)
+class Deferred:
+    """A request about rows that were acknowledged but are not settled yet."""
+
+    requester: Requester
+    api: int
+    payload: bytes
+    deadline_ns: int
+    again_ns: int
+    wait_ns: int
+
 
 @dataclass(slots=True)
 class Part:
     """What a request changes in one partition: its batch in the delay log."""
 
+    place: tuple[str, int]
     partition: DelayPartition
     token: int
     batch: bytearray
@@ -64,6 +93,10 @@ class PendingChange:
     parts: list[Part]
     deadline_ns: int
 
+    @property
+    def byte_count(self) -> int:
+        return sum(len(part.batch) for part in self.parts)
+
 
 class DelayRequests:
     """See the module's docstring."""
@@ -74,23 +107,23 @@ class DelayRequests:
         opening: Callable[[], list[Assignment]],
         write: Callable[[Assignment, Any], bool],
         respond: Callable[[Requester, ErrorCode, dict[str, Any]], None],
+        caught: Callable[[str, Exception], str],
         wall_us: Callable[[], int],
-        generation: int,
+        page_bytes: int,
     ) -> None:
         """`partitions`: by (delay log's id, partition), those that are open. `opening`: delay logs that are known and not open yet.
-        `write`: a batch into the lane of its worker; False: not now.
+        `write`: a batch into the lane of its worker; False: not now. `caught`: see `shm.boundary`. `page_bytes`: about so large an answer may be.
         """
         self._open = partitions
         self._opening = opening
         self._write = write
         self._respond = respond
+        self._caught = caught
         self._wall_us = wall_us
-        self._generation = generation
+        self._page_bytes = page_bytes
         self._now_ns = 0
         self._changes: list[PendingChange] = []
-        self._deferred: list[tuple[Requester, int, bytes, int]] = []
-        """Requests about rows that were acknowledged but are not settled yet, each with its deadline."""
-        self._next_token = 1
+        self._deferred: list[Deferred] = []
 
     @property
     def are_waiting(self) -> bool:
@@ -101,36 +134,57 @@ class DelayRequests:
         """When changes are given up."""
         return [change.deadline_ns for change in self._changes]
 
-    def serve(self, requester: Requester, api: int, payload: bytes, now_ns: int) -> None:
-        """Answer a request, now or when what it is about is known."""
-        self._now_ns = now_ns
-        self._serve(requester, api, payload, now_ns + DEFER_NS)
+    # ---- one request -----------------------------------------------------------------------------------------------------------------
 
-    def _serve(self, requester: Requester, api: int, payload: bytes, deadline_ns: int) -> None:
+    def serve(self, requester: Requester, api: int, payload: bytes, now_ns: int) -> None:
+        """Answer a request, now or when what it is about is known. Raises nothing: what is not expected is an answer too."""
+        self._now_ns = now_ns
+        self._serve(Deferred(requester, api, payload, now_ns + DEFER_NS, 0, DEFERRED_AGAIN_NS))
+
+    def _serve(self, item: Deferred) -> None:
+        requester = item.requester
         try:
-            self._answer(requester, api, payload, may_wait=self._now_ns < deadline_ns)
+            self._answer(requester, item.api, item.payload, may_wait=self._now_ns < item.deadline_ns)
         except NotSettledYet:
-            self._deferred.append((requester, api, payload, deadline_ns))
-        except TailraceError as error:
+            self._defer(item)
+        except (TailraceError, WireError) as error:
             self._respond(requester, error.code, {"message": error.detail})
         except OSError as error:
             self._respond(requester, ErrorCode.STORAGE_ERROR, {"message": f"pending records cannot be read: {error}"})
+        except Exception as error:  # the boundary: one request costs nobody else anything
+            sentence = self._caught(f"api={item.api} session={requester.session}", error)
+            self._respond(requester, ErrorCode.INTERNAL_ERROR, {"message": sentence})
+
+    def _defer(self, item: Deferred) -> None:
+        waiting = self._deferred
+        is_full = len(waiting) >= DEFERRED_MAX or sum(len(other.payload) for other in waiting) + len(item.payload) > DEFERRED_BYTES
+        if is_full or sum(other.requester.is_of_session_of(item.requester) for other in waiting) >= SESSION_MAX:
+            self._respond(
+                item.requester, ErrorCode.TOO_MANY_REQUESTS, {"message": "too many requests wait for records that are being stored"}
+            )
+            return
+        item.again_ns = self._now_ns + item.wait_ns
+        item.wait_ns *= 2
+        waiting.append(item)
 
     def serve_deferred(self, now_ns: int) -> int:
         self._now_ns = now_ns
-        waiting, self._deferred = self._deferred, []
-        for item in waiting:
-            self._serve(*item)
-        return len(waiting) - len(self._deferred)
+        due = [item for item in self._deferred if item.again_ns <= now_ns or item.deadline_ns <= now_ns]
+        if due:
+            self._deferred = [item for item in self._deferred if item.again_ns > now_ns and item.deadline_ns > now_ns]
+        before = len(self._deferred)
+        for item in due:
+            self._serve(item)
+        return before + len(due) - len(self._deferred)
 
     def _answer(self, requester: Requester, api: int, payload: bytes, *, may_wait: bool) -> None:
-        request = orjson.loads(payload)
+        request = decode_json(payload)
         if api == Api.LIST_DELAYS:
-            self._respond(requester, ErrorCode.OK, self._list(request, may_wait))
+            self._respond(requester, ErrorCode.OK, self._list(ListRequest.of(request), may_wait))
         elif api == Api.DESCRIBE_DELAYS:
-            self._respond(requester, ErrorCode.OK, {"partitions": [p.describe() for p in self._open.values()]})
+            self._respond(requester, ErrorCode.OK, self._describe(DescribeRequest.of(request)))
         elif api == Api.CHANGE_DELAYS:
-            self._change(requester, request, may_wait)
+            self._change(requester, changes_in(request), topic_in(request, is_needed=False), may_wait)
         else:
             raise TailraceError(f"API {api} is not the scheduler's", ErrorCode.UNKNOWN_API)
 
@@ -141,88 +195,116 @@ class DelayRequests:
                 raise NotSettledYet
             raise TailraceError("the files of its pending records cannot be opened; the appliance's log says why", ErrorCode.STORAGE_ERROR)
 
-    def _partitions_of(self, topic: object, may_wait: bool) -> list[DelayPartition]:
-        self._await_opening(lambda log: log.topic == delay_log_name(str(topic)), may_wait)
+    # ---- showing ---------------------------------------------------------------------------------------------------------------------
+
+    def _partitions_of(self, topic: str, may_wait: bool) -> list[DelayPartition]:
+        self._await_opening(lambda log: log.topic == delay_log_name(topic), may_wait)
         found = sorted((p for p in self._open.values() if p.topic.topic == topic), key=lambda p: p.topic.partition)
         if not found:
             raise UnknownTopicError(f"there is no topic {topic!r} with delays")
         return found
 
-    def _list(self, request: dict[str, Any], may_wait: bool) -> dict[str, Any]:
-        """A page of what is pending in a topic, by (partition, tick, offset). `after`: where the page before ended; one that is not the last may be short."""
-        partitions = self._partitions_of(request.get("topic"), may_wait)
-        for partition in partitions:
-            partition.catch_up()
-        limit, after = request.get("limit", 100), request.get("after")
-        if not isinstance(limit, int) or not 1 <= limit <= LIST_LIMIT:
-            raise InvalidRequestError(f"limit is {limit!r}; it takes 1 to {LIST_LIMIT}")
-        from_us, to_us = request.get("from_us"), request.get("to_us")
-        key = request.get("key")
-        try:
-            wanted_key = None if key is None else bytes.fromhex(key)
-            begin = (int(from_us) + TICK_US - 1) // TICK_US if from_us is not None else 0
-            end = (int(to_us) + TICK_US - 1) // TICK_US if to_us is not None else NEVER_US
-            place = None if after is None else (int(after[0]), int(after[1]), int(after[2]))
-        except (TypeError, ValueError, IndexError):
-            raise InvalidRequestError(
-                "from_us and to_us are whole numbers, key is hexadecimal, after is what the page before ended with"
-            ) from None
+    def _list(self, request: ListRequest, may_wait: bool) -> dict[str, Any]:
+        """A page of what is pending in a topic, by (partition, tick, offset). `after`: where it ended; one that is not the last may be short, or empty."""
         rows: list[dict[str, Any]] = []
-        last = None
-        for partition in partitions:
+        byte_count = looked_at = 0
+        place = request.after or (0, -1, 0)
+        for partition in self._partitions_of(request.topic, may_wait):
             number = partition.topic.partition
-            if request.get("partition") not in (None, number) or (place is not None and number < place[0]):
+            if request.partition not in (None, number) or number < place[0]:
                 continue
-            start = (place[1], place[2] + 1) if place is not None and number == place[0] else (0, 0)
-            listed, reached = partition.listed(max(start, (begin, 0)), end, limit - len(rows), wanted_key)
-            for row in listed:
-                rows.append({
-                    "delay_id": delay_id(partition.log.topic_id, number, row["offset"], row["due_us"]), "topic": partition.topic.topic,
-                    "partition": number, "due_us": row["due_us"], "key": row["key"], "repeat": row["repeat"],
-                })  # fmt: skip
-            if reached is not None:
-                last = [number, *reached]
-                break
-        return {"delays": rows, "after": last}
-
-    def _change(self, requester: Requester, request: dict[str, Any], may_wait: bool) -> None:
-        """Cancel or reschedule: `changes` is a list of {"delay_id", "due_us" (null: cancel)}. Answered when the delay logs show what came of it."""
-        from workers.delays.pending_rows import one_batch, table_of
-
-        items = request.get("changes")
-        if not isinstance(items, list) or not 1 <= len(items) <= CHANGE_LIMIT:
-            raise InvalidRequestError(f"the request needs a list `changes` of 1 to {CHANGE_LIMIT} entries")
-        for partition in self._open.values():
+            if looked_at == LIST_PARTITIONS:
+                return {"delays": rows, "after": list(place)}
+            looked_at += 1
             partition.catch_up()
+            start = (place[1], place[2] + 1) if number == place[0] else (0, 0)
+            listed, reached = partition.listed(
+                max(start, (request.begin_tick, 0)), request.end_tick, request.limit - len(rows), request.key
+            )
+            for row in listed:
+                described = {
+                    "delay_id": delay_id(partition.log.topic_id, number, row["offset"], row["due_us"]), "topic": partition.topic.topic,
+                    "partition": number, **row,
+                }  # fmt: skip
+                key = described.pop("tick"), described.pop("offset")
+                byte_count += len(orjson.dumps(described)) + 1
+                if rows and byte_count > self._page_bytes:
+                    return {"delays": rows, "after": list(place)}
+                rows.append(described)
+                place = (number, *key)
+            if reached is not None:
+                return {"delays": rows, "after": [number, *reached]}
+            place = (number, NEVER_TICK, 0)
+        return {"delays": rows, "after": None}
+
+    def _describe(self, request: DescribeRequest) -> dict[str, Any]:
+        """A page of the partitions, by (topic, partition). `after`: where it ended."""
+        found: list[dict[str, Any]] = []
+        byte_count = 0
+        last: list[str | int] = []
+        for key, partition in sorted(((p.topic.topic, p.topic.partition), p) for p in self._open.values()):
+            if request.after is not None and key <= request.after:
+                continue
+            described = partition.describe()
+            byte_count += len(orjson.dumps(described)) + 1
+            if found and (byte_count > self._page_bytes or len(found) == request.limit):
+                return {"partitions": found, "after": last}
+            found.append(described)
+            last = list(key)
+        return {"partitions": found, "after": None}
+
+    # ---- changing --------------------------------------------------------------------------------------------------------------------
+
+    def _change(self, requester: Requester, items: list[Any], topic: str | None, may_wait: bool) -> None:
+        """Cancel or reschedule: `changes` is a list of {"delay_id", "due_us" (null: cancel)}. Answered when the delay logs show what came of it."""
+        if len(self._changes) >= CHANGES_MAX or sum(c.requester.is_of_session_of(requester) for c in self._changes) >= SESSION_MAX:
+            raise TailraceError("too many changes of delayed records are under way", ErrorCode.TOO_MANY_REQUESTS)
         results: list[dict[str, Any]] = [{} for _ in items]
         gathered: dict[tuple[str, int], list[tuple[int, Any]]] = {}
+        caught_up: set[tuple[str, int]] = set()
+        byte_count = 0
         for number, item in sorted(enumerate(items), key=_by_offset):  # a chunk of a bucket file is looked at once
             try:
-                place, row = self._changed_row(item, request.get("topic"), may_wait)
+                place, row = self._changed_row(ChangeItem.of(number, item, self._wall_us()), topic, may_wait, caught_up)
+                byte_count += int(row.nbytes)
+                if byte_count > CHANGE_BYTES:
+                    raise TailraceError(
+                        f"these records take more than {CHANGE_BYTES} bytes; change fewer at once", ErrorCode.REQUEST_TOO_LARGE
+                    )
                 gathered.setdefault(place, []).append((number, row))
             except TailraceError as error:
                 results[number] = {"code": int(error.code), "message": error.detail}
-        parts = []
+        if byte_count + sum(change.byte_count for change in self._changes) > CHANGES_BYTES + CHANGE_BYTES:
+            raise TailraceError("too large changes of delayed records are under way", ErrorCode.TOO_MANY_REQUESTS)
+        change = PendingChange(requester, results, [], self._now_ns + CHANGE_TIMEOUT_NS)
         for place, rows in gathered.items():
-            partition = self._open[place]
-            token, self._next_token = self._next_token, self._next_token + 1
-            # A predecessor's tokens are in the log too.
-            token = token << 32 | self._generation & 0xFFFFFFFF
-            batch = partition.change_batch(one_batch(table_of([row for _, row in rows])), token)
-            limit = int(partition.log.settings["max.message.bytes"])
-            if len(batch) > limit:
-                raise InvalidRequestError(f"what is rescheduled takes {len(batch)} bytes in one partition; {limit} are allowed at once")
-            from workers.delays.delay_partition import Change
+            self._add_parts(change, place, rows)
+        self._changes.append(change)
 
+    def _add_parts(self, change: PendingChange, place: tuple[str, int], rows: list[tuple[int, Any]]) -> None:
+        """Rows of one partition as batches that its log takes; halved until they do."""
+        from workers.delays.intake import Change
+        from workers.delays.pending_rows import one_batch, table_of
+
+        partition = self._open[place]
+        token = 1 + secrets.randbits(62)  # nobody else can say that a batch is this one
+        batch = partition.change_batch(one_batch(table_of([row for _, row in rows])), token)
+        limit = partition.payload_max if len(rows) == 1 else min(partition.payload_max, int(partition.log.settings["max.message.bytes"]))
+        if len(batch) <= limit:
             partition.changes[token] = Change()
-            parts.append(Part(partition, token, batch, [number for number, _ in rows]))
-        self._changes.append(PendingChange(requester, results, parts, self._now_ns + CHANGE_TIMEOUT_NS))
+            change.parts.append(Part(place, partition, token, batch, [number for number, _ in rows]))
+        elif len(rows) == 1:
+            message = f"the record takes {len(batch)} bytes in the delay log; {limit} are allowed"
+            change.results[rows[0][0]] = {"code": int(ErrorCode.RECORD_TOO_LARGE), "message": message}
+        else:
+            self._add_parts(change, place, rows[: len(rows) // 2])
+            self._add_parts(change, place, rows[len(rows) // 2 :])
 
-    def _changed_row(self, item: Any, topic: object, may_wait: bool) -> tuple[tuple[str, int], Any]:
+    def _changed_row(
+        self, item: ChangeItem, topic: str | None, may_wait: bool, caught_up: set[tuple[str, int]]
+    ) -> tuple[tuple[str, int], Any]:
         """(partition, row to append). Raises TailraceError."""
-        if not isinstance(item, dict):
-            raise InvalidRequestError("each entry of `changes` must be an object")
-        key = parse_delay_id(item.get("delay_id"))
+        key = item.key
         place = (key.topic_id.hex(), key.partition)
         partition = self._open.get(place)
         if partition is None:
@@ -230,54 +312,65 @@ class DelayRequests:
             raise UnknownDelayError("there is no topic with this delayed record")
         if topic is not None and partition.topic.topic != topic:
             raise UnknownDelayError(f"the delayed record belongs to topic {partition.topic.topic!r}, not {topic!r}")
-        due_us = item.get("due_us")
-        if due_us is not None and (
-            not isinstance(due_us, int) or isinstance(due_us, bool) or not 0 <= due_us <= self._wall_us() + HORIZON_US
-        ):
-            raise InvalidRequestError(f"due_us is {due_us!r}; it takes microseconds since 1970, at most 20 years ahead")
+        if place not in caught_up:
+            partition.catch_up()
+            caught_up.add(place)
         if may_wait and not partition.has_read(key.offset):
             raise NotSettledYet
-        partition.hints[key.offset] = tick_of(key.due_us)
-        if due_us is None:
+        intake = partition.intake
+        intake.hint(key.offset, tick_of(key.due_us))
+        if item.due_us is None:
             if not partition.waits(key.offset):
-                partition.hints.pop(key.offset)
+                intake.hints.pop(key.offset, None)
                 raise UnknownDelayError
             return place, partition.cancellation(key.offset)
         row = partition.row_of(key.offset)
         if row is None:
-            partition.hints.pop(key.offset)
+            intake.hints.pop(key.offset, None)
             raise UnknownDelayError
-        return place, partition.replacement(row, due_us, key.offset)
+        return place, partition.replacement(row, item.due_us, key.offset)
 
     def advance_changes(self, now_ns: int) -> int:
         """Send what is not sent; answer what is known, or too old."""
         self._now_ns = now_ns
         count = 0
         for change in list(self._changes):
-            for part in change.parts:
-                if not part.is_sent:
-                    part.is_sent = self._write(part.partition.log, part.batch)
-            outcomes = [part.partition.changes[part.token].outcomes for part in change.parts]
-            if all(outcome is not None for outcome in outcomes):
-                for part, outcome in zip(change.parts, outcomes, strict=True):
-                    assert outcome is not None
-                    for number, found in zip(part.rows, outcome, strict=True):
-                        change.results[number] = self._outcome(part.partition, found)
-                self._respond(change.requester, ErrorCode.OK, {"results": change.results})
-            elif self._now_ns < change.deadline_ns:
+            try:
+                is_done = self._advance(change)
+            except Exception as error:  # the boundary, as in `_serve`
+                sentence = self._caught(f"api={int(Api.CHANGE_DELAYS)} session={change.requester.session}", error)
+                self._respond(change.requester, ErrorCode.INTERNAL_ERROR, {"message": sentence})
+                is_done = True
+            if not is_done:
                 continue
-            else:
-                self._respond(
-                    change.requester, ErrorCode.TIMED_OUT, {"message": "nobody knows yet whether the change was made; list what is pending"}
-                )
             for part in change.parts:
                 part.partition.changes.pop(part.token, None)
             self._changes.remove(change)
             count += 1
         if count and not self._changes:
             for partition in self._open.values():
-                partition.hints.clear()  # what is left is of changes that were refused
+                partition.intake.hints.clear()  # what is left is of changes that were refused
         return count
+
+    def _advance(self, change: PendingChange) -> bool:
+        """Whether it was answered."""
+        is_known = True
+        for part in change.parts:
+            if not part.is_sent and self._open.get(part.place) is part.partition:
+                part.is_sent = self._write(part.partition.log, part.batch)
+            outcomes = part.partition.changes[part.token].outcomes
+            is_known = is_known and outcomes is not None
+            for number, found in zip(part.rows, outcomes or (), strict=False):
+                change.results[number] = self._outcome(part.partition, found)
+        if is_known:
+            self._respond(change.requester, ErrorCode.OK, {"results": change.results})
+        elif self._now_ns >= change.deadline_ns or any(self._open.get(part.place) is not part.partition for part in change.parts):
+            self._respond(
+                change.requester, ErrorCode.TIMED_OUT, {"message": "nobody knows yet whether the change was made; list what is pending"}
+            )
+        else:
+            return False
+        return True
 
     @staticmethod
     def _outcome(partition: DelayPartition, found: tuple[int, int] | bool | None) -> dict[str, Any]:

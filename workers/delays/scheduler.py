@@ -23,17 +23,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from shm.assignments import Assignment, LaneKind
+from shm.boundary import Boundary
 from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
-from shm.lane import LaneReader, LaneWriter
+from shm.lane import LaneError, LaneReader, LaneWriter
 from shm.layout import Phase, RegionKind, Role
 from shm.partition_table import PartitionTable
 from shm.process import ProcessContext, configure_logging, process_name, run, start
 from tailrace.pending_files import PendingDamagedError
 from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.requests import encode_reply
 from workers.delays.requests import DelayRequests, Requester
 from workers.delays.wall_clock import WallClockAlarm
 from workers.files import DiskFiles, Files
@@ -44,6 +44,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REOPEN_NS = 1_000_000_000
+REOPEN_MAX_NS = 60_000_000_000
+"""How soon a partition that could not be served is tried again: twice as long each time, up to this."""
+STEADY_NS = 120_000_000_000
+"""One that was served for so long begins anew with that."""
+REQUESTS_AT_ONCE = 8
+"""So many requests of a front are served before deliveries are seen to."""
+ANSWERS_MAX = 64
+"""So many answers that do not fit the lane yet; requests of that front wait behind them."""
 TRY_AGAIN_NS = 10_000_000
 """How soon, when a lane is full or a request waits."""
 
@@ -64,7 +72,16 @@ class FrontLink:
     answers: LaneWriter
     bell: Doorbell
     queue: deque[tuple[int, int, int, bytes]] = field(default_factory=deque)
-    """(error code, session, correlation id, JSON) of answers that do not fit the lane yet."""
+    """(error code, session, correlation id, JSON) of answers that do not fit the lane yet; about ANSWERS_MAX, each smaller than the lane."""
+
+
+@dataclass(slots=True)
+class Trouble:
+    """A partition that could not be served."""
+
+    retry_ns: int
+    wait_ns: int
+    reason: str
 
 
 class Scheduler:
@@ -85,6 +102,7 @@ class Scheduler:
         wall_us: Callable[[], int],
         on_ready: Callable[[], None],
         lives: Iterator[int],
+        boundary: Boundary,
         start_ns: int,
     ) -> None:
         """`lives`: numbers that no scheduler had before, nor another one of this host has."""
@@ -100,16 +118,20 @@ class Scheduler:
         self._wall_us = wall_us
         self._on_ready = on_ready
         self._lives = lives
+        self._boundary = boundary
         self._now_ns = start_ns
         self._fed = False
         self._assignments: dict[tuple[str, int], Assignment] = {}
         """(topic id, partition), delay logs and topics alike."""
         self._open: dict[tuple[str, int], DelayPartition] = {}
         """(delay log's id, partition)."""
-        self._retry_at: dict[tuple[str, int], int] = {}
-        """Partitions whose files could not be used: when to try again."""
-        self._requests = DelayRequests(self._open, self._opening, self._write, self._respond, wall_us, generation)
+        self._troubles: dict[tuple[str, int], Trouble] = {}
+        """Partitions that are not served, or were not until lately. As many as there are delay logs at most."""
+        page_bytes = min((front.answers.payload_max for front in fronts), default=1 << 19) // 2
+        self._requests = DelayRequests(self._open, self._opening, self._write, self._respond, boundary.caught, wall_us, page_bytes)
         self._due_us: int | None = None
+        self._deadline_ns: int | None = None
+        """What the partitions said at the last step."""
 
     # ---- agent -----------------------------------------------------------------------------------------------------------------------
 
@@ -122,24 +144,35 @@ class Scheduler:
         for front in range(len(self._fronts)):
             work += self._read_requests(front)
         work += self._requests.serve_deferred(now_ns)
-        wall_us = self._wall_us()
+        work += self._step_partitions(now_ns, self._wall_us())
+        work += self._requests.advance_changes(now_ns)
+        self._publish()
+        return work
+
+    def _step_partitions(self, now_ns: int, wall_us: int) -> int:
+        """Each by itself: what goes wrong in one costs no other."""
+        work = 0
+        dues: list[int | None] = []
+        deadlines: list[int | None] = []
         for key, partition in list(self._open.items()):
             try:
                 work += partition.step(now_ns, wall_us)
-            except OSError as error:
+                dues.append(partition.next_due_us())
+                deadlines.append(partition.next_deadline_ns())
+            except LaneError:
+                raise
+            except Exception as error:  # the boundary: it is closed, and begun anew from what is on the disk
                 self._give_up_for_now(key, partition, error)
-        work += self._requests.advance_changes(now_ns)
-        self._publish()
-        due = [due_us for p in self._open.values() if (due_us := p.next_due_us()) is not None]
-        self._due_us = min(due, default=None)
+        self._due_us = min((due for due in dues if due is not None), default=None)
+        self._deadline_ns = min((deadline for deadline in deadlines if deadline is not None), default=None)
         return work
 
     def has_more(self) -> bool:
         return True
 
     def next_deadline_ns(self) -> int | None:
-        deadlines = [deadline for p in self._open.values() if (deadline := p.next_deadline_ns()) is not None]
-        deadlines += self._retry_at.values()
+        deadlines = [] if self._deadline_ns is None else [self._deadline_ns]
+        deadlines += [trouble.retry_ns for key, trouble in self._troubles.items() if key not in self._open]
         if self._due_us is not None:
             deadlines.append(self._now_ns + max(0, self._due_us - self._wall_us()) * 1000)
         deadlines += self._requests.deadlines()
@@ -181,6 +214,7 @@ class Scheduler:
             return
         if assignment.dropped:
             self._assignments.pop(key, None)
+            self._troubles.pop(key, None)
             self._close(key)
             return
         self._assignments[key] = assignment
@@ -193,7 +227,6 @@ class Scheduler:
                 partition.topic = assignment
 
     def _close(self, key: tuple[str, int]) -> None:
-        self._retry_at.pop(key, None)
         partition = self._open.pop(key, None)
         if partition is not None:
             partition.close()
@@ -201,7 +234,7 @@ class Scheduler:
     def _open_partitions(self) -> None:
         """Begin with delay logs whose topics are known too."""
         for key, log in self._assignments.items():
-            if not log.delay_of or key in self._open or self._now_ns < self._retry_at.get(key, 0):
+            if not log.delay_of or key in self._open or (key in self._troubles and self._now_ns < self._troubles[key].retry_ns):
                 continue
             topic = self._assignments.get((log.delay_of, log.partition))
             if topic is None:
@@ -216,32 +249,50 @@ class Scheduler:
                     self._files, f"{self._data_dirs[log.data_dir]}/{log.directory_name}", log, topic,
                     lambda log=log: self._tables[log.data_dir].read(log.slot),  # type: ignore[misc]
                     lambda topic=topic: self._tables[topic.data_dir].delivered(topic.slot),  # type: ignore[misc]
-                    self._write, next(self._lives), self._now_ns, self._wall_us(),
+                    self._write, next(self._lives), self._now_ns, self._wall_us(), self._link(log).lane.payload_max,
                 )  # fmt: skip
-                self._retry_at.pop(key, None)
-            except (OSError, PendingDamagedError) as error:
-                if key not in self._retry_at:
-                    logger.error("delays_not_opened topic=%s partition=%d reason=%r", topic.topic, log.partition, str(error))
-                self._retry_at[key] = self._now_ns + REOPEN_NS
+            except Exception as error:  # the boundary: of a file, of a schema, of what is known of one
+                self._note_trouble("delays_not_opened", key, topic, error)
 
     def _opening(self) -> list[Assignment]:
         """Delay logs that are known and not open: their directory is not made yet, or cannot be read."""
         return [log for key, log in self._assignments.items() if log.delay_of and key not in self._open]
 
-    def _give_up_for_now(self, key: tuple[str, int], partition: DelayPartition, error: OSError) -> None:
-        """The disk refused: begin anew from what is on it, a little later."""
-        logger.error("delays_interrupted topic=%s partition=%d error=%r", partition.topic.topic, partition.topic.partition, str(error))
-        self._close(key)
-        self._retry_at[key] = self._now_ns + REOPEN_NS
+    def _give_up_for_now(self, key: tuple[str, int], partition: DelayPartition, error: Exception) -> None:
+        """The disk refused, or what nobody expected: begin anew from what is on the disk, a little later."""
+        if not isinstance(error, OSError):
+            self._boundary.caught(f"topic={partition.topic.topic} partition={partition.topic.partition}", error)
+        self._note_trouble("delays_interrupted", key, partition.topic, error)
+        try:
+            self._close(key)
+        except OSError as close_error:
+            logger.warning("close_failed topic=%s error=%r", partition.topic.topic, str(close_error))
+
+    def _note_trouble(self, what: str, key: tuple[str, int], topic: Assignment, error: Exception) -> None:
+        """Say it, once for each reason; try again, each time later."""
+        known = self._troubles.get(key)
+        if known is not None and self._now_ns - known.retry_ns > STEADY_NS:
+            known = None
+        wait_ns = REOPEN_NS if known is None else min(2 * known.wait_ns, REOPEN_MAX_NS)
+        if isinstance(error, (OSError, PendingDamagedError)):
+            wait_ns = REOPEN_NS  # mended by an operator, who waits for it
+        reason = f"{type(error).__name__}: {error}"[:300]
+        if known is None or known.reason != reason:
+            logger.error("%s topic=%s partition=%d reason=%r", what, topic.topic, topic.partition, reason)
+        self._troubles[key] = Trouble(self._now_ns + wait_ns, wait_ns, reason)
 
     # ---- lanes -----------------------------------------------------------------------------------------------------------------------
 
     def _write(self, assignment: Assignment, data: Any) -> bool:
         """A batch into the lane of its worker."""
+        link = self._link(assignment)
+        return link.lane.try_write(LaneKind.PRODUCE, assignment.slot, 0, 0, 0, self._now_ns, (data,))
+
+    def _link(self, assignment: Assignment) -> WorkerLink:
         link = self._workers.get(assignment.worker)
         if link is None:
             link = self._workers[assignment.worker] = self._connect_worker(assignment.worker)
-        return link.lane.try_write(LaneKind.PRODUCE, assignment.slot, 0, 0, 0, self._now_ns, (data,))
+        return link
 
     def _publish(self) -> None:
         for link in self._workers.values():
@@ -260,18 +311,20 @@ class Scheduler:
     # ---- requests --------------------------------------------------------------------------------------------------------------------
 
     def _read_requests(self, front: int) -> int:
-        lane = self._fronts[front].requests
+        link, lane = self._fronts[front], self._fronts[front].requests
         count = 0
-        while (message := lane.peek()) is not None:
-            requester = Requester(front, message.session, message.correlation_id)
-            self._requests.serve(requester, message.slot, bytes(message.payload), self._now_ns)
+        while count < REQUESTS_AT_ONCE and len(link.queue) < ANSWERS_MAX and (message := lane.peek()) is not None:
+            requester, api, payload = Requester(front, message.session, message.correlation_id), message.slot, bytes(message.payload)
             lane.advance(message)
-            lane.consume()
+            lane.consume()  # whatever comes of it, it is not read again
+            self._requests.serve(requester, api, payload, self._now_ns)
             count += 1
         return count
 
     def _respond(self, requester: Requester, code: ErrorCode, value: dict[str, Any]) -> None:
-        self._fronts[requester.front].queue.append((code, requester.session, requester.correlation_id, orjson.dumps(value)))
+        link = self._fronts[requester.front]
+        code, body = encode_reply(code, value, link.answers.payload_max)
+        link.queue.append((code, requester.session, requester.correlation_id, body))
 
 
 def _lives(life: str) -> Iterator[int]:
@@ -304,6 +357,7 @@ def build(context: ProcessContext, files: Files) -> Scheduler:
         wall_us=context.clock.wall_us,
         on_ready=context.report_ready,
         lives=_lives(f"{spec.regions['control']} {spec.generation}"),
+        boundary=Boundary(context.slot),
         start_ns=context.clock.monotonic_ns(),
     )
     context.ask_for_feed()

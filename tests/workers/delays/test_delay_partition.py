@@ -16,7 +16,7 @@ from tailrace.pending_files import BUCKET_SUFFIX
 from tailrace.protocol.errors import ErrorCode
 from tests.kit.batches import reseal
 from tests.kit.delays import LOG_SEED, SCHEMA, DelayWorld, Killed, tick_of
-from workers.delays import bucket_files, delay_partition, pending_store
+from workers.delays import bucket_files, delivery, listing, pending_store
 
 MS, SECOND = 1_000, 1_000_000
 SPANS = (0, 50 * MS, 2 * SECOND, 60 * SECOND, 7_200 * SECOND, 10 * 86_400 * SECOND, 900 * 86_400 * SECOND)
@@ -27,7 +27,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files, batches and intervals so small that a schedule sees all of them."""
     monkeypatch.setattr(pending_store, "SAVE_BYTES", 4_000)
     monkeypatch.setattr(pending_store, "SAVE_AFTER_NS", 300_000_000)
-    monkeypatch.setattr(delay_partition, "DELIVERY_ROWS", 5)
+    monkeypatch.setattr(delivery, "DELIVERY_ROWS", 5)
     monkeypatch.setattr(pending_store, "TIDY_INTERVAL_NS", 200_000_000)
 
 
@@ -79,7 +79,7 @@ def test_each_delayed_record_comes_once_and_none_early(chunk: int) -> None:
 @pytest.mark.parametrize("seeds", [range(10), [*range(10, 18), 49]])
 def test_each_occurrence_of_a_recurring_record_comes_once(seeds: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrence, "MISSED_AT_ONCE", 50)
-    monkeypatch.setattr(delay_partition, "DELIVERY_ROWS", 50)
+    monkeypatch.setattr(delivery, "DELIVERY_ROWS", 50)
     for seed in seeds:
         try:
             run(seed, 60, recurring=True)
@@ -231,7 +231,7 @@ def test_far_rows_lie_in_few_files_and_none_are_left_behind() -> None:
 
 @pytest.mark.parametrize("limit", [1, 7, 1_000])
 def test_pages_list_each_pending_row_once_in_due_order_from_memory_and_files(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delay_partition, "KEY_SCAN_ROWS", 9)
+    monkeypatch.setattr(listing, "KEY_SCAN_ROWS", 9)
     world = DelayWorld(limit)
     for number in range(6):
         world.schedule([world.rng.choice(SPANS[3:]) + world.rng.randint(0, 5_000) for _ in range(30)])

@@ -1,0 +1,163 @@
+"""The scheduler's boundaries: what goes wrong in one partition or request costs no other, and a message is not read again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+
+from shm.assignments import LaneKind
+from shm.boundary import Boundary
+from shm.control import Control
+from shm.doorbell import Doorbell
+from shm.lane import LaneReader, LaneWriter
+from shm.layout import ControlLayout, LaneLayout, ProcessWord, RegionKind, Role, TableLayout
+from shm.partition_table import PartitionTable
+from shm.region import Region
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.wire import Api
+from tests.kit import memory
+from tests.kit.delays import BEGIN_US, DelayWorld
+from tests.kit.simdisk import SimDisk, SimFiles
+from workers.delays import scheduler as module
+from workers.delays.scheduler import FrontLink, Scheduler, WorkerLink
+
+SECOND_NS = 1_000_000_000
+
+
+def lane() -> Region:
+    return memory.simulated(RegionKind.LANE, LaneLayout(1 << 17).size, 1 << 17)
+
+
+class Running:
+    """A scheduler of several delay logs without files, over simulated memory."""
+
+    def __init__(self, names: list[str]) -> None:
+        regions = {name: lane() for name in ("coordinator", "worker", "requests", "answers")}
+        self.slot = Control(memory.simulated(RegionKind.CONTROL, ControlLayout().size, 0)).process(Role.SCHEDULER, 0)
+        self.bell = Doorbell.create()
+        self.ask_lane, self.answers = LaneWriter(regions["requests"]), LaneReader(regions["answers"])
+        feed = LaneWriter(regions["coordinator"])
+        world = DelayWorld(0)
+        disk = SimDisk()
+        files = SimFiles(disk)
+        for number, name in enumerate(names):
+            topic_id, log_id = bytes([number]) * 16, bytes([number + 100]) * 16
+            files.make_directory(f"/data/{name}@delay-0")
+            topic = replace(world.topic, topic=name, topic_id=topic_id, slot=2 * number, delay_log=log_id.hex())
+            log = replace(world.log, topic=f"{name}@delay", topic_id=log_id, slot=2 * number + 1, delay_of=topic_id.hex())
+            for item in (topic, log):
+                assert feed.try_write(LaneKind.ASSIGN, 0, 0, 0, 0, 0, (item.encode(),))
+        assert feed.try_write(LaneKind.FED, 0, 0, 0, 1, 0, (b"",))
+        feed.publish()
+        self.now_ns = SECOND_NS
+        self.scheduler = Scheduler(
+            files=files, data_dirs=["/data"], tables=[PartitionTable(memory.simulated(RegionKind.TABLE, TableLayout(16).size, 16))],
+            from_coordinator=LaneReader(regions["coordinator"]), generation=1, workers={},
+            connect_worker=lambda _: WorkerLink(LaneWriter(regions["worker"]), self.bell),
+            fronts=[FrontLink(LaneReader(regions["requests"]), LaneWriter(regions["answers"]), self.bell)], is_running=lambda: True,
+            wall_us=lambda: BEGIN_US, on_ready=lambda: None, lives=itertools.count(1), boundary=Boundary(self.slot), start_ns=self.now_ns,
+        )  # fmt: skip
+
+    def step(self, seconds: float = 0) -> None:
+        self.now_ns += int(seconds * SECOND_NS)
+        self.scheduler.step(self.now_ns)
+
+    def ask(self, api: int, body: Any) -> None:
+        assert self.ask_lane.try_write(LaneKind.REQUEST, int(api), 0, 5, 7, 0, (body if isinstance(body, bytes) else orjson.dumps(body),))
+        self.ask_lane.publish()
+
+    def answered(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        while (message := self.answers.peek()) is not None:
+            yield message.flags, orjson.loads(bytes(message.payload))
+            self.answers.advance(message)
+            self.answers.consume()
+
+    def open_topics(self) -> set[str]:
+        return {partition.topic.topic for partition in self.scheduler._open.values()}
+
+
+def test_a_partition_that_fails_is_closed_said_and_tried_again_later_each_time_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = Running(["good", "bad"])
+    running.step()
+    assert running.open_topics() == {"good", "bad"}
+    stepped: list[str] = []
+
+    def step(self: Any, *_: object) -> int:
+        stepped.append(self.topic.topic)
+        if self.topic.topic == "bad":
+            raise RuntimeError("nobody expected this")
+        return 0
+
+    from workers.delays.delay_partition import DelayPartition
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DelayPartition, "step", step)
+        for _ in range(600):
+            running.step(0.1)
+    assert stepped.count("good") == 600
+    assert stepped.count("bad") == 6, "after 1, 2, 4, 8, 16 and 32 seconds"
+    assert running.slot.load(ProcessWord.INTERNAL_ERRORS) == 6
+    running.step(61)
+    assert running.open_topics() == {"good", "bad"}
+
+
+def _unknown_type(_: bytes) -> None:
+    raise KeyError("as pyarrow does for a type that it does not know")
+
+
+def test_a_delay_log_that_cannot_be_opened_keeps_no_other_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = Running(["bad", "good"])
+    with monkeypatch.context() as patch:
+        patch.setattr("workers.delays.log_batches.from_message", _unknown_type)
+        running.step()
+        assert running.open_topics() == set()
+    running.step(1.1)
+    assert running.open_topics() == {"bad", "good"}
+
+
+def test_a_request_that_fails_is_answered_and_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = Running(["t"])
+    running.step()
+
+    def fail(*_: object) -> None:
+        raise KeyError("nobody expected this")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running.scheduler._requests, "_describe", fail)
+        running.ask(Api.DESCRIBE_DELAYS, {})
+        running.step()
+    ((code, answer),) = running.answered()
+    assert code == ErrorCode.INTERNAL_ERROR
+    assert "id=scheduler-0" in answer["message"]
+    running.ask(Api.DESCRIBE_DELAYS, {})
+    running.step()
+    assert [code for code, _ in running.answered()] == [ErrorCode.OK]
+
+
+def test_answers_that_nobody_takes_hold_back_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWERS_MAX", 3)
+    running = Running(["t"])
+    running.step()
+    sent = 0
+    for _ in range(200):
+        sent += 1
+        running.ask(Api.LIST_DELAYS, {"topic": "x" * 200, "limit": sent})
+        running.step()
+        if len(running.scheduler._fronts[0].queue) >= 3:
+            break
+    answered = 0
+    for _ in range(600):
+        if running.ask_lane.try_write(LaneKind.REQUEST, int(Api.LIST_DELAYS), 0, 5, 7, 0, (b"{}",)):
+            running.ask_lane.publish()
+            sent += 1
+        running.step()
+        assert len(running.scheduler._fronts[0].queue) <= 3 + module.REQUESTS_AT_ONCE
+    for _ in range(400):
+        answered += len(list(running.answered()))
+        running.step()
+    assert answered == sent

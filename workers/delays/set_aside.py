@@ -1,0 +1,70 @@
+"""What the scheduler cannot deliver, kept for people: files beside the delay log, each an Arrow stream, so many and no more.
+
+    <first offset>.refused      the delay log's schema message, then a batch as it was read, or one row
+
+Owner: the scheduler, one for each partition. The files go with the topic; until then an operator reads them (`pyarrow.ipc.open_stream`) and removes them.
+Invariants: files <= FILES_MAX, their bytes <= BYTES_MAX; what is kept already is not written or said again.
+Crash: a file is whole or not there; a successor that meets the same batch again keeps it again.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import pyarrow as pa
+
+from tailrace import arrow_batch
+from tailrace.checksum import Readable
+from workers.files import Files, write_durably
+
+logger = logging.getLogger(__name__)
+
+REFUSED_SUFFIX = ".refused"
+FILES_MAX = 1_000
+BYTES_MAX = 64 << 20
+
+
+class SetAside:
+    """See the module's docstring."""
+
+    def __init__(self, files: Files, directory: str, schema_message: bytes) -> None:
+        self._files = files
+        self._directory = directory
+        self._schema_message = schema_message
+        self._kept: dict[str, int] | None = None
+        """Name -> bytes; FILES_MAX at most. Known once something is to be kept."""
+        self.row_count = 0
+        """In this life."""
+
+    def keep(self, offset: int, row_count: int, reason: str, data: Readable) -> None:
+        """Count, say and keep rows from `offset` on; `data`: they as an encapsulated Arrow message. Raises OSError."""
+        self.row_count += row_count
+        kept = self._known()
+        name = f"{offset:020d}{REFUSED_SUFFIX}"
+        if name in kept:
+            return
+        content = self._schema_message + bytes(data)
+        has_room = len(kept) < FILES_MAX and sum(kept.values()) + len(content) <= BYTES_MAX
+        if has_room:
+            write_durably(self._files, self._directory, name, content)
+            kept[name] = len(content)
+        logger.error(
+            "delays_refused directory=%s offset=%d rows=%d reason=%r kept=%s", self._directory, offset, row_count, reason[:300],
+            name if has_room else "no (too much is kept already)",
+        )  # fmt: skip
+
+    def keep_row(self, offset: int, row: pa.RecordBatch, reason: str) -> None:
+        """The same of one row. Raises OSError."""
+        self.keep(offset, 1, reason, arrow_batch.cut_out(row, 0, row.num_rows).serialize())
+
+    def _known(self) -> dict[str, int]:
+        if self._kept is None:
+            self._kept = {}
+            for name in self._files.list(self._directory):
+                if name.endswith(REFUSED_SUFFIX):
+                    fd = self._files.open_for_read(f"{self._directory}/{name}")
+                    try:
+                        self._kept[name] = self._files.size(fd)
+                    finally:
+                        self._files.close(fd)
+        return self._kept
