@@ -93,7 +93,7 @@ class Admin:
         """`connect_timeout_ms`: how long to try an appliance that does not answer at all; None: as long as a request may take."""
         self._timeout_ms = request_timeout_ms
         self._connect_timeout_ms = connect_timeout_ms
-        self._connection = Connection(bootstrap, client_id, environment)
+        self._connection = Connection(bootstrap, client_id, environment, "admin client")
 
     def __enter__(self) -> Admin:
         return self

@@ -29,11 +29,9 @@ from tailrace.errors import (
     OffsetOutOfRangeError,
     PartitionOutOfRangeError,
     TailraceError,
-    error_for,
 )
 from tailrace.fetcher import Fetcher, PartitionCursor, corrupt_error
 from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES
 from tailrace.protocol.wire import Api
 from tailrace.records import OffsetAndTimestamp, Record, TopicBatch, TopicPartition, to_timestamp_us
@@ -51,7 +49,7 @@ class Consumer:
         if bootstrap is not None:
             settings["bootstrap"] = bootstrap
         self.settings = build(ConsumerSettings, settings)
-        self._connection = Connection(self.settings.bootstrap, self.settings.client_id, environment)
+        self._connection = Connection(self.settings.bootstrap, self.settings.client_id, environment, "consumer")
         self._now_ns = environment.monotonic_ns
         self._fetcher = Fetcher(self._connection, self.settings, self._now_ns)
         self._infos: dict[str, TopicInfo] = {}
@@ -82,15 +80,15 @@ class Consumer:
     # ---- topics ----------------------------------------------------------------------------------------------------------------------
 
     def _call(self, api: Api, request: dict[str, Any]) -> dict[str, Any]:
-        self._check_open()
         response = self._connection.call(api, [requests.encode_json(request)], self.settings.request_timeout_ms)
         return requests.decode_json(response.body[0], CLIENT_JSON_MAX_BYTES)
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise error_for(ErrorCode.CLIENT_CLOSED, "the consumer is closed")
+        """Raises ClientClosedError, also in a child of the process that made the consumer."""
+        self._connection.check_usable()
 
     def _info(self, topic: str) -> TopicInfo:
+        self._check_open()
         info = self._infos.get(topic)
         if info is None:
             info = self._infos[topic] = topics_from_metadata(self._call(Api.METADATA, {"topics": [topic]}))[topic]
@@ -124,6 +122,7 @@ class Consumer:
         return list(self._cursors)
 
     def _cursor(self, partition: TopicPartition) -> PartitionCursor:
+        self._check_open()
         cursor = self._cursors.get(TopicPartition(*partition))
         if cursor is None:
             raise InvalidRequestError(f"{partition[0]}-{partition[1]} is not assigned to this consumer")
@@ -168,13 +167,13 @@ class Consumer:
         """The offset of the next record that will be handed out."""
         cursor = self._cursor(partition)
         self._decide_positions([cursor])
-        if cursor.error is not None:
-            raise cursor.error
         taken = self._taken.get(cursor.key)
         if taken:
             return taken[-1].offset
-        assert cursor.position is not None
-        return cursor.position
+        if cursor.position is None:
+            assert cursor.error is not None
+            raise cursor.error
+        return cursor.position  # also where something is damaged: the next poll says so
 
     def _offsets(self, keys: Iterable[TopicPartition], at: str | int | dict[str, int]) -> dict[TopicPartition, int]:
         wanted = [{"topic": key[0], "partition": key[1], "at": at} for key in keys]
@@ -270,7 +269,7 @@ class Consumer:
         elif not self._away_since_ns:
             self._away_since_ns = now_ns
         elif now_ns - self._away_since_ns > UNREACHABLE_AFTER_NS:
-            raise NotReachableError(f"no appliance answers at {self.settings.bootstrap}")
+            raise NotReachableError(f"no appliance answers at {self.settings.bootstrap}{connection.met()}")
         if any(cursor.buffered or cursor.error is not None for cursor in cursors if not cursor.is_paused):
             return
         tick_ns = connection.next_tick_ns()
@@ -283,7 +282,6 @@ class Consumer:
 
     def _advance(self, deadline_ns: int | None) -> bool:
         """Until something can be handed out, or the time is up. Raises the error of a partition that has nothing left before it."""
-        self._check_open()
         if not self._cursors:
             raise InvalidRequestError("nothing is assigned: name topics at construction, or call assign()")
         while True:
@@ -328,6 +326,7 @@ class Consumer:
         limit = self.settings.max_poll_records if max_records is None else max_records
         if limit < 1:
             raise InvalidRequestError(f"max_records is {limit}; it must be at least 1")
+        self._check_open()
         result: list[Record] = []
         deadline_ns = self._now_ns() + timeout_ms * 1_000_000
         self._hand_out(result, limit)
@@ -379,6 +378,7 @@ class Consumer:
 
     def poll_arrow(self, timeout_ms: int = 0) -> list[TopicBatch]:
         """Whole batches that have come, columns untouched; waits for the first for at most `timeout_ms`. Raises what `poll` does."""
+        self._check_open()
         if self._taken:
             # poll() has decoded part of a batch: give the rest again as a batch.
             for key, records in self._taken.items():
