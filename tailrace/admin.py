@@ -29,6 +29,7 @@ from tailrace.topics import TopicInfo, topics_from_metadata
 
 DELAYS_PAGE = 1_000
 DELAYS_AT_ONCE = 2_000
+LEASES_AT_ONCE = 1_000
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -217,13 +218,17 @@ class Admin:
 
     def lease_offsets(self, lease: str, offsets: Mapping[TopicPartition, int], ttl_ms: int) -> None:
         """Ask that retention keeps everything from these offsets on for `ttl_ms` (0: give the lease back). Ask again before it ends to keep it longer.
-        Raises UnknownTopicError, OffsetOutOfRangeError when an offset is gone already.
+        A lease is durable when this returns. Raises UnknownTopicError, OffsetOutOfRangeError when an offset is gone already, InvalidRequestError when there
+        are too many leases.
         """
-        for key, offset in offsets.items():
-            request = {"lease": lease, "topic": key[0], "partition": key[1], "offset": offset, "ttl_ms": ttl_ms}
-            start = self._call(Api.LEASE_OFFSETS, request)["log_start_offset"]
-            if ttl_ms and start > offset:
-                raise OffsetOutOfRangeError(f"{key[0]}-{key[1]} begins at offset {start}, not {offset}")
+        items = list(offsets.items())
+        for start in range(0, len(items), LEASES_AT_ONCE):
+            piece = items[start : start + LEASES_AT_ONCE]
+            wanted = [{"topic": key[0], "partition": key[1], "offset": offset} for key, offset in piece]
+            answer = self._call(Api.LEASE_OFFSETS, {"lease": lease, "ttl_ms": ttl_ms, "partitions": wanted})
+            for (key, offset), begins_at in zip(piece, answer["log_start_offsets"], strict=True):
+                if ttl_ms and begins_at > offset:
+                    raise OffsetOutOfRangeError(f"{key[0]}-{key[1]} begins at offset {begins_at}, not {offset}")
 
     # ---- delayed records -------------------------------------------------------------------------------------------------------------
 

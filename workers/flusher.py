@@ -235,13 +235,15 @@ class Flusher:
             if message.kind == LaneKind.ASSIGN:
                 self._apply(Assignment.decode(message.payload), replay=bool(message.flags & REPLAY))
             elif message.kind == LaneKind.LEASE:
-                self._housekeeping.lease(message.slot, orjson.loads(message.payload), self._now_ns)
+                self._housekeeping.leases.tell(orjson.loads(message.payload), self._now_ns)
             elif message.kind == LaneKind.FOLLOW:
                 self._follow_worker(message.slot)
             elif message.kind == LaneKind.FED and message.correlation_id == self._generation:
                 self._fed = True
             self._feed.advance(message)
             self._feed.consume()
+            if message.kind == LaneKind.LEASE:
+                self._coordinator.ring()  # it answers when this is taken
             count += 1
         return count
 
@@ -266,6 +268,7 @@ class Flusher:
             self._logs.journaled.pop(log.key, None)
         if log is None:
             self._housekeeping.forget(assignment.slot)
+            self._housekeeping.leases.forget((assignment.topic_id, assignment.partition))
         else:
             self._housekeeping.begin(log, self._now_ns)
 
