@@ -18,9 +18,7 @@ from tailrace.connection import Connection
 from tailrace.delays import due_time_us, moment_us
 from tailrace.environment import REAL, Environment
 from tailrace.errors import InvalidRequestError, OffsetOutOfRangeError, TailraceError, error_for
-from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode, code_of
-from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES
 from tailrace.protocol.wire import Api
 from tailrace.records import TopicPartition
 from tailrace.recurrence import Recurrence
@@ -106,8 +104,7 @@ class Admin:
         self._connection.close()
 
     def _call(self, api: Api, request: dict[str, Any]) -> dict[str, Any]:
-        response = self._connection.call(api, [requests.encode_json(request)], self._timeout_ms, self._connect_timeout_ms)
-        return requests.decode_json(response.body[0], CLIENT_JSON_MAX_BYTES)
+        return self._connection.call_json(api, request, self._timeout_ms, self._connect_timeout_ms)
 
     def _change(self, api: Api, items: list[dict[str, Any]], validate_only: bool = False) -> list[dict[str, Any]]:
         """A change of topics. Raises the error of the first that failed; the others are done."""
@@ -165,7 +162,7 @@ class Admin:
 
     def topic_info(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         """Schemas, settings and partition counts. Raises UnknownTopicError."""
-        return topics_from_metadata(self._call(Api.METADATA, {"topics": list(names)}))
+        return topics_from_metadata(self._call(Api.METADATA, {"topics": list(names)}), *names)
 
     def describe_topics(self, names: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
         """Everything known of topics (None: of all): settings, schema, and per partition its offsets, bytes and state. Raises

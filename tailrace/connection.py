@@ -15,13 +15,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tailrace import live_clients
 from tailrace.checksum import Readable
 from tailrace.environment import REAL, ClientSocket, Environment
 from tailrace.errors import ClientClosedError, InvalidSettingError, NotReachableError, RequestTimeoutError, TailraceError, error_for
+from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.session import ClientSession, Response, State
+from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES, ClientSession, Response, State
 from tailrace.protocol.wire import Api, WireError
 
 logger = logging.getLogger("tailrace")
@@ -175,11 +177,11 @@ class Connection:
             return
         if self._socket is None:
             if now_ns >= self._reopen_at_ns:
-                self._open()
+                self._reopen()
         elif not self.is_ready:
             if now_ns - self._opened_ns >= HANDSHAKE_RETRY_NS:
                 self._close_socket()
-                self._open()
+                self._reopen()
         elif self._pending:
             if now_ns - self._heard_ns >= DEAD_AFTER_NS:
                 self._lose(ErrorCode.TIMED_OUT, "the appliance does not answer")
@@ -248,6 +250,16 @@ class Connection:
             else:
                 self._wait_unlocked(lock, wait_ns)
 
+    def call_json(
+        self, api: Api, request: dict[str, Any], timeout_ms: int, connect_timeout_ms: int | None = None, lock: threading.RLock | None = None
+    ) -> dict[str, Any]:
+        """`call` with JSON both ways. Raises what it does, and MalformedRequestError for an answer that is not JSON."""
+        response = self.call(api, [requests.encode_json(request)], timeout_ms, connect_timeout_ms, lock)
+        try:
+            return requests.decode_json(response.body[0] if response.body else b"", CLIENT_JSON_MAX_BYTES)
+        except WireError as error:
+            raise error_for(error.code, f"the answer to {api.name}: {error.detail}") from None
+
     def _wait_unlocked(self, lock: threading.RLock, wait_ns: int) -> None:
         lock.release()
         try:
@@ -266,6 +278,10 @@ class Connection:
         self.session = ClientSession(self._client_id)
         self._opened_ns = self._heard_ns = self._now_ns()
         self._socket.try_send(self.session.start())
+
+    def _reopen(self) -> None:
+        self._open()
+        self.process()  # ZeroMQ signals the first message only to one who has looked and found none: the handshake's answer would be seen a second late
 
     def _lose(self, code: ErrorCode, reason: str) -> None:
         """Give the socket up and tell every owner of a request."""

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from tailrace import arrow_batch
 from tailrace.admin import check_offsets_answer
+from tailrace.batch_header import BatchHeader
 from tailrace.connection import Connection
 from tailrace.environment import REAL, Environment
 from tailrace.errors import (
@@ -31,13 +32,13 @@ from tailrace.errors import (
     TailraceError,
 )
 from tailrace.fetcher import Fetcher, PartitionCursor, corrupt_error
-from tailrace.protocol import requests
-from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES
 from tailrace.protocol.wire import Api
 from tailrace.records import OffsetAndTimestamp, Record, TopicBatch, TopicPartition, to_timestamp_us
 from tailrace.settings import GROUPS_LATER, ConsumerSettings, build
 from tailrace.topics import TopicInfo, topics_from_metadata
 
+DECODED_RECORDS_MAX = 16_384
+"""So many rows of a batch are made Records at a time."""
 UNREACHABLE_AFTER_NS = 60_000_000_000
 """A poll without an end complains when the appliance has been away for this long."""
 
@@ -56,7 +57,9 @@ class Consumer:
         self._cursors: dict[TopicPartition, PartitionCursor] = {}
         self._turn = 0
         self._taken: dict[TopicPartition, list[Record]] = {}
-        """Records decoded but not yet handed out, last first."""
+        """Records decoded but not yet handed out, last first; none is empty."""
+        self._rest: dict[TopicPartition, tuple[BatchHeader, pa.RecordBatch, int]] = {}
+        """What follows those in their batch, still as columns: a Record takes a hundred times what a short row does. (header, rows, first offset)"""
         self._away_since_ns = 0
         self._closed = False
         self._counters = {"records_consumed": 0, "batches_consumed": 0, "bytes_consumed": 0}
@@ -80,8 +83,7 @@ class Consumer:
     # ---- topics ----------------------------------------------------------------------------------------------------------------------
 
     def _call(self, api: Api, request: dict[str, Any]) -> dict[str, Any]:
-        response = self._connection.call(api, [requests.encode_json(request)], self.settings.request_timeout_ms)
-        return requests.decode_json(response.body[0], CLIENT_JSON_MAX_BYTES)
+        return self._connection.call_json(api, request, self.settings.request_timeout_ms)
 
     def _check_open(self) -> None:
         """Raises ClientClosedError, also in a child of the process that made the consumer."""
@@ -91,7 +93,7 @@ class Consumer:
         self._check_open()
         info = self._infos.get(topic)
         if info is None:
-            info = self._infos[topic] = topics_from_metadata(self._call(Api.METADATA, {"topics": [topic]}))[topic]
+            info = self._infos[topic] = topics_from_metadata(self._call(Api.METADATA, {"topics": [topic]}), topic)[topic]
         return info
 
     def partitions_for(self, topic: str) -> list[int]:
@@ -113,6 +115,7 @@ class Consumer:
             cursors[key] = self._cursors.get(key) or PartitionCursor(key, info)
         self._cursors = cursors
         self._taken = {key: rows for key, rows in self._taken.items() if key in cursors}
+        self._rest = {key: rest for key, rest in self._rest.items() if key in cursors}
 
     def subscribe(self, *_arguments: Any, **_keywords: Any) -> None:
         """Not in this version."""
@@ -149,6 +152,7 @@ class Consumer:
         cursor = self._cursor(partition)
         cursor.seek(offset)
         self._taken.pop(cursor.key, None)
+        self._rest.pop(cursor.key, None)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Go on at the first offset (of all assigned partitions when none is named)."""
@@ -219,7 +223,7 @@ class Consumer:
             self._step(fetcher, [cursor], deadline_ns)
             if cursor.error is not None:
                 raise cursor.error
-            while (taken := cursor.take(trust=not self.settings.check_batches)) is not None:
+            while (taken := cursor.take(self.settings)) is not None:
                 header, rows, first_offset = taken
                 if (
                     arrow_batch.timestamp_type_of(header)
@@ -321,7 +325,8 @@ class Consumer:
     def poll(self, timeout_ms: int = 0, max_records: int | None = None) -> list[Record]:
         """Up to `max_records` records (default max_poll_records); waits for the first for at most `timeout_ms`. Empty when the time is up.
 
-        Raises CorruptBatchError, OffsetOutOfRangeError (auto_offset_reset="none"), NotReachableError, UnknownTopicError.
+        Raises CorruptBatchError, RecordTooLargeError (a batch that unpacks to more than `max_unpacked_batch_bytes`), OffsetOutOfRangeError
+        (auto_offset_reset="none"), NotReachableError, UnknownTopicError. The first two name the offsets; the position stays before them until `seek`.
         """
         limit = self.settings.max_poll_records if max_records is None else max_records
         if limit < 1:
@@ -347,19 +352,26 @@ class Consumer:
 
     def _take_records(self, cursor: PartitionCursor, *, swallow: bool) -> None:
         try:
-            taken = cursor.take(trust=not self.settings.check_batches)
+            taken = cursor.take(self.settings)
         except TailraceError as error:
             cursor.drop_buffered(error)
             if not swallow:  # what is good goes out first; the next poll meets this again
                 self._raise_or_reset(cursor)
             return
         if taken is not None:
-            header, rows, first_offset = taken
-            records = arrow_batch.to_records(cursor.key.topic, cursor.key.partition, first_offset, rows, header, cursor.info.typed)
-            records.reverse()
-            self._taken[cursor.key] = records
+            self._decode(cursor, *taken)
             self._counters["batches_consumed"] += 1
-            self._counters["bytes_consumed"] += header.batch_length
+            self._counters["bytes_consumed"] += taken[0].batch_length
+
+    def _decode(self, cursor: PartitionCursor, header: BatchHeader, rows: pa.RecordBatch, first_offset: int) -> None:
+        """Rows of a batch as records, as many as may be at a time."""
+        key = cursor.key
+        if rows.num_rows > DECODED_RECORDS_MAX:
+            self._rest[key] = header, rows.slice(DECODED_RECORDS_MAX), first_offset + DECODED_RECORDS_MAX
+            rows = rows.slice(0, DECODED_RECORDS_MAX)
+        records = arrow_batch.to_records(key.topic, key.partition, first_offset, rows, header, cursor.info.typed)
+        records.reverse()
+        self._taken[key] = records
 
     def _hand_out(self, result: list[Record], limit: int) -> bool:
         """Move decoded records into `result`; whether there were any."""
@@ -367,13 +379,15 @@ class Consumer:
         for key in list(self._taken):
             if self._cursors[key].is_paused:
                 continue
-            rows = self._taken[key]
-            count = min(limit - len(result), len(rows))
-            if count:
+            while len(result) < limit and key in self._taken:
+                rows = self._taken[key]
+                count = min(limit - len(result), len(rows))
                 result += rows[: -count - 1 : -1]
                 del rows[-count:]
-            if not rows:
-                del self._taken[key]
+                if not rows:
+                    del self._taken[key]
+                    if key in self._rest:
+                        self._decode(self._cursors[key], *self._rest.pop(key))
         return len(result) > before
 
     def poll_arrow(self, timeout_ms: int = 0) -> list[TopicBatch]:
@@ -384,6 +398,7 @@ class Consumer:
             for key, records in self._taken.items():
                 self._cursors[key].seek(records[-1].offset)
             self._taken.clear()
+            self._rest.clear()
         result: list[TopicBatch] = []
         if not self._advance(self._now_ns() + timeout_ms * 1_000_000):
             return result
@@ -392,7 +407,7 @@ class Consumer:
             if cursor is None:
                 break
             try:
-                taken = cursor.take(trust=not self.settings.check_batches)
+                taken = cursor.take(self.settings)
             except TailraceError as error:
                 cursor.drop_buffered(error)
                 if not result:

@@ -39,7 +39,6 @@ from tailrace.errors import (
     error_for,
 )
 from tailrace.partitioners import DefaultPartitioner
-from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
 from tailrace.records import to_timestamp_us
@@ -435,14 +434,13 @@ class Producer:
         with self._sender.lock:
             self._sender.check_usable()
             timeout_ms = self.settings.max_block_ms
-            body = [requests.encode_json({"topics": [topic]})]
+            wanted = {"topics": [topic]}
             try:
-                answer = self._sender.connection.call(Api.METADATA, body, timeout_ms, lock=self._sender.lock)
-                info = topics_from_metadata(requests.decode_json(answer.body[0]))[topic]
+                info = self._described(topic, wanted, timeout_ms)
             except UnknownTopicError:
                 if not self._sender.connection.session.auto_create_topics:
                     raise
-                info = self._create_topic(topic, schema_message, body, timeout_ms)
+                info = self._create_topic(topic, schema_message, wanted, timeout_ms)
             self._adopt(info)
             if info.settings["durability"] == "memory" and self.settings.acks == "all" and topic not in self._warned:
                 self._warned.add(topic)
@@ -451,23 +449,20 @@ class Producer:
                 warnings.warn(f"topic {topic!r} has durability=memory: acks='all' does not wait for the disk", RuntimeWarning, stacklevel=4)
             return info
 
-    def _create_topic(
-        self, topic: str, schema_message: Callable[[], bytes] | None, metadata_body: list[bytes], timeout_ms: int
-    ) -> TopicInfo:
+    def _create_topic(self, topic: str, schema_message: Callable[[], bytes] | None, wanted: dict[str, Any], timeout_ms: int) -> TopicInfo:
         """An appliance that allows it (an embedded one) makes the topic that is missing; a frame brings its schema."""
         from tailrace.admin import create_request
 
         request = create_request(topic, schema_message=schema_message() if schema_message else None)
-        answer = requests.decode_json(
-            self._sender.connection.call(
-                Api.CREATE_TOPICS, [requests.encode_json({"topics": [request]})], timeout_ms, lock=self._sender.lock
-            ).body[0]
-        )
+        answer = self._sender.connection.call_json(Api.CREATE_TOPICS, {"topics": [request]}, timeout_ms, lock=self._sender.lock)
         for result in answer["results"]:
             if result["code"] not in (ErrorCode.OK, ErrorCode.TOPIC_EXISTS):
                 raise error_for(ErrorCode(result["code"]), result.get("message", ""))
-        described = self._sender.connection.call(Api.METADATA, metadata_body, timeout_ms, lock=self._sender.lock)
-        return topics_from_metadata(requests.decode_json(described.body[0]))[topic]
+        return self._described(topic, wanted, timeout_ms)
+
+    def _described(self, topic: str, wanted: dict[str, Any], timeout_ms: int) -> TopicInfo:
+        connection = self._sender.connection
+        return topics_from_metadata(connection.call_json(Api.METADATA, wanted, timeout_ms, lock=self._sender.lock), topic)[topic]
 
     def _adopt(self, info: TopicInfo) -> None:
         """Use what is known of a topic now; queues of the same topic go on, those of a deleted one end with an error."""
