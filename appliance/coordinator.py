@@ -165,7 +165,10 @@ class Coordinator:
             ring_bytes=ring_bytes,
             lane_bytes=lane_bytes,
         )
-        self._leases = Leases(catalog.database, now_us, self._decisions.existing, self._flusher_of, self._table, self._respond)
+        self._leases: Leases[Outgoing] = Leases(
+            catalog.database, now_us, self._decisions.existing, self._flusher_of,
+            lambda out, slot, payload: out.queue.append((LaneKind.LEASE, slot, 0, 0, 0, payload)), self._table, self._respond,
+        )  # fmt: skip
         for topic in self._topics.values():
             self._give_workers(topic)
         self._connect_workers()
@@ -297,7 +300,7 @@ class Coordinator:
                     if self._concerns(out, assignment):
                         out.queue.append((LaneKind.ASSIGN, 0, REPLAY, 0, 0, assignment.encode()))
             if out.role is Role.FLUSHER:
-                out.queue.extend(self._leases.told_to(out, self._topics.values()))
+                self._leases.feed(out, self._topics.values())
             out.queue.append((LaneKind.FED, 0, 0, 0, wanted, b""))
             out.feeding = wanted
             count += 1

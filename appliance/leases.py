@@ -12,15 +12,13 @@ Crash: SQLite's own recovery. A lease that is on the disk and was not told is to
 from __future__ import annotations
 
 import sqlite3
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Generic, Protocol, TypeGuard, TypeVar
 
 import orjson
 
 from appliance.catalog import PartitionRow, Topic
-from shm.assignments import LaneKind
 from shm.lane import LaneWriter
 from shm.partition_table import PartitionTable
 from tailrace.errors import DiskFullError, InvalidRequestError, StorageError, TailraceError
@@ -41,29 +39,33 @@ CREATE TABLE IF NOT EXISTS leases (
 ) STRICT;
 """
 
-LaneMessage = tuple[int, int, int, int, int, bytes]
-
 
 class Way(Protocol):
-    """The way to a flusher (`appliance.coordinator.Outgoing`)."""
+    """The way to a flusher (`appliance.coordinator.Outgoing`): its lane, and what does not fit that yet."""
 
-    lane: LaneWriter
-    queue: deque[LaneMessage]
-    index: int
+    @property
+    def index(self) -> int: ...
+    @property
+    def lane(self) -> LaneWriter: ...
+    @property
+    def queue(self) -> Sized: ...
+
+
+AWay = TypeVar("AWay", bound=Way)
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _Waiting(Generic[AWay]):
     """A request whose leases are on the disk, and on their way to their flushers."""
 
     requester: Any
     rows: list[PartitionRow]
-    ways: list[Way]
+    ways: list[AWay]
     is_list: bool
     deadline_ns: int
 
 
-class Leases:
+class Leases(Generic[AWay]):
     """See the module's docstring."""
 
     def __init__(
@@ -71,18 +73,20 @@ class Leases:
         database: sqlite3.Connection,
         now_us: Callable[[], int],
         existing: Callable[[dict[str, Any]], Topic],
-        flusher_of: Callable[[PartitionRow], Way],
+        flusher_of: Callable[[PartitionRow], AWay],
+        put: Callable[[AWay, int, bytes], None],
         table_of: Callable[[PartitionRow], PartitionTable],
         respond: Callable[[Any, ErrorCode, dict[str, Any]], None],
     ) -> None:
-        """`existing`: the topic of {"name": ...}; raises UnknownTopicError."""
+        """`existing`: the topic of {"name": ...}; raises UnknownTopicError. `put`: send a LEASE message for a slot, with this payload, that way."""
         self._db = database
         self._now_us = now_us
         self._existing = existing
         self._flusher_of = flusher_of
+        self._put = put
         self._table_of = table_of
         self._respond = respond
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_Waiting[AWay]] = []
         database.executescript(_TABLE)
 
     @property
@@ -105,11 +109,11 @@ class Leases:
             raise TailraceError("too many leases wait for a flusher that does not take them; try again later", ErrorCode.NOT_READY)
         wanted = [self._checked(item) for item in items]
         self._keep(name, ttl_ms, wanted)
-        ways: dict[int, Way] = {}
+        ways: dict[int, AWay] = {}
         for topic, row, offset in wanted:
             way = self._flusher_of(row)
             ways[way.index] = way
-            way.queue.append(_message(topic.topic_id, row, name, offset, ttl_ms))
+            self._put(way, row.slot, _payload(topic.topic_id, row, name, offset, ttl_ms))
         rows = [row for _, row, _ in wanted]
         self._waiting.append(_Waiting(requester, rows, list(ways.values()), "partitions" in request, now_ns + ANSWER_TIMEOUT_NS))
 
@@ -164,8 +168,8 @@ class Leases:
 
     # ---- telling ---------------------------------------------------------------------------------------------------------------------
 
-    def told_to(self, out: Way, topics: Iterable[Topic]) -> Iterator[LaneMessage]:
-        """Every lease of the partitions that a flusher has, for one that was restarted."""
+    def feed(self, out: AWay, topics: Iterable[Topic]) -> None:
+        """Tell a flusher that was restarted every lease of its partitions."""
         rows = {
             (topic.topic_id, row.partition): row
             for topic in topics
@@ -179,7 +183,8 @@ class Leases:
             row = rows.get((topic_id, partition))
             if row is not None:
                 # A clock that was set back does not make a lease longer than it was asked for.
-                yield _message(topic_id, row, name, offset, min(ttl_ms, max(1, (ends_us - now_us) // 1000)))
+                left_ms = min(ttl_ms, max(1, (ends_us - now_us) // 1000))
+                self._put(out, row.slot, _payload(topic_id, row, name, offset, left_ms))
 
     def answer_taken(self, now_ns: int) -> int:
         """Answer what the flushers have taken. Only now does the log's start in the table tell whether it came in time."""
@@ -204,6 +209,5 @@ def _is_number(value: Any, largest: int) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= largest
 
 
-def _message(topic_id: bytes, row: PartitionRow, name: str, offset: int, ttl_ms: int) -> LaneMessage:
-    payload = {"topic_id": topic_id.hex(), "partition": row.partition, "lease": name, "offset": offset, "ttl_ms": ttl_ms}
-    return (LaneKind.LEASE, row.slot, 0, 0, 0, orjson.dumps(payload))
+def _payload(topic_id: bytes, row: PartitionRow, name: str, offset: int, ttl_ms: int) -> bytes:
+    return orjson.dumps({"topic_id": topic_id.hex(), "partition": row.partition, "lease": name, "offset": offset, "ttl_ms": ttl_ms})
