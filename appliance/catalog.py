@@ -92,6 +92,11 @@ class Catalog:
         if found != SCHEMA_VERSION:
             raise RuntimeError(f"{path} has catalog version {found}; this build reads {SCHEMA_VERSION}")
 
+    @property
+    def database(self) -> sqlite3.Connection:
+        """For what lies beside topics in the same database (`appliance.leases`)."""
+        return self._db
+
     def close(self) -> None:
         self._db.close()
 

@@ -25,6 +25,7 @@ import orjson
 from appliance import topic_settings
 from appliance.catalog import Catalog, CatalogFullError, MissingDirectoryError, PartitionRow, Topic
 from appliance.dedicated_workers import DedicatedWorkers
+from appliance.leases import Leases
 from appliance.ownership import directory_id
 from appliance.restart_policy import ExitCode
 from appliance.topic_decisions import TopicDecisions
@@ -49,7 +50,6 @@ from tailrace.protocol.wire import Api
 logger = logging.getLogger(__name__)
 
 CHANGE_TIMEOUT_NS = 30_000_000_000
-LEASE_MAX_MS = 86_400_000
 PENDING_RETRY_NS = 50_000_000
 _READERS = (Role.FRONT, Role.SCHEDULER)
 """Who may only know what is finished."""
@@ -165,6 +165,10 @@ class Coordinator:
             ring_bytes=ring_bytes,
             lane_bytes=lane_bytes,
         )
+        self._leases: Leases[Outgoing] = Leases(
+            catalog.database, now_us, self._decisions.existing, self._flusher_of,
+            lambda out, slot, payload: out.queue.append((LaneKind.LEASE, slot, 0, 0, 0, payload)), self._table, self._respond,
+        )  # fmt: skip
         for topic in self._topics.values():
             self._give_workers(topic)
         self._connect_workers()
@@ -182,7 +186,7 @@ class Coordinator:
                 lane.advance(message)
                 lane.consume()
                 work += 1
-        work += self._finish_changes()
+        work += self._finish_changes() + self._leases.answer_taken(now_ns)
         return work + self._send()
 
     def has_more(self) -> bool:
@@ -190,7 +194,11 @@ class Coordinator:
 
     def next_deadline_ns(self) -> int | None:
         # A lane that is full, or a table that is about to change: whoever moves it rings, but look again in any case.
-        return self._now_ns + PENDING_RETRY_NS if self._changes or any(out.queue for out in self._outgoing) else None
+        return (
+            self._now_ns + PENDING_RETRY_NS
+            if self._changes or self._leases.is_waiting or any(out.queue for out in self._outgoing)
+            else None
+        )
 
     def begin_stop(self) -> None:
         """Nothing to finish: undecided requests time out at their clients."""
@@ -202,6 +210,9 @@ class Coordinator:
 
     def _table(self, row: PartitionRow) -> PartitionTable:
         return self._tables[self._dir_index[row.data_dir]]
+
+    def _flusher_of(self, row: PartitionRow) -> Outgoing:
+        return next(o for o in self._outgoing if o.role is Role.FLUSHER and o.index == self._dir_index[row.data_dir])
 
     def _worker_of(self, topic: Topic, row: PartitionRow) -> int:
         if topic.delay_of:  # the same worker has both
@@ -288,6 +299,8 @@ class Coordinator:
                 for assignment in self._assignments(topic):
                     if self._concerns(out, assignment):
                         out.queue.append((LaneKind.ASSIGN, 0, REPLAY, 0, 0, assignment.encode()))
+            if out.role is Role.FLUSHER:
+                self._leases.feed(out, self._topics.values())
             out.queue.append((LaneKind.FED, 0, 0, 0, wanted, b""))
             out.feeding = wanted
             count += 1
@@ -342,7 +355,7 @@ class Coordinator:
             elif api == Api.DESCRIBE_CLUSTER:
                 self._respond(requester, ErrorCode.OK, self._describe_cluster())
             elif api == Api.LEASE_OFFSETS:
-                self._lease(requester, request)
+                self._leases.take(requester, request, self._now_ns)
             elif api in (Api.CREATE_TOPICS, Api.DELETE_TOPICS, Api.ALTER_TOPICS, Api.DELETE_RECORDS):
                 self._change_topics(requester, Api(api), request)
             else:
@@ -392,23 +405,6 @@ class Coordinator:
                 result.update(code=int(ErrorCode.INVALID_SETTING), message=str(error))
             results.append(result)
         self._changes.append(Change(requester, topics, results, self._now_ns + CHANGE_TIMEOUT_NS))
-
-    def _lease(self, requester: Requester, request: dict[str, Any]) -> None:
-        """A reader asks for everything from an offset on to be kept from retention for a while; told to the flusher, answered at once."""
-        name, offset, ttl_ms, number = request.get("lease"), request.get("offset"), request.get("ttl_ms"), request.get("partition")
-        topic = self._decisions.existing({"name": request.get("topic")})
-        row = next((row for row in topic.partitions if row.partition == number), None)
-        if row is None:
-            raise InvalidRequestError(f"topic {topic.name!r} has no partition {number!r}")
-        if not isinstance(name, str) or not 0 < len(name) <= 100 or not isinstance(offset, int) or offset < 0:
-            raise InvalidRequestError("a lease needs a name of 1 to 100 characters and an offset")
-        if not isinstance(ttl_ms, int) or not 0 <= ttl_ms <= LEASE_MAX_MS:
-            raise InvalidRequestError(f"ttl_ms is {ttl_ms!r}; it takes 0 to {LEASE_MAX_MS}")
-        payload = orjson.dumps({"lease": name, "offset": offset, "ttl_ms": ttl_ms})
-        for out in self._outgoing:
-            if out.role is Role.FLUSHER and out.index == self._dir_index[row.data_dir]:
-                out.queue.append((LaneKind.LEASE, row.slot, 0, 0, 0, payload))
-        self._respond(requester, ErrorCode.OK, {"log_start_offset": self._table(row).read(row.slot).log_start_offset})
 
     # ---- carrying out ----------------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ class LaneKind(IntEnum):
     FED = 2
     """The whole catalog was sent to the process generation in `correlation_id`."""
     LEASE = 5
-    """Coordinator to flusher; payload JSON: what a reader wants kept, and for how long."""
+    """Coordinator to flusher; payload JSON: topic_id (hexadecimal), partition, lease, offset, ttl_ms: what a reader wants kept, and for how long."""
     FOLLOW = 6
     """Coordinator to flusher: the dedicated worker of number `slot` has a ring now."""
     REQUEST = 3

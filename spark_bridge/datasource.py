@@ -77,4 +77,6 @@ class TopicReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, TopicRange)
         r = partition.offsets
-        return read_range(self._options.bootstrap, r.topic, r.partition, r.start, r.end, r.typed, self._columns, r.lease)
+        return read_range(
+            self._options.bootstrap, r.topic, r.partition, r.start, r.end, r.typed, self._columns, r.lease, self._options.max_unpacked_batch_bytes
+        )  # fmt: skip

@@ -2,7 +2,7 @@
 passed in.
 
 Options are Kafka's (all strings, case-insensitive): subscribe | assign; startingOffsets, endingOffsets ("earliest", "latest" or JSON
-{"topic": {"0": 23, "1": -2}}, where -2 is earliest and -1 latest); includeHeaders.
+{"topic": {"0": 23, "1": -2}}, where -2 is earliest and -1 latest); includeHeaders. One is Tailrace's: maxUnpackedBatchBytes, the consumer's setting.
 Invariants: one task per topic partition range; ranges are fixed when the plan is made, so that a retried task reads the same rows.
 """
 
@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from tailrace.admin import Admin, check_offsets_answer
 from tailrace.errors import InvalidSettingError, OffsetOutOfRangeError, SchemaMismatchError
 from tailrace.records import TopicPartition
-from tailrace.settings import DEFAULT_BOOTSTRAP
+from tailrace.settings import DEFAULT_BOOTSTRAP, ConsumerSettings, build
 from tailrace.topics import TopicInfo
 
 EARLIEST = -2
 LATEST = -1
 LEASE_MS = 600_000
 LEASE_ATTEMPTS = 3
-KNOWN_OPTIONS = ("bootstrap", "subscribe", "assign", "startingoffsets", "endingoffsets", "includeheaders", "path")
+KNOWN_OPTIONS = ("bootstrap", "subscribe", "assign", "startingoffsets", "endingoffsets", "includeheaders", "maxunpackedbatchbytes", "path")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class ReadOptions:
     starting: str | dict[TopicPartition, int]
     ending: str | dict[TopicPartition, int]
     include_headers: bool
+    max_unpacked_batch_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
     for name in options:
         if name not in KNOWN_OPTIONS and name != "kafka.bootstrap.servers":
             raise InvalidSettingError(
-                f"unknown option {name!r} of the tailrace data source; known are bootstrap, subscribe, assign, startingOffsets, endingOffsets, includeHeaders"
+                f"unknown option {name!r} of the tailrace data source; known are bootstrap, subscribe, assign, startingOffsets, endingOffsets, includeHeaders, "
+                "maxUnpackedBatchBytes"
             )
     subscribe = options.get("subscribe", options.get("path"))
     assign = options.get("assign")
@@ -77,6 +79,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         _offsets_option("startingOffsets", options.get("startingoffsets", "earliest")),
         _offsets_option("endingOffsets", options.get("endingoffsets", "latest")),
         options.get("includeheaders", "false").lower() == "true",
+        _bytes_option("maxUnpackedBatchBytes", options.get("maxunpackedbatchbytes")),
     )
 
 
@@ -103,6 +106,14 @@ def _offsets_option(name: str, text: str) -> str | dict[TopicPartition, int]:
         raise InvalidSettingError(
             f'option {name} is {text!r}; it takes "earliest", "latest" or JSON such as {{"topic": {{"0": 23, "1": -2}}}}'
         ) from None
+
+
+def _bytes_option(name: str, text: str | None) -> int:
+    try:
+        wanted = {} if text is None else {"max_unpacked_batch_bytes": int(text)}
+    except ValueError:
+        raise InvalidSettingError(f"option {name} is {text!r}; it takes a number of bytes") from None
+    return build(ConsumerSettings, wanted).max_unpacked_batch_bytes
 
 
 def load_topics(admin: Admin, options: ReadOptions) -> dict[str, TopicInfo]:

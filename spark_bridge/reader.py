@@ -16,6 +16,7 @@ from tailrace.admin import Admin
 from tailrace.consumer import Consumer
 from tailrace.errors import TailraceError
 from tailrace.records import TopicBatch, TopicPartition
+from tailrace.settings import ConsumerSettings
 
 HEADER_SPARK_TYPE = pa.list_(pa.struct([pa.field("key", pa.utf8()), pa.field("value", pa.binary())]))
 POLL_MS = 5_000
@@ -40,7 +41,15 @@ def kafka_schema(include_headers: bool) -> pa.Schema:
 
 
 def read_range(
-    bootstrap: str, topic: str, partition: int, start: int, end: int, typed: bool, columns: list[str], lease: str = ""
+    bootstrap: str,
+    topic: str,
+    partition: int,
+    start: int,
+    end: int,
+    typed: bool,
+    columns: list[str],
+    lease: str = "",
+    max_unpacked_batch_bytes: int = ConsumerSettings().max_unpacked_batch_bytes,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of offsets `start` to `end - 1`, the columns named, in that order; `lease` is kept up while they are read. Raises TailraceError."""
     key = TopicPartition(topic, partition)
@@ -49,7 +58,9 @@ def read_range(
     stalled = 0
     if start >= end:
         return
-    with Consumer(bootstrap=bootstrap, auto_offset_reset="none", client_id="spark") as consumer:
+    with Consumer(
+        bootstrap=bootstrap, auto_offset_reset="none", client_id="spark", max_unpacked_batch_bytes=max_unpacked_batch_bytes
+    ) as consumer:
         consumer.assign([key])
         consumer.seek(key, start)
         while position < end:

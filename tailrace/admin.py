@@ -18,9 +18,7 @@ from tailrace.connection import Connection
 from tailrace.delays import due_time_us, moment_us
 from tailrace.environment import REAL, Environment
 from tailrace.errors import InvalidRequestError, OffsetOutOfRangeError, TailraceError, error_for
-from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode, code_of
-from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES
 from tailrace.protocol.wire import Api
 from tailrace.records import TopicPartition
 from tailrace.recurrence import Recurrence
@@ -29,6 +27,7 @@ from tailrace.topics import TopicInfo, topics_from_metadata
 
 DELAYS_PAGE = 1_000
 DELAYS_AT_ONCE = 2_000
+LEASES_AT_ONCE = 1_000
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -93,7 +92,7 @@ class Admin:
         """`connect_timeout_ms`: how long to try an appliance that does not answer at all; None: as long as a request may take."""
         self._timeout_ms = request_timeout_ms
         self._connect_timeout_ms = connect_timeout_ms
-        self._connection = Connection(bootstrap, client_id, environment)
+        self._connection = Connection(bootstrap, client_id, environment, "admin client")
 
     def __enter__(self) -> Admin:
         return self
@@ -105,8 +104,7 @@ class Admin:
         self._connection.close()
 
     def _call(self, api: Api, request: dict[str, Any]) -> dict[str, Any]:
-        response = self._connection.call(api, [requests.encode_json(request)], self._timeout_ms, self._connect_timeout_ms)
-        return requests.decode_json(response.body[0], CLIENT_JSON_MAX_BYTES)
+        return self._connection.call_json(api, request, self._timeout_ms, self._connect_timeout_ms)
 
     def _change(self, api: Api, items: list[dict[str, Any]], validate_only: bool = False) -> list[dict[str, Any]]:
         """A change of topics. Raises the error of the first that failed; the others are done."""
@@ -164,7 +162,7 @@ class Admin:
 
     def topic_info(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         """Schemas, settings and partition counts. Raises UnknownTopicError."""
-        return topics_from_metadata(self._call(Api.METADATA, {"topics": list(names)}))
+        return topics_from_metadata(self._call(Api.METADATA, {"topics": list(names)}), *names)
 
     def describe_topics(self, names: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
         """Everything known of topics (None: of all): settings, schema, and per partition its offsets, bytes and state. Raises
@@ -217,13 +215,17 @@ class Admin:
 
     def lease_offsets(self, lease: str, offsets: Mapping[TopicPartition, int], ttl_ms: int) -> None:
         """Ask that retention keeps everything from these offsets on for `ttl_ms` (0: give the lease back). Ask again before it ends to keep it longer.
-        Raises UnknownTopicError, OffsetOutOfRangeError when an offset is gone already.
+        A lease is durable when this returns. Raises UnknownTopicError, OffsetOutOfRangeError when an offset is gone already, InvalidRequestError when there
+        are too many leases.
         """
-        for key, offset in offsets.items():
-            request = {"lease": lease, "topic": key[0], "partition": key[1], "offset": offset, "ttl_ms": ttl_ms}
-            start = self._call(Api.LEASE_OFFSETS, request)["log_start_offset"]
-            if ttl_ms and start > offset:
-                raise OffsetOutOfRangeError(f"{key[0]}-{key[1]} begins at offset {start}, not {offset}")
+        items = list(offsets.items())
+        for start in range(0, len(items), LEASES_AT_ONCE):
+            piece = items[start : start + LEASES_AT_ONCE]
+            wanted = [{"topic": key[0], "partition": key[1], "offset": offset} for key, offset in piece]
+            answer = self._call(Api.LEASE_OFFSETS, {"lease": lease, "ttl_ms": ttl_ms, "partitions": wanted})
+            for (key, offset), begins_at in zip(piece, answer["log_start_offsets"], strict=True):
+                if ttl_ms and begins_at > offset:
+                    raise OffsetOutOfRangeError(f"{key[0]}-{key[1]} begins at offset {begins_at}, not {offset}")
 
     # ---- delayed records -------------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 A batch is encoded once, by the producer, and decoded once, by whoever reads it; nobody between looks inside.
 Invariants: `decode(encode(rows)) == rows`; a decoded batch has passed form, both checksums and, unless told to trust, Arrow's full
-validation.
+validation. What a batch may unpack to is looked at before anything of it is unpacked, also when told to trust.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from tailrace.batch_header import (
     verify_batch,
 )
 from tailrace.checksum import Readable
-from tailrace.errors import CorruptBatchError, InvalidRecordError, UnsupportedBatchError
+from tailrace.errors import CorruptBatchError, InvalidRecordError, RecordTooLargeError, UnsupportedBatchError
 from tailrace.records import CREATE_TIME, LOG_APPEND_TIME, Record
 from tailrace.schema import DEFAULT_SCHEMA, HEADER_TYPE
+from tailrace.structure import ROWS_FREE, UNPACKED_MAX_BYTES, UnsafeBatchError, unpacked_bytes
 
 Headers = Sequence[tuple[str, bytes]] | None
 _TIMESTAMP = pa.timestamp("us", "UTC")
@@ -120,21 +121,39 @@ def with_header(
     return insert_header(message, header, seed)
 
 
-def decode(data: memoryview, schema: pa.Schema, seed: int, *, trust: bool = False) -> tuple[BatchHeader, pa.RecordBatch]:
-    """One whole batch, proven. The arrays refer to `data`, which must stay as it is. Raises CorruptBatchError, UnsupportedBatchError."""
+def decode(
+    data: memoryview, schema: pa.Schema, seed: int, *, trust: bool = False, unpacked_max_bytes: int = UNPACKED_MAX_BYTES
+) -> tuple[BatchHeader, pa.RecordBatch]:
+    """One whole batch, proven. The arrays refer to `data`, which must stay as it is. Raises CorruptBatchError, UnsupportedBatchError, RecordTooLargeError."""
     try:
         header = verify_batch(data, seed)
     except BatchChecksumError as error:
         raise CorruptBatchError(error.reason) from None
     except BatchFormatError as error:
         raise UnsupportedBatchError(error.reason) from None
+    # What is not compressed (the appliance has held that bit against the bytes) is as large as it is, if its rows have bytes: no time for most batches.
+    if header.attributes & ATTRIBUTE_COMPRESSED or header.record_count > ROWS_FREE:
+        check_unpacked(data, header, unpacked_max_bytes)
     try:
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), schema)
         if not trust:
             batch.validate(full=True)
-    except (pa.ArrowInvalid, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptBatchError(f"batch at offset {header.base_offset} contradicts itself: {error}") from None
     return header, batch
+
+
+def check_unpacked(data: memoryview, header: BatchHeader, max_bytes: int) -> None:
+    """Look at what a batch (form and checksums proven) would take once it is unpacked. Raises RecordTooLargeError, CorruptBatchError."""
+    try:
+        size = unpacked_bytes(data, header)
+    except UnsafeBatchError as error:
+        raise CorruptBatchError(f"batch at offset {header.base_offset} contradicts itself: {error}") from None
+    rows_max = min(ROWS_FREE + 8 * size, max(ROWS_FREE, max_bytes // 8))
+    if size > max_bytes or header.record_count > rows_max:
+        raise RecordTooLargeError(
+            f"{len(data)} bytes unpack to {size} bytes and {header.record_count} rows; at most {max_bytes} bytes, and a row for 8 of them, are taken"
+        )
 
 
 def timestamp_type_of(header: BatchHeader) -> int:

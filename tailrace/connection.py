@@ -4,19 +4,29 @@ There is no thread here and nothing blocks: `process()` takes in what has come, 
 replays some messages and loses others (tried: 65 of 400), so when the front shows another generation, does not know us, or stays silent, the socket
 is closed (linger 0) and another opened; every request that was under way is told `None`, and its owner sends it again, in order.
 
+What an answer's bytes can cause ends the connection, never its user: an answer that does not parse is told as None, with a line in the log.
+
 Owner: its user's lock: no method may be called by two threads at a time.
+Invariants: closed, or in a child of the process that made it, it uses no socket again, and says why.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from tailrace import live_clients
 from tailrace.checksum import Readable
 from tailrace.environment import REAL, ClientSocket, Environment
-from tailrace.errors import InvalidSettingError, NotReachableError, RequestTimeoutError, TailraceError, error_for
+from tailrace.errors import ClientClosedError, InvalidSettingError, NotReachableError, RequestTimeoutError, TailraceError, error_for
+from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.session import ClientSession, Response, State
+from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES, ClientSession, Response, State
 from tailrace.protocol.wire import Api, WireError
+
+logger = logging.getLogger("tailrace")
 
 PING_AFTER_NS = 250_000_000
 """Silence while something is under way, after which the front is asked whether it still knows us."""
@@ -26,6 +36,8 @@ HANDSHAKE_RETRY_NS = 1_000_000_000
 REOPEN_FIRST_NS = 20_000_000
 REOPEN_MAX_NS = 1_000_000_000
 COPY_BELOW_BYTES = 64 << 10
+SHARED_WAIT_NS = 20_000_000
+"""How long `call` sleeps at a time while others may use the connection: the answer may come to them."""
 
 OnResponse = Callable[[Response | None], None]
 """Called with the answer, or with None when the connection was lost before one came."""
@@ -43,8 +55,12 @@ def check_bootstrap(address: str) -> str:
 class Connection:
     """See the module's docstring. Call `process` often, and `tick` when `next_tick_ns` has come."""
 
-    def __init__(self, address: str, client_id: str, environment: Environment = REAL) -> None:
+    def __init__(self, address: str, client_id: str, environment: Environment = REAL, owner: str = "client") -> None:
+        """`owner`: what it is a part of, for sentences."""
         self._address = check_bootstrap(address)
+        self._owner = owner
+        self._refusal: ClientClosedError | None = None
+        """Why it is not used any more."""
         self._client_id = client_id
         self._environment = environment
         self._now_ns = environment.monotonic_ns
@@ -58,13 +74,21 @@ class Connection:
         self._failures = 0
         self.fatal: TailraceError | None = None
         """A refusal that no retry mends (no common protocol version)."""
+        self._oddity = ""
+        """What was met at the address that is not an appliance."""
         self._open()
+        live_clients.add(self)
 
     # ---- state -----------------------------------------------------------------------------------------------------------------------
 
     @property
     def is_ready(self) -> bool:
         return self.session.state is State.READY
+
+    def check_usable(self) -> None:
+        """Raise ClientClosedError when it is closed, or was made before a fork."""
+        if self._refusal is not None:
+            raise self._refusal
 
     def fileno(self) -> int:
         """The descriptor to poll: readable when something *may* have come; -1 while there is no socket."""
@@ -76,7 +100,7 @@ class Connection:
         """Send a request; False while the connection is not ready. None: no answer is expected. Raises TailraceError when the appliance
         does not know the API.
         """
-        if not self.is_ready or self._socket is None:
+        if self._socket is None or not self.is_ready:
             return False
         try:
             correlation_id, frames = self.session.request(api, body)
@@ -105,19 +129,37 @@ class Connection:
             was_ready = self.is_ready
             try:
                 response = self.session.receive(frames)
-            except WireError as error:
-                self._lose(ErrorCode.MALFORMED_REQUEST, error.detail)
+            except Exception as error:
+                self._meet_oddity(error)
                 break
             if self.session.state is State.LOST:
                 self._lose(self.session.lost_code, self.session.lost_reason)
                 break
             if self.is_ready and not was_ready:
                 self._failures = 0
+                self._oddity = ""
             if response is not None:
                 on_response = self._pending.pop(response.correlation_id, None)
-                if on_response is not None:
-                    on_response(response)
+                if on_response is not None and not self._take(on_response, response):
+                    break
         return count
+
+    def _take(self, on_response: OnResponse, response: Response) -> bool:
+        """Give an answer to its owner; False: its owner could make nothing of it, and the connection is lost."""
+        try:
+            on_response(response)
+        except Exception as error:
+            on_response(None)
+            self._meet_oddity(error)
+            return False
+        return True
+
+    def _meet_oddity(self, error: Exception) -> None:
+        """What came is not of this protocol, or contradicts itself."""
+        self._oddity = f"{type(error).__name__}: {error}" if not isinstance(error, WireError) else error.detail
+        if not isinstance(error, WireError):
+            logger.error("answer_not_understood address=%s", self._address, exc_info=error)
+        self._lose(ErrorCode.MALFORMED_REQUEST, self._oddity)
 
     # ---- time ------------------------------------------------------------------------------------------------------------------------
 
@@ -131,15 +173,15 @@ class Connection:
 
     def tick(self, now_ns: int) -> None:
         """Reopen, repeat the handshake, ping, or give up on a silent front."""
-        if self.fatal is not None:
+        if self.fatal is not None or self._refusal is not None:
             return
         if self._socket is None:
             if now_ns >= self._reopen_at_ns:
-                self._open()
+                self._reopen()
         elif not self.is_ready:
             if now_ns - self._opened_ns >= HANDSHAKE_RETRY_NS:
                 self._close_socket()
-                self._open()
+                self._reopen()
         elif self._pending:
             if now_ns - self._heard_ns >= DEAD_AFTER_NS:
                 self._lose(ErrorCode.TIMED_OUT, "the appliance does not answer")
@@ -156,12 +198,21 @@ class Connection:
         """
         self._environment.sleep_on((self.fileno(), wake_fd), timeout_ns)
 
-    def call(self, api: Api, body: Sequence[Readable], timeout_ms: int, connect_timeout_ms: int | None = None) -> Response:
-        """Send a request and wait for its answer, driving the connection; repeats it when the connection is lost.
+    def call(
+        self,
+        api: Api,
+        body: Sequence[Readable],
+        timeout_ms: int,
+        connect_timeout_ms: int | None = None,
+        lock: threading.RLock | None = None,
+    ) -> Response:
+        """Send a request and wait for its answer, driving the connection; repeats it when the connection is lost. `lock`: the owner's, held once; others
+        may have it, and close the connection, while this sleeps.
 
-        Raises NotReachableError when no connection came about within `connect_timeout_ms` (None: `timeout_ms`), RequestTimeoutError, or
+        Raises NotReachableError when no connection came about within `connect_timeout_ms` (None: `timeout_ms`), RequestTimeoutError, ClientClosedError, or
         what the answer says.
         """
+        self.check_usable()
         start_ns = self._now_ns()
         deadline_ns = start_ns + timeout_ms * 1_000_000
         connect_by_ns = deadline_ns if connect_timeout_ms is None else min(deadline_ns, start_ns + connect_timeout_ms * 1_000_000)
@@ -169,6 +220,7 @@ class Connection:
         sent = False
         was_ready = False
         while True:
+            self.check_usable()
             self.process()
             if answers:
                 answer = answers.pop()
@@ -186,13 +238,38 @@ class Connection:
                     continue
             now_ns = self._now_ns()
             if now_ns >= deadline_ns and was_ready:
-                raise RequestTimeoutError(f"{api.name} got no answer within {timeout_ms} ms")
+                raise RequestTimeoutError(f"{api.name} got no answer within {timeout_ms} ms{self.met()}")
             if now_ns >= connect_by_ns and not was_ready:
-                raise NotReachableError(f"no appliance answers at {self._address}")
+                raise NotReachableError(f"no appliance answers at {self._address}{self.met()}")
             self.tick(now_ns)
             tick_ns = self.next_tick_ns()
             until_ns = deadline_ns if was_ready else connect_by_ns
-            self.wait(min(until_ns, tick_ns if tick_ns is not None else until_ns) - now_ns)
+            wait_ns = min(until_ns, tick_ns if tick_ns is not None else until_ns) - now_ns
+            if lock is None:
+                self.wait(wait_ns)
+            else:
+                self._wait_unlocked(lock, wait_ns)
+
+    def call_json(
+        self, api: Api, request: dict[str, Any], timeout_ms: int, connect_timeout_ms: int | None = None, lock: threading.RLock | None = None
+    ) -> dict[str, Any]:
+        """`call` with JSON both ways. Raises what it does, and MalformedRequestError for an answer that is not JSON."""
+        response = self.call(api, [requests.encode_json(request)], timeout_ms, connect_timeout_ms, lock)
+        try:
+            return requests.decode_json(response.body[0] if response.body else b"", CLIENT_JSON_MAX_BYTES)
+        except WireError as error:
+            raise error_for(error.code, f"the answer to {api.name}: {error.detail}") from None
+
+    def _wait_unlocked(self, lock: threading.RLock, wait_ns: int) -> None:
+        lock.release()
+        try:
+            self.wait(min(wait_ns, SHARED_WAIT_NS))
+        finally:
+            lock.acquire()
+
+    def met(self) -> str:
+        """For a sentence: what was found at the address instead of an appliance, if that is known."""
+        return f"; what was met there does not speak Tailrace's protocol ({self._oddity[:200]})" if self._oddity else ""
 
     # ---- opening and closing -----------------------------------------------------------------------------------------------------------
 
@@ -201,6 +278,10 @@ class Connection:
         self.session = ClientSession(self._client_id)
         self._opened_ns = self._heard_ns = self._now_ns()
         self._socket.try_send(self.session.start())
+
+    def _reopen(self) -> None:
+        self._open()
+        self.process()  # ZeroMQ signals the first message only to one who has looked and found none: the handshake's answer would be seen a second late
 
     def _lose(self, code: ErrorCode, reason: str) -> None:
         """Give the socket up and tell every owner of a request."""
@@ -221,5 +302,14 @@ class Connection:
 
     def close(self) -> None:
         """End the connection; nobody is told, and what is queued is not sent."""
+        if self._refusal is None:
+            self._refusal = ClientClosedError(f"the {self._owner} is closed")
         self._pending.clear()
         self._close_socket()
+
+    def after_fork(self) -> None:
+        """In a child: the socket is the parent's, and stays as it is."""
+        self._refusal = live_clients.forked_error(self._owner)
+        live_clients.keep_for_parent((self._socket, self._pending))
+        self._socket = None
+        self._pending = {}

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from tailrace import arrow_batch
 from tailrace.admin import check_offsets_answer
+from tailrace.batch_header import BatchHeader
 from tailrace.connection import Connection
 from tailrace.environment import REAL, Environment
 from tailrace.errors import (
@@ -29,17 +30,15 @@ from tailrace.errors import (
     OffsetOutOfRangeError,
     PartitionOutOfRangeError,
     TailraceError,
-    error_for,
 )
 from tailrace.fetcher import Fetcher, PartitionCursor, corrupt_error
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES
 from tailrace.protocol.wire import Api
 from tailrace.records import OffsetAndTimestamp, Record, TopicBatch, TopicPartition, to_timestamp_us
 from tailrace.settings import GROUPS_LATER, ConsumerSettings, build
 from tailrace.topics import TopicInfo, topics_from_metadata
 
+DECODED_RECORDS_MAX = 16_384
+"""So many rows of a batch are made Records at a time."""
 UNREACHABLE_AFTER_NS = 60_000_000_000
 """A poll without an end complains when the appliance has been away for this long."""
 
@@ -51,14 +50,16 @@ class Consumer:
         if bootstrap is not None:
             settings["bootstrap"] = bootstrap
         self.settings = build(ConsumerSettings, settings)
-        self._connection = Connection(self.settings.bootstrap, self.settings.client_id, environment)
+        self._connection = Connection(self.settings.bootstrap, self.settings.client_id, environment, "consumer")
         self._now_ns = environment.monotonic_ns
         self._fetcher = Fetcher(self._connection, self.settings, self._now_ns)
         self._infos: dict[str, TopicInfo] = {}
         self._cursors: dict[TopicPartition, PartitionCursor] = {}
         self._turn = 0
         self._taken: dict[TopicPartition, list[Record]] = {}
-        """Records decoded but not yet handed out, last first."""
+        """Records decoded but not yet handed out, last first; none is empty."""
+        self._rest: dict[TopicPartition, tuple[BatchHeader, pa.RecordBatch, int]] = {}
+        """What follows those in their batch, still as columns: a Record takes a hundred times what a short row does. (header, rows, first offset)"""
         self._away_since_ns = 0
         self._closed = False
         self._counters = {"records_consumed": 0, "batches_consumed": 0, "bytes_consumed": 0}
@@ -82,18 +83,17 @@ class Consumer:
     # ---- topics ----------------------------------------------------------------------------------------------------------------------
 
     def _call(self, api: Api, request: dict[str, Any]) -> dict[str, Any]:
-        self._check_open()
-        response = self._connection.call(api, [requests.encode_json(request)], self.settings.request_timeout_ms)
-        return requests.decode_json(response.body[0], CLIENT_JSON_MAX_BYTES)
+        return self._connection.call_json(api, request, self.settings.request_timeout_ms)
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise error_for(ErrorCode.CLIENT_CLOSED, "the consumer is closed")
+        """Raises ClientClosedError, also in a child of the process that made the consumer."""
+        self._connection.check_usable()
 
     def _info(self, topic: str) -> TopicInfo:
+        self._check_open()
         info = self._infos.get(topic)
         if info is None:
-            info = self._infos[topic] = topics_from_metadata(self._call(Api.METADATA, {"topics": [topic]}))[topic]
+            info = self._infos[topic] = topics_from_metadata(self._call(Api.METADATA, {"topics": [topic]}), topic)[topic]
         return info
 
     def partitions_for(self, topic: str) -> list[int]:
@@ -115,6 +115,7 @@ class Consumer:
             cursors[key] = self._cursors.get(key) or PartitionCursor(key, info)
         self._cursors = cursors
         self._taken = {key: rows for key, rows in self._taken.items() if key in cursors}
+        self._rest = {key: rest for key, rest in self._rest.items() if key in cursors}
 
     def subscribe(self, *_arguments: Any, **_keywords: Any) -> None:
         """Not in this version."""
@@ -124,6 +125,7 @@ class Consumer:
         return list(self._cursors)
 
     def _cursor(self, partition: TopicPartition) -> PartitionCursor:
+        self._check_open()
         cursor = self._cursors.get(TopicPartition(*partition))
         if cursor is None:
             raise InvalidRequestError(f"{partition[0]}-{partition[1]} is not assigned to this consumer")
@@ -150,6 +152,7 @@ class Consumer:
         cursor = self._cursor(partition)
         cursor.seek(offset)
         self._taken.pop(cursor.key, None)
+        self._rest.pop(cursor.key, None)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Go on at the first offset (of all assigned partitions when none is named)."""
@@ -168,13 +171,13 @@ class Consumer:
         """The offset of the next record that will be handed out."""
         cursor = self._cursor(partition)
         self._decide_positions([cursor])
-        if cursor.error is not None:
-            raise cursor.error
         taken = self._taken.get(cursor.key)
         if taken:
             return taken[-1].offset
-        assert cursor.position is not None
-        return cursor.position
+        if cursor.position is None:
+            assert cursor.error is not None
+            raise cursor.error
+        return cursor.position  # also where something is damaged: the next poll says so
 
     def _offsets(self, keys: Iterable[TopicPartition], at: str | int | dict[str, int]) -> dict[TopicPartition, int]:
         wanted = [{"topic": key[0], "partition": key[1], "at": at} for key in keys]
@@ -220,7 +223,7 @@ class Consumer:
             self._step(fetcher, [cursor], deadline_ns)
             if cursor.error is not None:
                 raise cursor.error
-            while (taken := cursor.take(trust=not self.settings.check_batches)) is not None:
+            while (taken := cursor.take(self.settings)) is not None:
                 header, rows, first_offset = taken
                 if (
                     arrow_batch.timestamp_type_of(header)
@@ -270,7 +273,7 @@ class Consumer:
         elif not self._away_since_ns:
             self._away_since_ns = now_ns
         elif now_ns - self._away_since_ns > UNREACHABLE_AFTER_NS:
-            raise NotReachableError(f"no appliance answers at {self.settings.bootstrap}")
+            raise NotReachableError(f"no appliance answers at {self.settings.bootstrap}{connection.met()}")
         if any(cursor.buffered or cursor.error is not None for cursor in cursors if not cursor.is_paused):
             return
         tick_ns = connection.next_tick_ns()
@@ -283,7 +286,6 @@ class Consumer:
 
     def _advance(self, deadline_ns: int | None) -> bool:
         """Until something can be handed out, or the time is up. Raises the error of a partition that has nothing left before it."""
-        self._check_open()
         if not self._cursors:
             raise InvalidRequestError("nothing is assigned: name topics at construction, or call assign()")
         while True:
@@ -323,11 +325,13 @@ class Consumer:
     def poll(self, timeout_ms: int = 0, max_records: int | None = None) -> list[Record]:
         """Up to `max_records` records (default max_poll_records); waits for the first for at most `timeout_ms`. Empty when the time is up.
 
-        Raises CorruptBatchError, OffsetOutOfRangeError (auto_offset_reset="none"), NotReachableError, UnknownTopicError.
+        Raises CorruptBatchError, RecordTooLargeError (a batch that unpacks to more than `max_unpacked_batch_bytes`), OffsetOutOfRangeError
+        (auto_offset_reset="none"), NotReachableError, UnknownTopicError. The first two name the offsets; the position stays before them until `seek`.
         """
         limit = self.settings.max_poll_records if max_records is None else max_records
         if limit < 1:
             raise InvalidRequestError(f"max_records is {limit}; it must be at least 1")
+        self._check_open()
         result: list[Record] = []
         deadline_ns = self._now_ns() + timeout_ms * 1_000_000
         self._hand_out(result, limit)
@@ -348,19 +352,26 @@ class Consumer:
 
     def _take_records(self, cursor: PartitionCursor, *, swallow: bool) -> None:
         try:
-            taken = cursor.take(trust=not self.settings.check_batches)
+            taken = cursor.take(self.settings)
         except TailraceError as error:
             cursor.drop_buffered(error)
             if not swallow:  # what is good goes out first; the next poll meets this again
                 self._raise_or_reset(cursor)
             return
         if taken is not None:
-            header, rows, first_offset = taken
-            records = arrow_batch.to_records(cursor.key.topic, cursor.key.partition, first_offset, rows, header, cursor.info.typed)
-            records.reverse()
-            self._taken[cursor.key] = records
+            self._decode(cursor, *taken)
             self._counters["batches_consumed"] += 1
-            self._counters["bytes_consumed"] += header.batch_length
+            self._counters["bytes_consumed"] += taken[0].batch_length
+
+    def _decode(self, cursor: PartitionCursor, header: BatchHeader, rows: pa.RecordBatch, first_offset: int) -> None:
+        """Rows of a batch as records, as many as may be at a time."""
+        key = cursor.key
+        if rows.num_rows > DECODED_RECORDS_MAX:
+            self._rest[key] = header, rows.slice(DECODED_RECORDS_MAX), first_offset + DECODED_RECORDS_MAX
+            rows = rows.slice(0, DECODED_RECORDS_MAX)
+        records = arrow_batch.to_records(key.topic, key.partition, first_offset, rows, header, cursor.info.typed)
+        records.reverse()
+        self._taken[key] = records
 
     def _hand_out(self, result: list[Record], limit: int) -> bool:
         """Move decoded records into `result`; whether there were any."""
@@ -368,22 +379,26 @@ class Consumer:
         for key in list(self._taken):
             if self._cursors[key].is_paused:
                 continue
-            rows = self._taken[key]
-            count = min(limit - len(result), len(rows))
-            if count:
+            while len(result) < limit and key in self._taken:
+                rows = self._taken[key]
+                count = min(limit - len(result), len(rows))
                 result += rows[: -count - 1 : -1]
                 del rows[-count:]
-            if not rows:
-                del self._taken[key]
+                if not rows:
+                    del self._taken[key]
+                    if key in self._rest:
+                        self._decode(self._cursors[key], *self._rest.pop(key))
         return len(result) > before
 
     def poll_arrow(self, timeout_ms: int = 0) -> list[TopicBatch]:
         """Whole batches that have come, columns untouched; waits for the first for at most `timeout_ms`. Raises what `poll` does."""
+        self._check_open()
         if self._taken:
             # poll() has decoded part of a batch: give the rest again as a batch.
             for key, records in self._taken.items():
                 self._cursors[key].seek(records[-1].offset)
             self._taken.clear()
+            self._rest.clear()
         result: list[TopicBatch] = []
         if not self._advance(self._now_ns() + timeout_ms * 1_000_000):
             return result
@@ -392,7 +407,7 @@ class Consumer:
             if cursor is None:
                 break
             try:
-                taken = cursor.take(trust=not self.settings.check_batches)
+                taken = cursor.take(self.settings)
             except TailraceError as error:
                 cursor.drop_buffered(error)
                 if not result:

@@ -16,7 +16,10 @@ import zmq
 
 from tailrace.checksum import Readable
 from tailrace.errors import InvalidSettingError
+from tailrace.protocol.wire import BATCH_CEILING_BYTES
 
+FRAME_MAX_BYTES = 2 * BATCH_CEILING_BYTES
+"""What a fetch may answer, and a batch more: a peer that sends a larger frame is no appliance, and ZeroMQ drops it before reading."""
 _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
 """As plain numbers: an operation on members of an enumeration is Python code."""
 
@@ -40,6 +43,7 @@ class DealerSocket:
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
+            socket.setsockopt(zmq.MAXMSGSIZE, FRAME_MAX_BYTES)
             socket.setsockopt(zmq.RECONNECT_IVL, 20)
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
             socket.connect(address)

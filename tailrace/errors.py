@@ -40,7 +40,12 @@ class PartitionOutOfRangeError(TailraceError):
 
 
 class RecordTooLargeError(TailraceError):
+    """Of a consumer: offsets `first_offset` to `next_offset - 1` of partition `key` would unpack to more than it takes."""
+
     default_code = ErrorCode.RECORD_TOO_LARGE
+    key: TopicPartition | None = None
+    first_offset: int | None = None
+    next_offset: int | None = None
 
 
 class CorruptBatchError(TailraceError):

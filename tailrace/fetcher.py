@@ -19,12 +19,12 @@ import pyarrow as pa
 from tailrace import arrow_batch
 from tailrace.batch_header import ATTRIBUTE_CONTROL, BatchFormatError, BatchHeader, frame_at, header_is_intact, leader_epoch_at
 from tailrace.connection import Connection
-from tailrace.errors import CorruptBatchError, LogTruncatedError, OffsetOutOfRangeError, TailraceError, error_for
+from tailrace.errors import CorruptBatchError, LogTruncatedError, OffsetOutOfRangeError, RecordTooLargeError, TailraceError, error_for
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.requests import FetchedEntry, FetchEntry, FetchRequest
 from tailrace.protocol.session import Response
-from tailrace.protocol.wire import Api
+from tailrace.protocol.wire import Api, WireError
 from tailrace.records import TopicPartition
 from tailrace.settings import ConsumerSettings
 from tailrace.topics import TopicInfo
@@ -79,14 +79,19 @@ class PartitionCursor:
         self.buffered_bytes = 0
         self.error = error
 
-    def take(self, trust: bool) -> tuple[BatchHeader, pa.RecordBatch, int] | None:
+    def take(self, settings: ConsumerSettings) -> tuple[BatchHeader, pa.RecordBatch, int] | None:
         """The next batch, decoded, cut to begin at `position`: (header, rows, offset of the first row). Moves the position behind it.
-        Raises CorruptBatchError.
+        Raises CorruptBatchError, RecordTooLargeError.
         """
         while self.buffered:
             data, next_offset = self.buffered[0]
             try:
-                header, rows = arrow_batch.decode(data, self.info.schema, self.info.seeds[self.key.partition], trust=trust)
+                header, rows = arrow_batch.decode(
+                    data, self.info.schema, self.info.seeds[self.key.partition], trust=not settings.check_batches,
+                    unpacked_max_bytes=settings.max_unpacked_batch_bytes,
+                )  # fmt: skip
+            except RecordTooLargeError as error:
+                raise too_large_error(self.key, self.position, next_offset, error.detail) from None
             except TailraceError as error:
                 # What the header says of its length in offsets counts only if the header itself is intact.
                 intact = header_is_intact(data, self.info.seeds[self.key.partition])
@@ -165,6 +170,8 @@ class Fetcher:
             return
         for entry, data in requests.decode_fetched(response.body):
             self._received_bytes += len(data)
+            if (entry.topic_id, entry.partition) not in wanted:
+                raise WireError(ErrorCode.MALFORMED_REQUEST, "a fetch response for a partition that was not asked for")
             cursor, version = wanted[(entry.topic_id, entry.partition)]
             if cursor.version != version:
                 continue
@@ -206,8 +213,12 @@ class Fetcher:
             while at < len(data):
                 frame = frame_at(data, at, len(data))
                 if frame is None or not frame[0] or at + frame[0] > len(data):
+                    if not at:
+                        raise BatchFormatError("cut off")
                     break
                 length, _, next_offset = frame
+                if next_offset <= (cursor.fetch_offset or 0):
+                    raise BatchFormatError(f"a batch that ends before offset {next_offset}")
                 cursor.buffered.append((data[at : at + length], next_offset))
                 cursor.buffered_bytes += length
                 cursor.leader_epoch = leader_epoch_at(data, at)
@@ -223,5 +234,15 @@ def corrupt_error(key: TopicPartition, first: int | None, following: int | None,
         error = CorruptBatchError(f"{where}: the batch at offset {first} is damaged ({reason})")
     else:
         error = CorruptBatchError(f"{where}: offsets {first} to {following - 1} are damaged ({reason}); seek to {following} to skip them")
+    error.key, error.first_offset, error.next_offset = key, first, following
+    return error
+
+
+def too_large_error(key: TopicPartition, first: int | None, following: int, reason: str) -> RecordTooLargeError:
+    """The error for a sound batch that would take too much memory once it is unpacked."""
+    error = RecordTooLargeError(
+        f"{key.topic}-{key.partition}: the batch of offsets {first} to {following - 1} is not read: its {reason}. "
+        f"Read it with a larger max_unpacked_batch_bytes, or seek to {following} to go on behind it"
+    )
     error.key, error.first_offset, error.next_offset = key, first, following
     return error

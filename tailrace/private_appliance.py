@@ -1,6 +1,7 @@
 """A private appliance for tests and notebooks: the real processes, on a temporary data directory, gone at exit.
 
-It ends when its block ends, when the program ends, and when the program is killed: the supervisor watches a socket that only we hold.
+It ends when its block ends, when the program ends, and when the program is killed: the supervisor watches a socket that only we hold. A child that the
+program forks is not the program: it gives its copy of the socket back at once, stops nothing and removes nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tailrace import live_clients
 from tailrace.errors import NotReachableError
 
 START_TIMEOUT_S = 60
@@ -47,11 +49,34 @@ class EmbeddedAppliance:
         self._process = process
         self._lifeline = lifeline
         self._remove = remove
-        atexit.register(self.stop)
+        self._is_inherited = False
+        """Whether this is a child of the program that started it."""
+        atexit.register(self._end_at_exit)
+        live_clients.add(self)
+
+    def after_fork(self) -> None:
+        """In a child: the appliance ends with the program, not with its children."""
+        self._is_inherited = True
+        self._lifeline.close()
+        self._process.returncode = 0  # not a child of this process: there is nothing to wait for
+
+    def end(self) -> None:
+        """`stop`, but nothing at all in a child of the program that started it."""
+        if not self._is_inherited:
+            self.stop()
+
+    def _end_at_exit(self) -> None:
+        """What producers hold that were not closed still reaches the appliance: they are closed first."""
+        producers = sys.modules.get("tailrace.producer")
+        if producers is not None:
+            producers.close_at_exit()
+        self.end()
 
     def stop(self) -> int:
-        """Stop cleanly and remove the temporary directory; answers the exit code."""
-        atexit.unregister(self.stop)
+        """Stop cleanly and remove the temporary directory; answers the exit code. Raises ClientClosedError in a child of the program that started it."""
+        if self._is_inherited:
+            raise live_clients.forked_error("appliance")
+        atexit.unregister(self._end_at_exit)
         self._lifeline.close()
         try:
             code = self._process.wait(STOP_TIMEOUT_S)
@@ -154,4 +179,4 @@ def embedded(
     try:
         yield appliance
     finally:
-        appliance.stop()
+        appliance.end()

@@ -6,7 +6,6 @@ Invariants: every record ends exactly once: delivered, or with an error on its h
 from __future__ import annotations
 
 import atexit
-import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from time import time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tailrace import live_clients
 from tailrace.accumulator import (
     BATCH_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
@@ -39,7 +39,6 @@ from tailrace.errors import (
     error_for,
 )
 from tailrace.partitioners import DefaultPartitioner
-from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
 from tailrace.records import to_timestamp_us
@@ -58,22 +57,12 @@ DELAY_OVERHEAD_BYTES = 32
 _live_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
-def _forget_after_fork() -> None:
-    """A child process has the producers' memory but not their threads, and shares their sockets: it must not use them."""
-    for producer in list(_live_producers):
-        producer._sender.forked = True
-        producer._known.clear()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)
-
-
 @atexit.register
-def _close_at_exit() -> None:
-    """A program that ends without close(): what it sent is still delivered, within reason."""
+def close_at_exit() -> None:
+    """A program that ends without close(): what it sent is still delivered, within EXIT_TIMEOUT_S for all producers together."""
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
     for producer in list(_live_producers):
-        if not producer._sender.forked:
-            producer.close(timeout=EXIT_TIMEOUT_S)
+        producer.close(timeout=max(0.0, deadline - time.monotonic()))
 
 
 class Delay(NamedTuple):
@@ -117,6 +106,12 @@ class Producer:
         self._acquire, self._release = self._sender.lock.acquire, self._sender.lock.release
         self._warned: set[str] = set()
         _live_producers.add(self)
+        live_clients.add(self)
+
+    def after_fork(self) -> None:
+        """In a child: every way into `send` leads to ClientClosedError."""
+        self._known.clear()
+        self._sender.after_fork()
 
     # ---- users -----------------------------------------------------------------------------------------------------------------------
 
@@ -328,6 +323,7 @@ class Producer:
         """
         from tailrace import arrow_frames
 
+        self._sender.check_usable()
         info = self._topics.get(topic) or self._load_topic(topic, lambda: arrow_frames.schema_message_of(frame))
         partition_count = len(info.partitions)
         if partition is not None and not 0 <= partition < partition_count:
@@ -390,6 +386,7 @@ class Producer:
 
     def partitions_for(self, topic: str) -> list[int]:
         """The topic's partition numbers. Raises UnknownTopicError."""
+        self._sender.check_usable()
         info = self._topics.get(topic) or self._load_topic(topic)
         return list(range(len(info.partitions)))
 
@@ -406,14 +403,14 @@ class Producer:
         """Flush, for at most `timeout` seconds (None: as long as delivery_timeout_ms lets records live), then end; what is left ends
         with ClientClosedError.
         """
-        if self._sender.closed:
+        if self._sender.closed or self._sender.forked:
             return
-        if not self._sender.forked:
-            try:
-                self.flush(timeout)
-            except TailraceError:
-                pass  # what was not delivered ends below, on its handle
-        self._sender.stop()
+        try:
+            self.flush(timeout)
+        except TailraceError:
+            pass  # what was not delivered ends below, on its handle
+        finally:
+            self._sender.stop()
 
     def __enter__(self) -> Producer:
         return self
@@ -437,14 +434,13 @@ class Producer:
         with self._sender.lock:
             self._sender.check_usable()
             timeout_ms = self.settings.max_block_ms
-            body = [requests.encode_json({"topics": [topic]})]
+            wanted = {"topics": [topic]}
             try:
-                answer = self._sender.connection.call(Api.METADATA, body, timeout_ms)
-                info = topics_from_metadata(requests.decode_json(answer.body[0]))[topic]
+                info = self._described(topic, wanted, timeout_ms)
             except UnknownTopicError:
                 if not self._sender.connection.session.auto_create_topics:
                     raise
-                info = self._create_topic(topic, schema_message, body, timeout_ms)
+                info = self._create_topic(topic, schema_message, wanted, timeout_ms)
             self._adopt(info)
             if info.settings["durability"] == "memory" and self.settings.acks == "all" and topic not in self._warned:
                 self._warned.add(topic)
@@ -453,21 +449,20 @@ class Producer:
                 warnings.warn(f"topic {topic!r} has durability=memory: acks='all' does not wait for the disk", RuntimeWarning, stacklevel=4)
             return info
 
-    def _create_topic(
-        self, topic: str, schema_message: Callable[[], bytes] | None, metadata_body: list[bytes], timeout_ms: int
-    ) -> TopicInfo:
+    def _create_topic(self, topic: str, schema_message: Callable[[], bytes] | None, wanted: dict[str, Any], timeout_ms: int) -> TopicInfo:
         """An appliance that allows it (an embedded one) makes the topic that is missing; a frame brings its schema."""
         from tailrace.admin import create_request
 
         request = create_request(topic, schema_message=schema_message() if schema_message else None)
-        answer = requests.decode_json(
-            self._sender.connection.call(Api.CREATE_TOPICS, [requests.encode_json({"topics": [request]})], timeout_ms).body[0]
-        )
+        answer = self._sender.connection.call_json(Api.CREATE_TOPICS, {"topics": [request]}, timeout_ms, lock=self._sender.lock)
         for result in answer["results"]:
             if result["code"] not in (ErrorCode.OK, ErrorCode.TOPIC_EXISTS):
                 raise error_for(ErrorCode(result["code"]), result.get("message", ""))
-        described = self._sender.connection.call(Api.METADATA, metadata_body, timeout_ms)
-        return topics_from_metadata(requests.decode_json(described.body[0]))[topic]
+        return self._described(topic, wanted, timeout_ms)
+
+    def _described(self, topic: str, wanted: dict[str, Any], timeout_ms: int) -> TopicInfo:
+        connection = self._sender.connection
+        return topics_from_metadata(connection.call_json(Api.METADATA, wanted, timeout_ms, lock=self._sender.lock), topic)[topic]
 
     def _adopt(self, info: TopicInfo) -> None:
         """Use what is known of a topic now; queues of the same topic go on, those of a deleted one end with an error."""

@@ -7,12 +7,17 @@ Order and count (KIP-98's idea): each batch carries producer id, epoch and seque
 (an unknown sequence, a batch given up whose fate is not known), nothing new is sent until the fate of everything that was sent is known; then comes a new
 epoch, and sequences begin at 0.
 
-Owner: one Producer; every method but `wait_for`, `make_callbacks` and `stop` is called with `lock` held.
-Invariants: a batch ends exactly once; batches of a partition are sent in order; `buffered_bytes` is the sum over batches that have not ended.
+A user's callback that raises is logged and costs nobody else anything; the helper thread logs what it did not expect and goes on, and when it cannot, every
+handle ends with the error.
+
+Owner: one Producer; every method but `wait_for`, `make_callbacks`, `stop` and those marked so is called with `lock` held.
+Invariants: a batch ends exactly once; batches of a partition are sent in order; `buffered_bytes` is the sum over batches that have not ended; each callback
+    is called at most once, and none is skipped for what another raised.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import deque
@@ -21,10 +26,19 @@ from functools import partial
 
 import numpy as np
 
+from tailrace import live_clients
 from tailrace.accumulator import BATCH_OVERHEAD_BYTES, BatchState, OnDelivery, PartitionQueue, ProducerBatch, closed_error
 from tailrace.connection import Connection
 from tailrace.environment import REAL, Environment, sleep_on
-from tailrace.errors import BufferExhaustedError, DeliveryTimeoutError, NotReachableError, RecordTooLargeError, TailraceError, error_for
+from tailrace.errors import (
+    BufferExhaustedError,
+    DeliveryTimeoutError,
+    InvalidRecordError,
+    NotReachableError,
+    RecordTooLargeError,
+    TailraceError,
+    error_for,
+)
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.session import Response
@@ -34,11 +48,16 @@ from tailrace.settings import ProducerSettings
 from tailrace.structure import ROWS_FREE, is_too_large_unpacked
 from tailrace.topics import TopicInfo
 
+logger = logging.getLogger("tailrace")
+
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 RETRY_BACKOFF_MAX_MS = 1_000
 CREDIT_ASK_NS = 50_000_000
 RECEIVED_TIMEOUT_MS = 5_000
+HELPER_FAILURES_MAX = 10
+"""So often in a row the helper thread may fail in what nobody expected; then the producer fails."""
+HELPER_PAUSE_NS = 100 * NS_PER_MS
 BUSY_BATCHES = 16
 FAST_RECORDS_PER_S = 100_000
 SMALL_BATCHES_PER_S = 400
@@ -67,7 +86,7 @@ class Sender:
         self._idempotent = settings.enable_idempotence and settings.acks != 0
         self._linger_ns = settings.linger_ms * NS_PER_MS
         self.lock = threading.RLock()
-        self.connection = Connection(settings.bootstrap, settings.client_id, environment)
+        self.connection = Connection(settings.bootstrap, settings.client_id, environment, "producer")
         self.queues: dict[tuple[bytes, int], PartitionQueue] = {}
         self._sendable: deque[PartitionQueue] = deque()
         self._lingering: deque[tuple[int, PartitionQueue, ProducerBatch]] = deque()
@@ -93,6 +112,8 @@ class Sender:
         self._expiry_checked_ns = 0
         self.closed = False
         self.forked = False
+        self.failure: TailraceError | None = None
+        """What stopped the helper thread for good: nothing can be sent any more."""
         self.counters = {"records_sent": 0, "batches_sent": 0, "bytes_sent": 0, "retries": 0, "errors": 0, "epoch_bumps": 0}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._helper_wakes_ns = 0
@@ -109,30 +130,44 @@ class Sender:
     def check_usable(self) -> None:
         """Raise ClientClosedError when closed, or made before a fork."""
         if self.forked:
-            raise error_for(
-                ErrorCode.CLIENT_CLOSED, "this producer was made before fork() and cannot be used in the child; create one there"
-            )
+            raise live_clients.forked_error("producer")
         if self.closed:
             raise closed_error()
+        if self.failure is not None:
+            raise self.failure
+
+    def after_fork(self) -> None:
+        """In a child: nothing can be sent. What the parent's threads held is free; the eventfds are shared with the parent, so nobody rings them here."""
+        self.forked = True
+        live_clients.free_in_child(self.lock)
+        self._wake_fd = self._driver_fd = -1
 
     def stop(self) -> None:
-        """End everything: what has not ended, ends with ClientClosedError; the helper thread and the socket go."""
+        """End everything: what has not ended, ends with ClientClosedError; the helper thread and the socket go. Called without the lock."""
         with self.lock:
+            if self.closed or self.forked:
+                self.closed = True
+                return
             self.closed = True
-            if not self.forked:
-                for queue in self.queues.values():
-                    for batch in queue.batches():
-                        self.end(batch, None, closed_error())
-                    self.reset(queue)
-                self.connection.process()
+            self._end_all(closed_error())
+            self.connection.process()
             self.connection.close()
-        self._wake_helper()
-        if not self.forked:
+            self._wake_helper()
+        try:
             self.make_callbacks()
+        finally:
             if self._helper.is_alive() and threading.current_thread() is not self._helper:
                 self._helper.join()
-        os.close(self._wake_fd)
-        os.close(self._driver_fd)
+            with self.lock:
+                fds, self._wake_fd, self._driver_fd = (self._wake_fd, self._driver_fd), -1, -1
+            for fd in fds:
+                os.close(fd)
+
+    def _end_all(self, error: TailraceError) -> None:
+        for queue in self.queues.values():
+            for batch in queue.batches():
+                self.end(batch, None, error)
+            self.reset(queue)
 
     @staticmethod
     def reset(queue: PartitionQueue) -> None:
@@ -234,8 +269,7 @@ class Sender:
                 self.make_callbacks()
             finally:
                 self.lock.acquire()
-            if self.closed:
-                raise closed_error()
+            self.check_usable()
             self.pump()
 
     # ---- sending ---------------------------------------------------------------------------------------------------------------------
@@ -329,9 +363,9 @@ class Sender:
         compression = self._settings.compression_type or queue.info.settings["compression.type"]
         try:
             data = batch.encode(compression)
-        except TailraceError as error:
+        except Exception as error:  # one batch that cannot be made costs no other
             queue.ready.popleft()
-            self.end(batch, None, error)
+            self.end(batch, None, _encoding_error(error))
             return None
         limit = min(max(self._settings.max_request_size, 4096), queue.info.settings["max.message.bytes"])
         is_too_large = len(data) > limit
@@ -394,8 +428,8 @@ class Sender:
         if batch.state is not BatchState.IN_FLIGHT or batch not in queue.in_flight:
             return
         if response is not None and response.code is ErrorCode.OK:
-            self._leave_flight(queue, batch)
             produced = requests.decode_produced(response.body[0])
+            self._leave_flight(queue, batch)
             if queue.info.settings["message.timestamp.type"] == "LogAppendTime":
                 batch.stamps_us = np.array([produced.append_time_us])
             self.end(batch, produced.base_offset, None)
@@ -510,6 +544,8 @@ class Sender:
             now_ns = self.now_ns()
             if deadline_ns is not None and now_ns >= deadline_ns:
                 return False
+            if self.forked or self.failure is not None:
+                self.check_usable()
             if self._driving.acquire(blocking=False):
                 try:
                     self._drive_once(batch, now_ns, deadline_ns)
@@ -532,7 +568,7 @@ class Sender:
         with self.lock:
             if self._unconfirmed and not self.closed:
                 timeout_ms = RECEIVED_TIMEOUT_MS if timeout is None else min(RECEIVED_TIMEOUT_MS, int(timeout * 1000))
-                self.connection.call(Api.PING, [], timeout_ms)
+                self.connection.call(Api.PING, [], timeout_ms, lock=self.lock)
                 self._unconfirmed = False
 
     def _drive_once(self, batch: ProducerBatch, now_ns: int, deadline_ns: int | None) -> None:
@@ -572,12 +608,22 @@ class Sender:
         return min(times)
 
     def make_callbacks(self) -> None:
-        """Call on_delivery, without the lock: a callback may send."""
+        """Call on_delivery, without the lock: a callback may send, flush and close."""
         while self.callbacks:
             with self.lock:
-                callbacks, self.callbacks = self.callbacks, []
-            for callback, metadata, error in callbacks:
-                callback(metadata, error)
+                calls, self.callbacks = deque(self.callbacks), []
+            try:
+                while calls:
+                    callback, metadata, error = calls.popleft()
+                    try:
+                        callback(metadata, error)
+                    except Exception:
+                        logger.exception("on_delivery raised; its record %s", "failed" if error else "was delivered")
+            finally:
+                if calls:  # KeyboardInterrupt, SystemExit: whoever looks next makes the others
+                    with self.lock:
+                        self.callbacks[:0] = calls
+                        self._wake_helper()
 
     # ---- helper ----------------------------------------------------------------------------------------------------------------------
 
@@ -586,29 +632,54 @@ class Sender:
 
     def _help(self) -> None:
         """The helper thread: linger, retries, silence; answers only while no caller looks after them."""
+        failures = 0
         while True:
-            with self.lock:
-                if self.closed or self.forked:
+            try:
+                if not self._help_once():
                     return
-                now_ns = self.now_ns()
-                caller_is_active = now_ns - self._last_io_ns < 3 * NS_PER_MS
-                linger_due = bool(self._lingering) and self._linger_ends_ns() <= now_ns
-                if not caller_is_active or linger_due:
-                    last_io_ns = self._last_io_ns
-                    self.pump()
-                    self._last_io_ns = last_io_ns if caller_is_active else self._last_io_ns
-                wake_ns = self._next_wake_ns(now_ns)
-                waits_for_answers = self.in_flight_count or self._asking_id or not self.connection.is_ready
-                if caller_is_active:
-                    wake_ns = min(wake_ns, now_ns + 5 * NS_PER_MS) if self.unended_count else wake_ns
-                self._helper_wakes_ns = wake_ns
-            self.make_callbacks()
-            remaining_ns = max(NS_PER_MS, wake_ns - self.now_ns())
-            if waits_for_answers and not caller_is_active and not self._driving.locked():
-                self.connection.wait(remaining_ns, self._wake_fd)
-            else:
-                sleep_on((self._wake_fd,), remaining_ns)
+                failures = 0
+            except BaseException as error:  # also what a callback raises to end a thread: this one is not its own
+                failures += 1
+                logger.error("the producer's helper thread failed, %d times in a row", failures, exc_info=error)
+                if failures >= HELPER_FAILURES_MAX:
+                    self._fail(error)
+                    return
+                self._environment.sleep_on((), HELPER_PAUSE_NS)
+
+    def _help_once(self) -> bool:
+        """See to what is due, then sleep until something is; False: the producer has ended."""
+        with self.lock:
+            if self.closed or self.forked:
+                return False
             _hush(self._wake_fd)
+            now_ns = self.now_ns()
+            caller_is_active = now_ns - self._last_io_ns < 3 * NS_PER_MS
+            linger_due = bool(self._lingering) and self._linger_ends_ns() <= now_ns
+            if not caller_is_active or linger_due:
+                last_io_ns = self._last_io_ns
+                self.pump()
+                self._last_io_ns = last_io_ns if caller_is_active else self._last_io_ns
+            wake_ns = self._next_wake_ns(now_ns)
+            waits_for_answers = self.in_flight_count or self._asking_id or not self.connection.is_ready
+            if caller_is_active:
+                wake_ns = min(wake_ns, now_ns + 5 * NS_PER_MS) if self.unended_count else wake_ns
+            self._helper_wakes_ns = wake_ns
+        self.make_callbacks()
+        if self._wake_fd < 0:
+            return False  # a callback has closed the producer
+        remaining_ns = max(NS_PER_MS, wake_ns - self.now_ns())
+        if waits_for_answers and not caller_is_active and not self._driving.locked():
+            self.connection.wait(remaining_ns, self._wake_fd)
+        else:
+            sleep_on((self._wake_fd,), remaining_ns)
+        return True
+
+    def _fail(self, error: BaseException) -> None:
+        """Nobody looks after linger and retries any more: say so on every handle, and to every caller."""
+        with self.lock:
+            self.failure = TailraceError(f"the producer failed in a way that it should not ({type(error).__name__}: {error})")
+            self._end_all(self.failure)
+        self.make_callbacks()
 
 
 def _ring(fd: int) -> None:
@@ -623,6 +694,13 @@ def _hush(fd: int) -> None:
         os.eventfd_read(fd)
     except OSError:
         pass  # it does not ring, or is closed
+
+
+def _encoding_error(error: Exception) -> TailraceError:
+    if isinstance(error, TailraceError):
+        return error
+    logger.error("a batch could not be encoded", exc_info=error)
+    return InvalidRecordError(f"the batch cannot be encoded ({type(error).__name__}: {error})")
 
 
 def _because(batch: ProducerBatch) -> str:

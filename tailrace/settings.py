@@ -80,6 +80,12 @@ class ConsumerSettings:
     retry_backoff_ms: int = _number(
         100, "First pause before a partition that cannot be read now is asked for again, doubled each time up to 1,000 ms."
     )
+    max_unpacked_batch_bytes: int = _number(
+        64 << 20,
+        "Most bytes that one batch may unpack to, and a row for 8 of them; with more it is not unpacked, and poll() raises.",
+        1 << 20,
+        2**40,
+    )
     check_batches: bool = field(
         default=True, metadata={"doc": "Validate what is inside each batch before touching it; False trusts whoever wrote the topic."}
     )

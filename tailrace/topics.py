@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.batch_header import checksum_seed
 from tailrace.delays import delay_log_name
-from tailrace.errors import UnknownTopicError
+from tailrace.errors import MalformedRequestError, UnknownTopicError
 from tailrace.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -47,11 +47,19 @@ class TopicInfo:
         return self._schema
 
 
-def topics_from_metadata(answer: dict[str, Any]) -> dict[str, TopicInfo]:
-    """The topics of a METADATA answer. Raises UnknownTopicError for the first that does not exist."""
+def topics_from_metadata(answer: dict[str, Any], *wanted: str) -> dict[str, TopicInfo]:
+    """The topics of a METADATA answer, `wanted` among them. Raises UnknownTopicError for the first that does not exist, MalformedRequestError for an answer
+    that is none.
+    """
     topics = {}
-    for described in answer["topics"]:
-        if described.get("code") == ErrorCode.UNKNOWN_TOPIC:
-            raise UnknownTopicError(f"there is no topic {described['name']!r}")
-        topics[described["name"]] = TopicInfo(described)
+    try:
+        for described in answer["topics"]:
+            if described.get("code") == ErrorCode.UNKNOWN_TOPIC:
+                raise UnknownTopicError(f"there is no topic {described['name']!r}")
+            topics[described["name"]] = TopicInfo(described)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise MalformedRequestError(f"the answer to METADATA describes no topic ({type(error).__name__}: {error})") from None
+    for name in wanted:
+        if name not in topics:
+            raise MalformedRequestError(f"the answer to METADATA leaves out topic {name!r}")
     return topics

@@ -256,7 +256,8 @@ class Flusher:
                 continue
             try:
                 if message.kind == LaneKind.LEASE:
-                    self._housekeeping.lease(message.slot, orjson.loads(payload), self._now_ns)
+                    self._housekeeping.leases.tell(orjson.loads(payload), self._now_ns)
+                    self._coordinator.ring()  # it answers when this is taken
                 elif message.kind == LaneKind.FOLLOW:
                     self._follow_worker(message.slot)
                 elif message.kind == LaneKind.FED and message.correlation_id == self._generation:
@@ -310,6 +311,7 @@ class Flusher:
             self._logs.journaled.pop(log.key, None)
         if log is None:
             self._housekeeping.forget(assignment.slot)
+            self._housekeeping.leases.forget((assignment.topic_id, assignment.partition))
         else:
             self._housekeeping.begin(log, self._now_ns)
 

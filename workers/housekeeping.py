@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from workers.delays.manifest import read_cursor
 from workers.files import is_shortage
 from workers.group_commit import GroupCommit
+from workers.leases import Act, Leases, LogKey
 from workers.log_set import LogSet
 from workers.partition_log import PartitionLog
 from workers.retention import KEEP_FOR_EVER, CautiousClock, expires_us, new_start
@@ -26,7 +26,7 @@ RETENTION_LOOK_MAX_MS = 3_600_000
 RETENTION_LOOK_MIN_MS = 100
 DELAY_LOG_LOOK_MS = 10_000
 
-Act = Callable[[], int]
+__all__ = ["Act", "Housekeeping"]
 
 
 class Housekeeping:
@@ -43,8 +43,7 @@ class Housekeeping:
         self._ages: dict[int, tuple[int, Timer[Act]]] = {}
         """slot -> (base, timer) of the segment whose age is being watched."""
         self._retentions: dict[int, Timer[Act]] = {}
-        self._leases: dict[int, dict[str, tuple[int, Timer[Act]]]] = {}
-        """slot -> lease -> (lowest offset to keep, its end)."""
+        self.leases = Leases(wheel, self._look_at)
 
     def advance(self, now_ns: int) -> int:
         """Do what is due on the wheel; answers how much was done."""
@@ -135,7 +134,7 @@ class Housekeeping:
             return 1
         if log.assignment.delay_of:
             return self._remove_scheduled(log)
-        leased = min((offset for offset, _ in self._leases.get(slot, {}).values()), default=None)
+        leased = self.leases.lowest(log.key)
         segments = [s._replace(max_timestamp_us=_newest_us(log, s.max_timestamp_us, s.last_append_us)) for s in log.closed_segments()]
         start = new_start(
             segments, live.base if live else log.next_offset, live.end if live else 0, retention_ms=retention_ms,
@@ -190,24 +189,9 @@ class Housekeeping:
         wait_ms = min(max((end_us - now_us) // 1000, RETENTION_LOOK_MIN_MS), RETENTION_LOOK_MAX_MS)
         self._retentions[log.assignment.slot] = self._wheel.add(self._now_ns + wait_ms * 1_000_000, lambda: self.retain(log))
 
-    def lease(self, slot: int, wanted: dict[str, Any], now_ns: int) -> None:
-        """A reader wants everything from an offset on kept for a while; 0 ms gives it back."""
-        self._now_ns = now_ns
-        leases = self._leases.setdefault(slot, {})
-        name = str(wanted["lease"])
-        known = leases.pop(name, None)
-        if known is not None:
-            self._wheel.cancel(known[1])
-        if wanted["ttl_ms"]:
-            timer = self._wheel.add(self._now_ns + int(wanted["ttl_ms"]) * 1_000_000, lambda: self._end_lease(slot, name))
-            leases[name] = (int(wanted["offset"]), timer)
-        else:
-            self._end_lease(slot, name)
-
-    def _end_lease(self, slot: int, name: str) -> int:
-        self._leases.get(slot, {}).pop(name, None)
-        log = self._logs.get(slot)
-        return self.retain(log) if log is not None else 0
+    def _look_at(self, key: LogKey) -> int:
+        """A lease has ended."""
+        return sum(self.retain(log) for log in self._logs.all() if log.key == key)
 
 
 def _newest_us(log: PartitionLog, max_timestamp_us: int, last_append_us: int) -> int:

@@ -1,4 +1,7 @@
-"""`tailrace consume`: a topic's records on standard output."""
+"""`tailrace consume`: a topic's records on standard output.
+
+Exit status 4 (EXIT_SKIPPED): everything that can be read was printed, and damaged records were skipped, as --skip-damaged asks.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from tailrace.records import Record, TopicPartition
 from tailrace.settings import GROUPS_LATER
 
 POLL_MS = 500
+EXIT_SKIPPED = 4
 
 
 @click.command()
@@ -39,7 +43,9 @@ POLL_MS = 500
 )
 @click.option("--follow", is_flag=True, help="Wait for new records.")
 @click.option(
-    "--skip-damaged", is_flag=True, help="Go on behind records that are damaged on the disk, saying which, instead of ending there."
+    "--skip-damaged",
+    is_flag=True,
+    help="Go on behind records that are damaged on the disk, saying which, instead of ending there; the exit status is 4 if there were any.",
 )
 @bootstrap_option
 def command(
@@ -53,7 +59,7 @@ def command(
     follow: bool,
     skip_damaged: bool,
     bootstrap: str,
-) -> None:
+) -> int:
     """Print a topic's records. Without --from-beginning or --offset it waits for new ones, like `tail -f`.
 
     \b
@@ -81,6 +87,10 @@ def command(
             _write_parquet(reader, info.schema)
         else:
             _write_lines(reader, form)
+    if reader.skipped_offsets:
+        complain(f"skipped {reader.skipped_offsets} damaged offsets in {reader.skipped_ranges} places; `tailrace log verify` tells more")
+        return EXIT_SKIPPED
+    return 0
 
 
 class Reader:
@@ -91,6 +101,8 @@ class Reader:
         self._skip_damaged = skip_damaged
         self._ends = ends
         self._left = maximum
+        self.skipped_offsets = 0
+        self.skipped_ranges = 0
 
     def is_finished(self) -> bool:
         if self._left is not None and self._left <= 0:
@@ -102,6 +114,8 @@ class Reader:
         if not self._skip_damaged or error.key is None or error.next_offset is None:
             raise error
         complain(f"skipped: {error.detail}")
+        self.skipped_offsets += error.next_offset - (error.next_offset if error.first_offset is None else error.first_offset)
+        self.skipped_ranges += 1
         self._consumer.seek(error.key, error.next_offset)
 
     def records(self) -> list[Record]:

@@ -108,7 +108,10 @@ def test_what_is_wrong_is_said(spark: Any, filled: EmbeddedAppliance) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [({}, "name what to read"), ({"subscribe": "a", "assign": "{}"}, "one of the two"), ({"subscribe": "a", "startingOffsets": "x"}, "startingOffsets"),
-     ({"subscribe": "a", "startingOfsets": "x"}, "unknown option"), ({"assign": "[1]"}, "JSON object"), ({"subscribe": " , "}, "names no topic")],
+     ({"subscribe": "a", "startingOfsets": "x"}, "unknown option"), ({"assign": "[1]"}, "JSON object"),
+     ({"subscribe": "a", "maxUnpackedBatchBytes": "much"}, "maxUnpackedBatchBytes"),
+     ({"subscribe": "a", "maxUnpackedBatchBytes": "5"}, "max_unpacked_batch_bytes"),
+     ({"subscribe": " , "}, "names no topic")],
 )  # fmt: skip
 def test_wrong_options_name_the_option(options: dict[str, str], sentence: str) -> None:
     with pytest.raises(InvalidSettingError, match=sentence):

@@ -1,0 +1,213 @@
+"""Leases: readers ask for everything from an offset on to be kept from retention for a while.
+
+A lease is on the disk before anybody is told of it, and its reader is answered when the flusher has taken it: from then on retention keeps what it names,
+whoever is killed. A flusher that was restarted is told every lease before it may remove anything (`workers.leases`).
+
+Owner: the coordinator; a table beside the catalog's.
+Invariants: a lease belongs to a partition of one topic and goes with it; at most PER_PARTITION_MAX of them, and MAX in all, each for LEASE_MAX_MS at most,
+    by the wall clock; a request is carried out whole or refused whole.
+Crash: SQLite's own recovery. A lease that is on the disk and was not told is told to the flusher with the next feed; its reader was not answered.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sized
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeGuard, TypeVar
+
+import orjson
+
+from appliance.catalog import PartitionRow, Topic
+from shm.lane import LaneWriter
+from shm.partition_table import PartitionTable
+from tailrace.errors import DiskFullError, InvalidRequestError, StorageError, TailraceError
+from tailrace.protocol.errors import ErrorCode
+
+LEASE_MAX_MS = 86_400_000
+NAME_MAX = 100
+PER_PARTITION_MAX = 64
+MAX = 16_384
+PER_REQUEST_MAX = 4_096
+WAITING_MAX = 2 * PER_REQUEST_MAX
+"""So many leases may wait for a flusher that does not take them."""
+ANSWER_TIMEOUT_NS = 20_000_000_000
+_TABLE = """
+CREATE TABLE IF NOT EXISTS leases (
+    topic_id BLOB NOT NULL REFERENCES topics ON DELETE CASCADE, partition INTEGER NOT NULL, name TEXT NOT NULL, first_offset INTEGER NOT NULL,
+    ttl_ms INTEGER NOT NULL, ends_us INTEGER NOT NULL, PRIMARY KEY (topic_id, partition, name)
+) STRICT;
+"""
+
+
+class Way(Protocol):
+    """The way to a flusher (`appliance.coordinator.Outgoing`): its lane, and what does not fit that yet."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def lane(self) -> LaneWriter: ...
+    @property
+    def queue(self) -> Sized: ...
+
+
+AWay = TypeVar("AWay", bound=Way)
+
+
+@dataclass(slots=True)
+class _Waiting(Generic[AWay]):
+    """A request whose leases are on the disk, and on their way to their flushers."""
+
+    requester: Any
+    rows: list[PartitionRow]
+    ways: list[AWay]
+    is_list: bool
+    deadline_ns: int
+
+
+class Leases(Generic[AWay]):
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        database: sqlite3.Connection,
+        now_us: Callable[[], int],
+        existing: Callable[[dict[str, Any]], Topic],
+        flusher_of: Callable[[PartitionRow], AWay],
+        put: Callable[[AWay, int, bytes], None],
+        table_of: Callable[[PartitionRow], PartitionTable],
+        respond: Callable[[Any, ErrorCode, dict[str, Any]], None],
+    ) -> None:
+        """`existing`: the topic of {"name": ...}; raises UnknownTopicError. `put`: send a LEASE message for a slot, with this payload, that way."""
+        self._db = database
+        self._now_us = now_us
+        self._existing = existing
+        self._flusher_of = flusher_of
+        self._put = put
+        self._table_of = table_of
+        self._respond = respond
+        self._waiting: list[_Waiting[AWay]] = []
+        database.executescript(_TABLE)
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    # ---- requests --------------------------------------------------------------------------------------------------------------------
+
+    def take(self, requester: Any, request: dict[str, Any], now_ns: int) -> None:
+        """Keep what a LEASE_OFFSETS request asks for, and tell the flushers. Raises InvalidRequestError, UnknownTopicError, StorageError, DiskFullError."""
+        name, ttl_ms = request.get("lease"), request.get("ttl_ms")
+        if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX:
+            raise InvalidRequestError(f"a lease needs a name of 1 to {NAME_MAX} characters")
+        if not _is_number(ttl_ms, LEASE_MAX_MS):
+            raise InvalidRequestError(f"ttl_ms is {str(ttl_ms)[:40]}; it takes 0 to {LEASE_MAX_MS}")
+        items = request.get("partitions", [request])
+        if not isinstance(items, list) or not 0 < len(items) <= PER_REQUEST_MAX or not all(isinstance(item, dict) for item in items):
+            raise InvalidRequestError(f"`partitions` must be a list of 1 to {PER_REQUEST_MAX} objects")
+        if sum(len(waiting.rows) for waiting in self._waiting) + len(items) > WAITING_MAX:
+            raise TailraceError("too many leases wait for a flusher that does not take them; try again later", ErrorCode.NOT_READY)
+        wanted = [self._checked(item) for item in items]
+        self._keep(name, ttl_ms, wanted)
+        ways: dict[int, AWay] = {}
+        for topic, row, offset in wanted:
+            way = self._flusher_of(row)
+            ways[way.index] = way
+            self._put(way, row.slot, _payload(topic.topic_id, row, name, offset, ttl_ms))
+        rows = [row for _, row, _ in wanted]
+        self._waiting.append(_Waiting(requester, rows, list(ways.values()), "partitions" in request, now_ns + ANSWER_TIMEOUT_NS))
+
+    def _checked(self, item: dict[str, Any]) -> tuple[Topic, PartitionRow, int]:
+        topic = self._existing({"name": item.get("topic")})
+        number, offset = item.get("partition"), item.get("offset")
+        if not _is_number(number, len(topic.partitions) - 1):
+            raise InvalidRequestError(f"topic {topic.name!r} has no partition {str(number)[:40]}")
+        if not _is_number(offset, 2**62):
+            raise InvalidRequestError(f"offset is {str(offset)[:40]}; a lease takes a whole number from 0 on")
+        row = next(row for row in topic.partitions if row.partition == number)
+        return topic, row, offset
+
+    def _keep(self, name: str, ttl_ms: int, wanted: list[tuple[Topic, PartitionRow, int]]) -> None:
+        now_us = self._now_us()
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._db.execute("DELETE FROM leases WHERE ends_us <= ?", (now_us,))
+                keys = [(topic.topic_id, row.partition, name) for topic, row, _ in wanted]
+                self._db.executemany("DELETE FROM leases WHERE topic_id = ? AND partition = ? AND name = ?", keys)
+                if ttl_ms:
+                    self._check_room({key[:2] for key in keys})
+                    ends_us = now_us + ttl_ms * 1000
+                    rows = [(*key, offset, ttl_ms, ends_us) for key, (_, _, offset) in zip(keys, wanted, strict=True)]
+                    self._db.executemany("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?)", rows)
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+                raise DiskFullError("a lease cannot be kept: the catalog's disk is full") from error
+            raise StorageError(f"a lease cannot be kept: {error}") from error
+
+    def _check_room(self, partitions: set[tuple[bytes, int]]) -> None:
+        """Room for one more of each of these. Raises InvalidRequestError."""
+        count, soonest_us = self._db.execute("SELECT count(*), min(ends_us) FROM leases").fetchone()
+        if count + len(partitions) > MAX:
+            raise InvalidRequestError(f"there are {count} leases, of at most {MAX}; give some back (ttl_ms 0){self._until(soonest_us)}")
+        for key in partitions:
+            count, soonest_us = self._db.execute(
+                "SELECT count(*), min(ends_us) FROM leases WHERE topic_id = ? AND partition = ?", key
+            ).fetchone()
+            if count >= PER_PARTITION_MAX:
+                raise InvalidRequestError(
+                    f"partition {key[1]} has {count} leases, as many as there may be; give one back (ttl_ms 0){self._until(soonest_us)}"
+                )
+
+    def _until(self, ends_us: int | None) -> str:
+        return "" if ends_us is None else f" or wait for the first to end, in {max(0, ends_us - self._now_us()) // 1_000_000} s"
+
+    # ---- telling ---------------------------------------------------------------------------------------------------------------------
+
+    def feed(self, out: AWay, topics: Iterable[Topic]) -> None:
+        """Tell a flusher that was restarted every lease of its partitions."""
+        rows = {
+            (topic.topic_id, row.partition): row
+            for topic in topics
+            if topic.state != "deleting"
+            for row in topic.partitions
+            if self._flusher_of(row) is out
+        }
+        now_us = self._now_us()
+        found = self._db.execute("SELECT topic_id, partition, name, first_offset, ttl_ms, ends_us FROM leases WHERE ends_us > ?", (now_us,))
+        for topic_id, partition, name, offset, ttl_ms, ends_us in found.fetchall():
+            row = rows.get((topic_id, partition))
+            if row is not None:
+                # A clock that was set back does not make a lease longer than it was asked for.
+                left_ms = min(ttl_ms, max(1, (ends_us - now_us) // 1000))
+                self._put(out, row.slot, _payload(topic_id, row, name, offset, left_ms))
+
+    def answer_taken(self, now_ns: int) -> int:
+        """Answer what the flushers have taken. Only now does the log's start in the table tell whether it came in time."""
+        count = 0
+        for waiting in list(self._waiting):
+            if all(not way.queue and way.lane.is_empty() for way in waiting.ways):
+                starts = [self._table_of(row).read(row.slot).log_start_offset for row in waiting.rows]
+                answer = {"log_start_offsets": starts} if waiting.is_list else {"log_start_offset": starts[0]}
+                self._respond(waiting.requester, ErrorCode.OK, answer)
+            elif now_ns >= waiting.deadline_ns:
+                self._respond(
+                    waiting.requester, ErrorCode.TIMED_OUT, {"message": "the lease is kept, but its flusher has not taken it yet"}
+                )
+            else:
+                continue
+            self._waiting.remove(waiting)
+            count += 1
+        return count
+
+
+def _is_number(value: Any, largest: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= largest
+
+
+def _payload(topic_id: bytes, row: PartitionRow, name: str, offset: int, ttl_ms: int) -> bytes:
+    return orjson.dumps({"topic_id": topic_id.hex(), "partition": row.partition, "lease": name, "offset": offset, "ttl_ms": ttl_ms})
