@@ -74,6 +74,8 @@ class NodeSpec:
     """The node this one is a child of, where their lengths are tied (struct, fixed-size list)."""
     list_size: int = 1
     """How many values of this node one value of the parent has, where tied."""
+    kind: tuple[int | str, ...] = ()
+    """The type's number and what else tells it from others that lie alike."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -225,7 +227,7 @@ class _SchemaReader:
         positions = field.tables(5)
         if shape.children is not None and len(positions) != shape.children:
             raise ArrowMetadataError(f"column {name!r} has {len(positions)} children; its type has {shape.children}")
-        self.nodes.append(NodeSpec(name, depth == 0, shape.buffers, parent, list_size))
+        self.nodes.append(NodeSpec(name, depth == 0, shape.buffers, parent, list_size, (field.byte(2), *shape.details)))
         own = len(self.nodes) - 1
         for position in positions:
             self._read_field(field.table_at(position), own if shape.is_tied else -1, shape.list_size, depth + 1)
@@ -276,6 +278,7 @@ class _Shape(NamedTuple):
     is_tied: bool = False
     """Whether the children's length follows from this node's."""
     is_map: bool = False
+    details: tuple[int | str, ...] = ()
 
 
 _VALIDITY = BufferSpec(BufferKind.VALIDITY)
@@ -284,8 +287,8 @@ _BYTES = _Shape((_VALIDITY, _OFFSETS, BufferSpec(BufferKind.DATA)))
 _STRUCT = 13
 
 
-def _fixed(bits: int) -> _Shape:
-    return _Shape((_VALIDITY, BufferSpec(BufferKind.FIXED, bits)))
+def _fixed(bits: int, *details: int | str) -> _Shape:
+    return _Shape((_VALIDITY, BufferSpec(BufferKind.FIXED, bits)), details=details)
 
 
 def _one_of(name: str, what: str, value: int, allowed: Container[int]) -> int:
@@ -295,8 +298,8 @@ def _one_of(name: str, what: str, value: int, allowed: Container[int]) -> int:
 
 
 def _int(table: Table, name: str) -> _Shape:
-    table.byte(1)
-    return _fixed(_one_of(name, "width in bits", table.integer(0), (8, 16, 32, 64)))
+    is_signed = table.byte(1)
+    return _fixed(_one_of(name, "width in bits", table.integer(0), (8, 16, 32, 64)), bool(is_signed))
 
 
 def _float(table: Table, name: str) -> _Shape:
@@ -306,8 +309,7 @@ def _float(table: Table, name: str) -> _Shape:
 def _decimal(table: Table, name: str) -> _Shape:
     bits = _one_of(name, "width in bits", table.integer(2, 128), _DECIMAL_DIGITS)
     digits = _one_of(name, "precision", table.integer(0), range(1, _DECIMAL_DIGITS[bits] + 1))
-    _one_of(name, "scale", table.integer(1), range(-digits, digits + 1))
-    return _fixed(bits)
+    return _fixed(bits, digits, _one_of(name, "scale", table.integer(1), range(-digits, digits + 1)))
 
 
 def _date(table: Table, name: str) -> _Shape:
@@ -316,20 +318,19 @@ def _date(table: Table, name: str) -> _Shape:
 
 def _time(table: Table, name: str) -> _Shape:
     unit = _one_of(name, "unit", table.short(0, 1), range(4))
-    return _fixed(_one_of(name, "width in bits", table.integer(1, 32), (32,) if unit < 2 else (64,)))
+    return _fixed(_one_of(name, "width in bits", table.integer(1, 32), (32,) if unit < 2 else (64,)), unit)
 
 
 def _timestamp(table: Table, name: str) -> _Shape:
-    _one_of(name, "unit", table.short(0), range(4))
+    unit = _one_of(name, "unit", table.short(0), range(4))
     zone = table.text(1, NAME_MAX)
     if zone and not _ZONE.fullmatch(zone):
         raise ArrowMetadataError(f"column {name!r}: {zone[:60]!r} is not a time zone; write UTC")
-    return _fixed(64)
+    return _fixed(64, unit, zone or "")
 
 
 def _duration(table: Table, name: str) -> _Shape:
-    _one_of(name, "unit", table.short(0, 1), range(4))
-    return _fixed(64)
+    return _fixed(64, _one_of(name, "unit", table.short(0, 1), range(4)))
 
 
 def _interval(table: Table, name: str) -> _Shape:

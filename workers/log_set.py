@@ -82,7 +82,7 @@ class LogSet:
         reason = ErrorCode.OK
         try:
             if log is not None and same and not (assignment.revive and log.refusal):
-                log.assignment = assignment
+                log.change(assignment)
             else:
                 was_closed = log is not None and same and not log.is_open
                 log = PartitionLog(self._files, self._data_dir, assignment, self._facts.producer_expiration_us)
