@@ -95,8 +95,8 @@ class Assignment:
         values["topic"] = sys.intern(values["topic"])
         values["topic_id"] = bytes.fromhex(values["topic_id"])
         values["schema"] = _schema(values["schema"])
-        values["settings"] = _settings(tuple(values["settings"].items()))
-        values["given"] = _settings(tuple(values["given"].items()))
+        values["settings"] = _settings(orjson.dumps(values["settings"]))
+        values["given"] = _settings(orjson.dumps(values["given"]))
         return cls(**values)
 
 
@@ -108,7 +108,8 @@ def _schema(encoded: str) -> bytes:
     return base64.b64decode(encoded)
 
 
-@lru_cache(maxsize=SHARED_COUNT, typed=True)
-def _settings(items: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+@lru_cache(maxsize=SHARED_COUNT)
+def _settings(encoded: bytes) -> dict[str, Any]:
     """Nobody changes what is given out."""
-    return dict(items)
+    found: dict[str, Any] = orjson.loads(encoded)
+    return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tailrace import checked_json
@@ -19,6 +20,8 @@ PARTITION_FILE = "partition.json"
 FORMAT_VERSION = 3
 READ_VERSIONS = (2, FORMAT_VERSION)
 """Of before decisions were kept here, and of now."""
+SHARED_COUNT = 32
+"""How many schemas a process looks through for an equal one."""
 
 
 class Damage(NamedTuple):
@@ -113,8 +116,14 @@ class PartitionFile:
         if fields is None or fields.pop("format") not in READ_VERSIONS:
             return None
         fields["topic_id"] = bytes.fromhex(fields["topic_id"])
-        fields["schemas"] = {int(number): base64.b64decode(message) for number, message in fields["schemas"].items()}
+        fields["schemas"] = {int(number): _schema(message) for number, message in fields["schemas"].items()}
         fields["epochs"] = [Epoch(*epoch) for epoch in fields["epochs"]]
         fields["damage"] = [Damage(*damage) for damage in fields["damage"]]
         fields["decision"] = Decision(**fields["decision"]) if fields.get("decision") else None
         return cls(**fields)
+
+
+@lru_cache(maxsize=SHARED_COUNT)
+def _schema(encoded: str) -> bytes:
+    """Partitions of a topic share one: it may be large, and they may be a thousand."""
+    return base64.b64decode(encoded)

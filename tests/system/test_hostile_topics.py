@@ -23,7 +23,7 @@ from tailrace.private_appliance import EmbeddedAppliance
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
 
-ODD = [None, True, False, 0, -1, 1.5, 1e300, 2**63, 2**64, "", "x", "1", "\x00", "ü" * 300, [], [1], {}, {"a": 1}, [[[[]]]]]
+ODD: list[Any] = [None, True, False, 0, -1, 1.5, 1e300, 2**63, 2**64, "", "x", "1", "\x00", "ü" * 300, [], [1], {}, {"a": 1}, [[[[]]]]]
 
 
 @pytest.fixture
