@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterable
 
 from appliance.catalog import Catalog, CatalogVersionError, error_kind
-from appliance.partition_survey import LiveSlot, SurveyError, restored_topics, survey
+from appliance.partition_survey import LiveSlot, SurveyError, partition_directories, restored_topics, survey
 from shm.layout import SlotState, SlotWord
 from shm.partition_table import PartitionTable
 from tailrace.data_directory import CATALOG_FILE
@@ -57,7 +57,9 @@ def open_catalog(directories: list[tuple[str, str]], slot_count: int, live: Iter
         except _DamagedError as reason:
             _rebuild(path, str(reason), directories, slot_count, list(live), now_us)
             catalog = _open_file(path, slot_count)
-        return catalog, catalog.register_dirs(directories)
+        numbers = catalog.register_dirs(directories)
+        _say_what_it_does_not_know(catalog, [directory for _, directory in directories])
+        return catalog, numbers
     except _DamagedError as reason:
         raise CatalogUnusableError(f"{path} was made again and cannot be used ({reason}); look at the disk") from None
     except sqlite3.Error as error:
@@ -71,6 +73,17 @@ def open_catalog(directories: list[tuple[str, str]], slot_count: int, live: Iter
         ) from None
     except OSError as error:
         raise CatalogUnusableError(f"{error.filename or path}: {error.strerror}; make it readable and writable for this user") from None
+
+
+def _say_what_it_does_not_know(catalog: Catalog, data_dirs: list[str]) -> None:
+    """A database from a backup may be older than the directories beside it."""
+    known = {f"{topic.name}-{row.partition}" for topic in catalog.topics() for row in topic.partitions}
+    unknown = [path for name, path in partition_directories(data_dirs) if name not in known]
+    if unknown:
+        logger.warning(
+            "directories_of_no_topic count=%d first=%r advice=%r", len(unknown), unknown[0],
+            f"the catalog is older than they are, or they were copied there; to have it made again from all directories, move {CATALOG_FILE} away",
+        )  # fmt: skip
 
 
 def live_slots(tables: list[PartitionTable]) -> list[LiveSlot]:

@@ -77,6 +77,16 @@ def survey(data_dirs: list[str]) -> list[FoundPartition]:
     return found
 
 
+def partition_directories(data_dirs: list[str]) -> list[tuple[str, str]]:
+    """(name, path) of what has a partition's name and its file. Raises OSError."""
+    return [
+        (name, f"{data_dir}/{name}")
+        for data_dir in data_dirs
+        for name in sorted(os.listdir(data_dir))
+        if _DIRECTORY.fullmatch(name) and os.path.lexists(f"{data_dir}/{name}/{PARTITION_FILE}")
+    ]
+
+
 def _look(path: str, topic: str, partition: int, data_dir: int) -> FoundPartition:
     file = None
     try:

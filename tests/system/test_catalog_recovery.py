@@ -308,6 +308,22 @@ def test_files_of_an_older_build_are_restored_to_keep_everything(copy: tuple[pat
         assert running.stop() == 0
 
 
+def test_directories_that_a_catalog_from_a_backup_does_not_know_are_named(tmp_path: pathlib.Path) -> None:
+    directory = tmp_path / "data"
+    with embedded(data_dir=str(directory), auto_create_topics=False) as running, Admin(running.address) as admin:
+        admin.create_topics([NewTopic("old"), NewTopic("new", 2)])
+    db = sqlite3.connect(directory / DATABASE)
+    db.execute("PRAGMA foreign_keys=ON")
+    db.execute("DELETE FROM topics WHERE name = 'new'")
+    db.commit()
+    db.close()
+    with embedded(data_dir=str(directory), auto_create_topics=False) as running, Admin(running.address) as admin:
+        assert admin.list_topics() == ["old"]
+        said = pathlib.Path(running.log_path).read_text()
+        assert "directories_of_no_topic count=2" in said
+        assert str(directory / "new-0") in said
+
+
 def coordinator_of(running: EmbeddedAppliance) -> psutil.Process:
     return next(child for child in psutil.Process(running.pid).children() if child.name().startswith("tr-coord"))
 
