@@ -1,23 +1,34 @@
 """The catalog: topics, partitions, schemas and producer ids in one SQLite database.
 
 Owner: the coordinator, alone. The database (WAL, synchronous=FULL) is the only home of what is decided; every other process is told.
-Invariants: what a method has answered is on the disk; slots are unique among topics that exist; versions grow.
+Invariants: what a method has answered is on the disk; slots are unique among topics that exist; versions grow; a producer id and a schema id are given
+    once. What the database refuses raises StorageError or DiskFullError, and nothing was decided.
+Bounds: SCHEMA_BYTES_MAX of schemas in all, PRODUCERS_MAX producer ids that are remembered.
 Crash: SQLite's own recovery. A topic in state `changing` was told to the workers but perhaps not heard: the coordinator tells it again
-at start.
+at start. What becomes of a database that is missing or damaged: `appliance.catalog_recovery`.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from tailrace.errors import DiskFullError, InvalidSchemaError, StorageError
+
 SCHEMA_VERSION = 3
 PRODUCER_EPOCH_MAX = 32767
+PRODUCERS_MAX = 100_000
+"""Producer ids whose epochs are known. One that is older than so many others gets a new id where it asks for its next epoch, as an unknown one does."""
+SCHEMA_BYTES_MAX = 16 << 20
+LOCKED_TIMEOUT_S = 0.5
+"""How long a change waits for another process (a backup, a shell) that holds the database."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS schemas (schema_id INTEGER PRIMARY KEY, message BLOB NOT NULL UNIQUE) STRICT;
@@ -70,19 +81,47 @@ class CatalogFullError(RuntimeError):
     """No slot is left for another partition."""
 
 
+class CatalogVersionError(RuntimeError):
+    """Another build made the database."""
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What the database refuses, as errors that a client can be told."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if error_kind(error) == sqlite3.SQLITE_FULL:
+            raise DiskFullError("the catalog cannot grow: its disk is full") from error
+        raise StorageError(f"the catalog (coordinator.db) cannot be read or written: {error}; nothing was decided") from error
+
+
+def error_kind(error: sqlite3.Error) -> int:
+    """SQLite's number of an error without its details, 0 where Python's module raised it."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
 class Catalog:
     """The database."""
 
     def __init__(self, path: str, slot_count: int, random_bytes: Callable[[int], bytes] = os.urandom) -> None:
-        """`path`: a file, or a `file:` URI of SQLite. Raises RuntimeError when another version made it."""
+        """`path`: a file, or a `file:` URI of SQLite. Raises CatalogVersionError when another version made it, sqlite3.Error when it is damaged."""
         self._slot_count = slot_count
         self._random_bytes = random_bytes
         self._usable_dirs: list[int] = [0]
-        self._db = sqlite3.connect(path, isolation_level=None, uri=path.startswith("file:"))
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        self._db.execute("PRAGMA foreign_keys=ON")
-        self._db.executescript(_TABLES)
+        self._db = sqlite3.connect(path, isolation_level=None, uri=path.startswith("file:"), timeout=LOCKED_TIMEOUT_S)
+        try:
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute("PRAGMA foreign_keys=ON")
+            self._db.executescript(_TABLES)
+            self._upgrade(path)
+            self._slots: set[int] = {slot for (slot,) in self._db.execute("SELECT slot FROM partitions")}
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _upgrade(self, path: str) -> None:
         found = self._meta("schema_version", SCHEMA_VERSION)
         if found == 2:  # before delays
             with _Transaction(self._db):
@@ -90,7 +129,12 @@ class Catalog:
                 self._db.execute("UPDATE meta SET value = 3 WHERE name = 'schema_version'")
             found = 3
         if found != SCHEMA_VERSION:
-            raise RuntimeError(f"{path} has catalog version {found}; this build reads {SCHEMA_VERSION}")
+            raise CatalogVersionError(f"{path} has catalog version {found}; this build reads {SCHEMA_VERSION}")
+
+    def check(self) -> str:
+        """What is wrong with the database, as far as its structure tells; empty: nothing. Raises sqlite3.Error."""
+        row = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        return "" if row is None or row[0] == "ok" else str(row[0])
 
     @property
     def database(self) -> sqlite3.Connection:
@@ -110,7 +154,7 @@ class Catalog:
     # ---- data directories ------------------------------------------------------------------------------------------------------------
 
     def register_dirs(self, directories: list[tuple[str, str]]) -> list[int]:
-        """Give every configured directory, (identity, path), its number; answers them in that order. Raises MissingDirectoryError."""
+        """Give every configured directory, (identity, path), its number; answers them in that order. Raises MissingDirectoryError, sqlite3.Error."""
         with _Transaction(self._db):
             for directory_id, path in directories:
                 self._db.execute(
@@ -130,135 +174,205 @@ class Catalog:
             raise MissingDirectoryError(f"data_dirs lacks {held}; list every directory that holds partitions, or delete the topics first")
         return self._usable_dirs
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is decided in the block is decided as a whole, or not at all."""
+        try:
+            with _refusals(), _Transaction(self._db):
+                yield
+        except BaseException:
+            self._slots = {slot for (slot,) in self._db.execute("SELECT slot FROM partitions")}
+            raise
+
     # ---- topics ----------------------------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[Topic]:
         """All topics, by name."""
         by_topic: dict[bytes, list[PartitionRow]] = {}
-        for topic_id, *rest in self._db.execute(
-            "SELECT topic_id, partition, data_dir, slot, delete_before FROM partitions ORDER BY partition"
-        ):
-            by_topic.setdefault(topic_id, []).append(PartitionRow(*rest))
-        rows = self._db.execute(
-            "SELECT topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of"
-            " FROM topics JOIN schemas USING (schema_id) ORDER BY name"
-        )
-        return [
-            Topic(
-                topic_id,
-                name,
-                state,
-                version,
-                bool(typed),
-                schema_id,
-                message,
-                orjson.loads(settings),
-                tuple(by_topic.get(topic_id, ())),
-                created_us,
-                delay_of,
-            )
-            for topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of in rows
-        ]
+        with _refusals():
+            for topic_id, *rest in self._db.execute(
+                "SELECT topic_id, partition, data_dir, slot, delete_before FROM partitions ORDER BY partition"
+            ):
+                by_topic.setdefault(topic_id, []).append(PartitionRow(*rest))
+            return [_topic(row, by_topic.get(row[0], ())) for row in self._db.execute(f"{_SELECT_TOPICS} ORDER BY name")]
 
     def topic(self, name: str) -> Topic | None:
-        return next((topic for topic in self.topics() if topic.name == name), None)
+        with _refusals():
+            row = self._db.execute(f"{_SELECT_TOPICS} WHERE name = ?", (name,)).fetchone()
+            if row is None:
+                return None
+            rows = self._db.execute(
+                "SELECT partition, data_dir, slot, delete_before FROM partitions WHERE topic_id = ? ORDER BY partition", (row[0],)
+            )
+            return _topic(row, [PartitionRow(*rest) for rest in rows])
 
     def create_topic(
         self, name: str, partitions: int, given: dict[str, Any], schema: bytes, typed: bool, now_us: int, delay_of: bytes = b""
     ) -> Topic:
-        """Decide a new topic, in state `changing`. Raises CatalogFullError; the name must be free."""
+        """Decide a new topic, in state `changing`. Raises CatalogFullError, InvalidSchemaError when there are too many bytes of schemas; the name must
+        be free.
+        """
         topic_id = self._random_bytes(16)
-        with _Transaction(self._db):
-            self._db.execute("INSERT OR IGNORE INTO schemas (message) VALUES (?)", (schema,))
-            (schema_id,) = self._db.execute("SELECT schema_id FROM schemas WHERE message = ?", (schema,)).fetchone()
+        with _refusals(), _Transaction(self._db):
             self._db.execute(
                 "INSERT INTO topics VALUES (?, ?, 'changing', 1, ?, ?, ?, ?, ?)",
-                (topic_id, name, int(typed), schema_id, orjson.dumps(given).decode(), now_us, delay_of),
+                (topic_id, name, int(typed), self._schema_id(schema), orjson.dumps(given).decode(), now_us, delay_of),
             )
-            self._add_partitions(topic_id, 0, partitions, delay_of)
-        created = self.topic(name)
-        assert created is not None
-        return created
+            added = self._add_partitions(topic_id, 0, partitions, delay_of)
+        self._slots |= added
+        return self._known(name)
 
-    def _add_partitions(self, topic_id: bytes, start: int, end: int, delay_of: bytes) -> None:
-        """A delay log's partitions lie where the topic's do."""
+    def _known(self, name: str) -> Topic:
+        topic = self.topic(name)
+        assert topic is not None, "decided a moment ago"
+        return topic
+
+    def _schema_id(self, schema: bytes) -> int:
+        """The number of a schema; one that no topic has yet gets one that was never given."""
+        row = self._db.execute("SELECT schema_id FROM schemas WHERE message = ?", (schema,)).fetchone()
+        if row is not None:
+            return int(row[0])
+        (held,) = self._db.execute("SELECT coalesce(sum(length(message)), 0) FROM schemas").fetchone()
+        if held + len(schema) > SCHEMA_BYTES_MAX:
+            raise InvalidSchemaError(
+                f"the schemas of all topics have {held} bytes; with this one they would have more than {SCHEMA_BYTES_MAX}"
+            )
+        (highest,) = self._db.execute("SELECT coalesce(max(schema_id), 0) FROM schemas").fetchone()
+        number = max(highest + 1, self._meta("next_schema_id", 1))
+        self._db.execute("INSERT INTO schemas VALUES (?, ?)", (number, schema))
+        self._db.execute("UPDATE meta SET value = ? WHERE name = 'next_schema_id'", (number + 1,))
+        return int(number)
+
+    def _add_partitions(self, topic_id: bytes, start: int, end: int, delay_of: bytes) -> set[int]:
+        """The slots of the partitions that are added. A delay log's partitions lie where the topic's do."""
         beside = dict(self._db.execute("SELECT partition, data_dir FROM partitions WHERE topic_id = ?", (delay_of,)))
-        used = {slot for (slot,) in self._db.execute("SELECT slot FROM partitions")}
-        counts = dict.fromkeys(self._usable_dirs, 0)
-        counts.update(dict(self._db.execute("SELECT data_dir, count(*) FROM partitions GROUP BY data_dir")))
-        free = (slot for slot in range(self._slot_count) if slot not in used)
+        counts: Counter[int] = Counter(dict.fromkeys(self._usable_dirs, 0))
+        if len(self._usable_dirs) > 1:
+            counts.update(dict(self._db.execute("SELECT data_dir, count(*) FROM partitions GROUP BY data_dir")))
+        free = (slot for slot in range(self._slot_count) if slot not in self._slots)
+        added = set()
         for partition in range(start, end):
             slot = next(free, None)
             if slot is None:
-                raise CatalogFullError(f"all {self._slot_count} partition slots are in use")
+                raise CatalogFullError(f"all {self._slot_count} partition slots are in use; raise `slots` in the configuration")
+            added.add(slot)
             data_dir = beside[partition] if delay_of else min(self._usable_dirs, key=lambda number: (counts[number], number))
             counts[data_dir] += 1
             self._db.execute("INSERT INTO partitions VALUES (?, ?, ?, ?, 0)", (topic_id, partition, data_dir, slot))
+        return added
+
+    def restore_topic(self, topic: Topic) -> None:
+        """Take in a topic that was decided before (see `appliance.catalog_recovery`), its slots included. Raises sqlite3.Error."""
+        with _Transaction(self._db):
+            self._db.execute("INSERT OR IGNORE INTO schemas VALUES (?, ?)", (topic.schema_id, topic.schema))
+            self._db.execute(
+                "INSERT INTO topics VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (topic.topic_id, topic.name, topic.state, topic.version, int(topic.typed), topic.schema_id, orjson.dumps(topic.given).decode(),
+                 topic.created_us, topic.delay_of),
+            )  # fmt: skip
+            for row in topic.partitions:
+                self._db.execute(
+                    "INSERT INTO partitions VALUES (?, ?, ?, ?, ?)",
+                    (topic.topic_id, row.partition, row.data_dir, row.slot, row.delete_before),
+                )
+            self._meta("next_schema_id", 1)
+            self._db.execute("UPDATE meta SET value = max(value, ?) WHERE name = 'next_schema_id'", (topic.schema_id + 1,))
+        self._slots |= {row.slot for row in topic.partitions}
 
     def alter_topic(self, topic: Topic, given: dict[str, Any], partitions: int) -> Topic:
         """Decide new settings and more partitions, in state `changing`. Raises CatalogFullError."""
-        with _Transaction(self._db):
+        with _refusals(), _Transaction(self._db):
             self._db.execute(
                 "UPDATE topics SET settings = ?, version = version + 1, state = 'changing' WHERE topic_id = ?",
                 (orjson.dumps(given).decode(), topic.topic_id),
             )
-            self._add_partitions(topic.topic_id, len(topic.partitions), partitions, topic.delay_of)
-        altered = self.topic(topic.name)
-        assert altered is not None
-        return altered
+            added = self._add_partitions(topic.topic_id, len(topic.partitions), partitions, topic.delay_of)
+        self._slots |= added
+        return self._known(topic.name)
 
     def delete_records(self, topic: Topic, before: dict[int, int]) -> Topic:
         """Decide that records below these offsets go: partition -> offset."""
-        with _Transaction(self._db):
+        with _refusals(), _Transaction(self._db):
             for partition, offset in before.items():
                 self._db.execute(
                     "UPDATE partitions SET delete_before = max(delete_before, ?) WHERE topic_id = ? AND partition = ?",
                     (offset, topic.topic_id, partition),
                 )
             self._db.execute("UPDATE topics SET version = version + 1, state = 'changing' WHERE topic_id = ?", (topic.topic_id,))
-        changed = self.topic(topic.name)
-        assert changed is not None
-        return changed
+        return self._known(topic.name)
 
     def mark_deleting(self, topic: Topic) -> Topic:
-        self._db.execute("UPDATE topics SET state = 'deleting', version = version + 1 WHERE topic_id = ?", (topic.topic_id,))
-        marked = self.topic(topic.name)
-        assert marked is not None
-        return marked
+        with _refusals():
+            self._db.execute("UPDATE topics SET state = 'deleting', version = version + 1 WHERE topic_id = ?", (topic.topic_id,))
+        return self._known(topic.name)
 
-    def mark_active(self, topic_id: bytes) -> None:
-        self._db.execute("UPDATE topics SET state = 'active' WHERE topic_id = ? AND state = 'changing'", (topic_id,))
+    def mark_active(self, topic: Topic) -> None:
+        """This version of the topic is carried out; a later one may be decided already."""
+        with _refusals():
+            self._db.execute(
+                "UPDATE topics SET state = 'active' WHERE topic_id = ? AND state = 'changing' AND version = ?",
+                (topic.topic_id, topic.version),
+            )
 
     def forget(self, topic_id: bytes) -> None:
-        """The topic's files are gone: its slots are free."""
-        self._db.execute("DELETE FROM topics WHERE topic_id = ?", (topic_id,))
+        """The topic's files are gone: its slots are free, and its schema is when no other topic has it."""
+        with _refusals(), _Transaction(self._db):
+            gone = {slot for (slot,) in self._db.execute("SELECT slot FROM partitions WHERE topic_id = ?", (topic_id,))}
+            self._db.execute("DELETE FROM topics WHERE topic_id = ?", (topic_id,))
+            self._db.execute("DELETE FROM schemas WHERE schema_id NOT IN (SELECT schema_id FROM topics)")
+        self._slots -= gone
 
     # ---- producers -------------------------------------------------------------------------------------------------------------------
 
     def new_producer(self) -> tuple[int, int]:
         """A producer id never given before, and its first epoch, 0."""
-        cursor = self._db.execute("INSERT INTO producers (epoch) VALUES (0)")
-        assert cursor.lastrowid is not None
+        with _refusals(), _Transaction(self._db):
+            cursor = self._db.execute("INSERT INTO producers (epoch) VALUES (0)")
+            assert cursor.lastrowid is not None
+            self._db.execute("DELETE FROM producers WHERE producer_id <= ?", (cursor.lastrowid - PRODUCERS_MAX,))
         return cursor.lastrowid, 0
 
     def next_epoch(self, producer_id: int, epoch: int) -> tuple[int, int]:
         """A higher epoch of a known producer; a new id where it is unknown or its epochs are used up."""
-        row = self._db.execute("SELECT epoch FROM producers WHERE producer_id = ?", (producer_id,)).fetchone()
-        if row is None or max(row[0], epoch) >= PRODUCER_EPOCH_MAX:
-            return self.new_producer()
-        following = max(row[0], epoch) + 1
-        self._db.execute("UPDATE producers SET epoch = ? WHERE producer_id = ?", (following, producer_id))
+        with _refusals():
+            row = self._db.execute("SELECT epoch FROM producers WHERE producer_id = ?", (producer_id,)).fetchone()
+            if row is None or max(row[0], epoch) >= PRODUCER_EPOCH_MAX:
+                return self.new_producer()
+            following = max(row[0], epoch) + 1
+            self._db.execute("UPDATE producers SET epoch = ? WHERE producer_id = ?", (following, producer_id))
         return producer_id, following
+
+    def begin_producers_at(self, producer_id: int) -> None:
+        """No id below this one is given any more. Raises sqlite3.Error."""
+        self._db.execute("INSERT OR IGNORE INTO producers VALUES (?, 0)", (producer_id - 1,))
+
+
+_SELECT_TOPICS = "SELECT topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of FROM topics JOIN schemas USING (schema_id)"
+
+
+def _topic(row: Any, partitions: Iterable[PartitionRow]) -> Topic:
+    topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of = row
+    given = orjson.loads(settings)
+    return Topic(topic_id, name, state, version, bool(typed), schema_id, message, given, tuple(partitions), created_us, delay_of)
 
 
 class _Transaction:
-    """BEGIN IMMEDIATE ... COMMIT, or ROLLBACK when the block raises."""
+    """BEGIN IMMEDIATE ... COMMIT, or ROLLBACK when the block raises or COMMIT does: the next change must find none open. Within another it is part of that."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
+        self._is_part = db.in_transaction
 
     def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
+        if not self._is_part:
+            self._db.execute("BEGIN IMMEDIATE")
 
     def __exit__(self, kind: object, *_rest: object) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+        if self._is_part:
+            return
+        try:
+            if kind is None:
+                self._db.execute("COMMIT")
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from appliance import topic_settings
-from appliance.catalog import Catalog, CatalogFullError, PartitionRow, Topic
+from appliance.catalog import Catalog, PartitionRow, Topic
 from appliance.dedicated_workers import DedicatedWorkers
 from appliance.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
 from shm.partition_table import PartitionState
@@ -29,8 +30,30 @@ from tailrace.errors import (
     UnknownTopicError,
 )
 
-SCHEMA_MAX_BYTES = 256 << 10
+SCHEMA_MAX_BYTES = 64 << 10
+COLUMNS_MAX = 2048
+RESERVED = "@"
+"""What the names of a delay log's own columns begin with."""
+SHOWN_MAX = 249
+"""Characters of a client's own text that an answer repeats."""
 _DELAY_NODES = read_schema(DEFAULT_DELAY_SCHEMA_MESSAGE).nodes[-len(DELAY_COLUMNS) :]
+
+
+def shown_name(name: Any) -> str:
+    """A name as an answer repeats it: one that can be a topic's as it is, what else a client calls a name cut and in plain characters."""
+    if not isinstance(name, str):
+        return f"({type(name).__name__})"
+    return "".join(char if " " <= char <= "~" and char not in '"\\' else "?" for char in name[:SHOWN_MAX])
+
+
+def shown_text(text: str) -> str:
+    """A sentence that may quote a client, cut and in plain characters: an answer holds a thousand of them."""
+    return text[:SHOWN_MAX].encode("ascii", "replace").decode()
+
+
+def is_whole(value: Any, low: int, high: int) -> bool:
+    """Whether it is a whole number from `low` to `high`; JSON's true is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 class TopicDecisions:
@@ -57,27 +80,25 @@ class TopicDecisions:
         self._lane_bytes = lane_bytes
 
     def create(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
-        name = item.get("name")
-        topic_settings.check_topic_name(name)  # type: ignore[arg-type]
-        assert isinstance(name, str)
+        name = topic_settings.check_topic_name(item.get("name"))
         if name in self._topics:
             raise TopicExistsError(f"topic {name!r} exists")
         partitions = topic_settings.check_partitions(item.get("partitions", 1))
-        given = self._checked_settings(item.get("configs") or {})
+        given = self._checked_settings(item.get("configs"))
         typed = item.get("schema") is not None
         schema = self._checked_schema(item["schema"]) if typed else DEFAULT_SCHEMA_MESSAGE
+        reserved = [node.name for node in read_schema(schema).nodes if node.top_level and node.name.startswith(RESERVED)]
+        if reserved:
+            raise InvalidSchemaError(f"column {shown_name(reserved[0])!r}: names that begin with {RESERVED} are the appliance's own")
         if given.get("worker.dedicated"):
             self._dedicated.check_room(partitions)
         delay_schema = self._checked_delay_schema(name, item, schema) if given.get("delay.enabled") else b""
         if validate_only:
             return []
-        decided = [self._catalog.create_topic(name, partitions, given, schema, typed, self._now_us())]
-        if delay_schema:
-            try:
+        with self._catalog.together():
+            decided = [self._catalog.create_topic(name, partitions, given, schema, typed, self._now_us())]
+            if delay_schema:
                 decided.append(self._create_delay_log(decided[0], given, partitions, delay_schema))
-            except CatalogFullError:
-                self._catalog.forget(decided[0].topic_id)
-                raise
         return decided
 
     def _create_delay_log(self, topic: Topic, given: dict[str, Any], partitions: int, schema: bytes) -> Topic:
@@ -111,6 +132,8 @@ class TopicDecisions:
         return message
 
     def _checked_settings(self, given: Any) -> dict[str, Any]:
+        """None: none."""
+        given = {} if given is None else given
         if not isinstance(given, dict):
             raise InvalidSettingError("configs must be an object of names and values")
         typed = {name: topic_settings.parse(name, value) for name, value in given.items()}
@@ -126,36 +149,49 @@ class TopicDecisions:
         if len(message) > SCHEMA_MAX_BYTES:
             raise InvalidSchemaError(f"the schema has {len(message)} bytes; {SCHEMA_MAX_BYTES} are allowed")
         try:
-            read_schema(message)
+            layout = read_schema(message)
         except ArrowMetadataError as error:
             raise InvalidSchemaError(str(error)) from None
+        if len(layout.nodes) > COLUMNS_MAX:
+            raise InvalidSchemaError(
+                f"the schema has {len(layout.nodes)} columns, those within columns included; {COLUMNS_MAX} are allowed"
+            )
+        names = Counter(node.name for node in layout.nodes if node.top_level)
+        for name, count in names.items():
+            if not name or count > 1:
+                raise InvalidSchemaError(f"column name {name[:SHOWN_MAX]!r} is empty or used twice")
+        if any(not node.buffers for node in layout.nodes):
+            raise InvalidSchemaError("a column of only nulls has no type; cast it to the type it should have")
         return message
 
     def existing(self, item: dict[str, Any]) -> Topic:
-        topic = self._topics.get(str(item.get("name")))
+        name = item.get("name")
+        topic = self._topics.get(name) if isinstance(name, str) else None
         if topic is None or topic.state == "deleting" or topic.delay_of:
-            raise UnknownTopicError(f"there is no topic {item.get('name')!r}")
+            raise UnknownTopicError(f"there is no topic {shown_name(name)!r}")
         return topic
 
     def delete(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
         topic = self.existing(item)
         if validate_only:
             return []
-        return [self._catalog.mark_deleting(each) for each in (topic, self._delay_log_of(topic)) if each is not None]
+        with self._catalog.together():
+            return [self._catalog.mark_deleting(each) for each in (topic, self._delay_log_of(topic)) if each is not None]
 
     def _delay_log_of(self, topic: Topic) -> Topic | None:
         return self._topics.get(delay_log_name(topic.name))
 
     def alter(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
         topic = self.existing(item)
-        changed = self._checked_settings(item.get("configs") or {})
+        changed = self._checked_settings(item.get("configs"))
         dedicated = bool(topic.given.get("worker.dedicated"))
         if bool(changed.get("worker.dedicated", dedicated)) is not dedicated:
             raise InvalidSettingError(
                 "worker.dedicated is decided when a topic is created: its batches would lose their order between two workers"
             )
         given = {**topic.given, **changed}
-        partitions = topic_settings.check_partitions(item.get("partitions") or len(topic.partitions))
+        wanted = item.get("partitions")
+        partitions = len(topic.partitions) if wanted is None else topic_settings.check_partitions(wanted)
         if partitions < len(topic.partitions):
             raise InvalidSettingError(f"topic {topic.name!r} has {len(topic.partitions)} partitions; their number can only grow")
         topic_settings.complete(given, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
@@ -166,11 +202,12 @@ class TopicDecisions:
         delay_schema = self._checked_delay_schema(topic.name, item, topic.schema) if needs_log else b""
         if validate_only:
             return []
-        decided = [self._catalog.alter_topic(topic, given, partitions)]
-        if delay_log is not None:
-            decided.append(self._catalog.alter_topic(delay_log, topic_settings.delay_log_settings(given), partitions))
-        elif needs_log:
-            decided.append(self._create_delay_log(topic, given, partitions, delay_schema))
+        with self._catalog.together():
+            decided = [self._catalog.alter_topic(topic, given, partitions)]
+            if delay_log is not None:
+                decided.append(self._catalog.alter_topic(delay_log, topic_settings.delay_log_settings(given), partitions))
+            elif needs_log:
+                decided.append(self._create_delay_log(topic, given, partitions, delay_schema))
         return decided
 
     def delete_records(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
@@ -185,9 +222,11 @@ class TopicDecisions:
                 continue
             offset = wanted[str(row.partition)]
             state = self._state_of(row)
-            if not isinstance(offset, int) or isinstance(offset, bool) or not -1 <= offset <= state.high_watermark:
-                raise OffsetOutOfRangeError(f"{topic.name}-{row.partition} holds offsets up to {state.high_watermark}, not {offset!r}")
+            if not is_whole(offset, -1, state.high_watermark):
+                raise OffsetOutOfRangeError(
+                    f"{topic.name}-{row.partition} holds offsets up to {state.high_watermark}, not {str(offset)[:40]}"
+                )
             before[row.partition] = state.high_watermark if offset == -1 else offset
         if len(before) != len(wanted):
-            raise InvalidRequestError(f"topic {topic.name!r} has {len(topic.partitions)} partitions, not all of {', '.join(wanted)}")
+            raise InvalidRequestError(f"topic {topic.name!r} has {len(topic.partitions)} partitions, and others were named")
         return [] if validate_only else [self._catalog.delete_records(topic, before)]

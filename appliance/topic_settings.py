@@ -11,15 +11,21 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from tailrace.delays import parse_levels
+from tailrace.delays import DELAY_SUFFIX, parse_levels
 from tailrace.errors import InvalidSettingError, InvalidTopicNameError
 
 PARTITIONS_MAX = 1024
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _NEVER = 2**62
 DELAY_SEGMENT_BYTES = 64 << 20
-DELAY_NAME_MAX = 200
-"""Characters that the name of a topic with delays may have: its delay log's directory has a longer one."""
+_DIRECTORY_NAME_MAX = 255
+"""Bytes that a file system gives to one name."""
+NAME_MAX = min(249, _DIRECTORY_NAME_MAX - len(f"-{PARTITIONS_MAX - 1}"))
+"""Characters of a topic's name: what a partition's directory adds must fit. Kafka's limit is lower than that, and holds."""
+DELAY_NAME_MAX = min(NAME_MAX, _DIRECTORY_NAME_MAX - len(f"{DELAY_SUFFIX}-{PARTITIONS_MAX - 1}"))
+"""The same of a topic with delays, whose delay log's directories have longer names."""
+SHOWN_MAX = 60
+"""Characters of a client's own text that a sentence repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +61,22 @@ LATER = {
 """Settings of the public face that this version does not obey: refused with this reason rather than taken and ignored."""
 
 
-def check_topic_name(name: str) -> None:
-    """Raise InvalidTopicNameError unless `name` can be a topic's: it becomes part of a directory's name."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
-        shown = name if isinstance(name, str) and len(name) <= 60 else f"{str(name)[:57]}..."
-        raise InvalidTopicNameError(f"topic name {shown!r} ({len(str(name))} characters) is not allowed")
+def check_topic_name(name: Any) -> str:
+    """`name`, which can be a topic's: it becomes part of a directory's name. Raises InvalidTopicNameError."""
+    if not isinstance(name, str):
+        raise InvalidTopicNameError(f"a topic's name is text, not {type(name).__name__}")
+    if len(name) > NAME_MAX or not _NAME.fullmatch(name) or name in (".", ".."):
+        raise InvalidTopicNameError(f"topic name {shown(name)} ({len(name)} characters) is not allowed; it may have {NAME_MAX}")
+    return name
+
+
+def shown(value: Any) -> str:
+    """A client's value as a sentence repeats it."""
+    if isinstance(value, (dict, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    text = value if isinstance(value, str) else repr(value)
+    cut = text if len(text) <= SHOWN_MAX else f"{text[: SHOWN_MAX - 3]}..."
+    return repr(cut) if isinstance(value, str) else cut
 
 
 def delay_log_settings(given: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +95,7 @@ def delay_log_settings(given: dict[str, Any]) -> dict[str, Any]:
 
 def check_partitions(count: Any) -> int:
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= PARTITIONS_MAX:
-        raise InvalidSettingError(f"partitions is {count!r}; allowed are 1 to {PARTITIONS_MAX}")
+        raise InvalidSettingError(f"partitions is {shown(count)}; allowed are 1 to {PARTITIONS_MAX}")
     return count
 
 
@@ -88,17 +105,17 @@ def parse(name: str, value: Any) -> Any:
     if setting is None:
         if name in LATER:
             raise InvalidSettingError(f"topic setting {name} is not supported by this version: {LATER[name]}")
-        near = difflib.get_close_matches(name, TOPIC_SETTINGS, 1, 0.5)
+        near = difflib.get_close_matches(name[:SHOWN_MAX], TOPIC_SETTINGS, 1, 0.5)
         hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(TOPIC_SETTINGS)}"
-        raise InvalidSettingError(f"unknown topic setting {name!r}{hint}")
+        raise InvalidSettingError(f"unknown topic setting {shown(name)}{hint}")
     if setting.kind is int:
         try:
-            number = int(value) if not isinstance(value, bool) else None
+            number = int(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else None
         except (TypeError, ValueError):
             number = None
         if number is None or not setting.minimum <= number <= setting.maximum:
             raise InvalidSettingError(
-                f"topic setting {name} is {value!r}; it takes a whole number from {setting.minimum} to {setting.maximum}"
+                f"topic setting {name} is {shown(value)}; it takes a whole number from {setting.minimum} to {setting.maximum}"
             )
         return number
     if setting.kind is bool and (isinstance(value, bool) or value in setting.allowed):
@@ -107,7 +124,7 @@ def parse(name: str, value: Any) -> Any:
         parse_levels(value)
         return " ".join(value.replace(",", " ").split())
     if value not in setting.allowed:
-        raise InvalidSettingError(f"topic setting {name} is {value!r}; allowed are {', '.join(setting.allowed)}")
+        raise InvalidSettingError(f"topic setting {name} is {shown(value)}; allowed are {', '.join(setting.allowed)}")
     return value
 
 

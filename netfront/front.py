@@ -232,9 +232,14 @@ class Front:
     # ---- coordinator -----------------------------------------------------------------------------------------------------------------
 
     def _on_other_coordinator(self) -> None:
-        """A killed coordinator may have taken requests for producer ids with it: whoever waits for one asks again."""
+        """A killed coordinator has taken requests with it: who only asked asks again; of a change nobody knows."""
         self._known_coordinator = self._coordinator_generation()
-        self._give_up((Api.INIT_PRODUCER_ID,), ErrorCode.NOT_READY, "the coordinator was restarted; ask again")
+        asked = (Api.INIT_PRODUCER_ID, Api.DESCRIBE_CLUSTER, Api.LEASE_OFFSETS)
+        self._give_up(asked, ErrorCode.NOT_READY, "the coordinator was restarted; ask again")
+        changes = (Api.CREATE_TOPICS, Api.DELETE_TOPICS, Api.ALTER_TOPICS, Api.DELETE_RECORDS)
+        self._give_up(
+            changes, ErrorCode.TIMED_OUT, "the coordinator was restarted: nobody knows whether the change was made; list the topics"
+        )
 
     def _on_other_scheduler(self) -> None:
         """A killed scheduler has taken requests with it: who only asked asks again; of a change nobody knows."""

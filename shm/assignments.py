@@ -9,8 +9,10 @@ Invariants: `version` grows with every change of a topic; applying an assignment
 from __future__ import annotations
 
 import base64
-from dataclasses import asdict, dataclass, field
+import sys
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -35,6 +37,8 @@ class LaneKind(IntEnum):
 
 
 REPLAY = 1
+SHARED_COUNT = 32
+"""How many schemas, and how many tables of settings, a process looks through for an equal one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,9 @@ class Assignment:
     """Of a topic that has one: its delay log's id."""
     settings: dict[str, Any] = field(default_factory=dict)
     """The topic's settings, complete and of the right types (see `appliance.topic_settings`)."""
+    given: dict[str, Any] = field(default_factory=dict)
+    """Those that were asked for, and when the topic was made: what its files say of it."""
+    created_us: int = 0
 
     @property
     def has_delays(self) -> bool:
@@ -76,14 +83,33 @@ class Assignment:
         return f"{self.topic}-{self.partition}"
 
     def encode(self) -> bytes:
-        fields = asdict(self)
-        fields["topic_id"] = self.topic_id.hex()
-        fields["schema"] = base64.b64encode(self.schema).decode("ascii")
-        return orjson.dumps(fields)
+        values = {name: getattr(self, name) for name in _FIELDS}
+        values["topic_id"] = self.topic_id.hex()
+        values["schema"] = base64.b64encode(self.schema).decode("ascii")
+        return orjson.dumps(values)
 
     @classmethod
     def decode(cls, payload: bytes | memoryview) -> Assignment:
-        fields = orjson.loads(payload)
-        fields["topic_id"] = bytes.fromhex(fields["topic_id"])
-        fields["schema"] = base64.b64decode(fields["schema"])
-        return cls(**fields)
+        """Equal schemas and settings of assignments decoded one after the other are one object: a topic may have a thousand partitions."""
+        values = orjson.loads(payload)
+        values["topic"] = sys.intern(values["topic"])
+        values["topic_id"] = bytes.fromhex(values["topic_id"])
+        values["schema"] = _schema(values["schema"])
+        values["settings"] = _settings(orjson.dumps(values["settings"]))
+        values["given"] = _settings(orjson.dumps(values["given"]))
+        return cls(**values)
+
+
+_FIELDS = tuple(field.name for field in fields(Assignment))
+
+
+@lru_cache(maxsize=SHARED_COUNT)
+def _schema(encoded: str) -> bytes:
+    return base64.b64decode(encoded)
+
+
+@lru_cache(maxsize=SHARED_COUNT)
+def _settings(encoded: bytes) -> dict[str, Any]:
+    """Nobody changes what is given out."""
+    found: dict[str, Any] = orjson.loads(encoded)
+    return found

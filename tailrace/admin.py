@@ -299,7 +299,12 @@ class Admin:
 
     def describe_cluster(self) -> dict[str, Any]:
         """Processes with pid and restarts, how many topics, partitions and bytes, which partitions take no writes and why."""
-        return self._call(Api.DESCRIBE_CLUSTER, {})
+        state = self._call(Api.DESCRIBE_CLUSTER, {})
+        page = state
+        while (after := page.get("offline_next")) is not None:
+            page = self._call(Api.DESCRIBE_CLUSTER, {"offline_after": after})
+            state["offline"] += page["offline"]
+        return state
 
     def bring_online(self, topic: str) -> None:
         """Let partitions that a failed disk took offline take writes again: their logs are recovered, then opened. Raises UnknownTopicError,

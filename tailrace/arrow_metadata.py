@@ -1,24 +1,39 @@
 """Walks Arrow's flatbuffer metadata (Schema and RecordBatch messages) without an Arrow library.
 
 The broker must know whether a batch is safe to hand to a reader (a wild offset inside one crashes it) but may not import pyarrow: 80 MB
-and 150 ms a process. So this module reads the two messages it needs, by the layout of Arrow's `Message.fbs` and `Schema.fbs` and the
-flatbuffers encoding (a table is a signed offset to its vtable, which lists each field's offset in the table). Bounds are checked by
-`struct`
-itself: every read past the end raises, and is turned into `ArrowMetadataError`.
+and 150 ms a process. So this module reads the two messages it needs, by the layout of Arrow's `Message.fbs` and `Schema.fbs`. Schemas, which are read once for
+each topic, go through `tailrace.flatbuffer`, which checks what Arrow's own readers check; record batches, which are read on every
+append, do only what the check of their structure needs: bounds are checked by `struct` itself, where every read past the end raises, and is
+turned into `ArrowMetadataError`.
 
 Invariants: nothing here allocates by a length found in the bytes before that length is checked against the bytes at hand.
 """
 
 from __future__ import annotations
 
+import re
 import struct
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
+from weakref import WeakValueDictionary
 
+from tailrace import flatbuffer
 from tailrace.checksum import Readable
+from tailrace.flatbuffer import FlatbufferError, Table
 
 NESTING_MAX = 16
 FIELDS_MAX = 4096
+"""Columns of a schema, children included."""
+NAME_MAX = 1_000
+"""Bytes of a column's name."""
+METADATA_MAX = 256
+"""Entries of metadata in a schema and its columns; each key and value may have METADATA_BYTES_MAX."""
+METADATA_BYTES_MAX = 64 << 10
+FIXED_BYTES_MAX = 64 << 20
+LIST_SIZE_MAX = 1 << 24
+"""Of fixed-size binary and lists; no batch is larger."""
 MESSAGE_SCHEMA = 1
 MESSAGE_RECORD_BATCH = 3
 
@@ -59,9 +74,11 @@ class NodeSpec:
     """The node this one is a child of, where their lengths are tied (struct, fixed-size list)."""
     list_size: int = 1
     """How many values of this node one value of the parent has, where tied."""
+    kind: tuple[int | str, ...] = ()
+    """The type's number and what else tells it from others that lie alike."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class SchemaLayout:
     """What a batch of this schema must look like: its nodes depth first, and how many buffers they have in all."""
 
@@ -144,110 +161,208 @@ def _pairs(data: Readable, position: int) -> tuple[int, ...]:
     return struct.unpack_from(f"<{2 * count}q", data, vector + 4)
 
 
-# Type union numbers of Schema.fbs, and how each lies in buffers. What is not here is not canonical and refused at topic creation.
-_TYPE_NAMES = {
-    1: "null", 2: "int", 3: "float", 4: "binary", 5: "utf8", 6: "bool", 7: "decimal", 8: "date", 9: "time", 10: "timestamp", 11: "interval",
-    12: "list", 13: "struct", 14: "union", 15: "fixed_size_binary", 16: "fixed_size_list", 17: "map", 18: "duration", 19: "large_binary",
-    20: "large_utf8", 21: "large_list", 22: "run_end_encoded", 23: "binary_view", 24: "utf8_view", 25: "list_view", 26: "large_list_view",
-}  # fmt: skip
-_FLOAT_BITS = {0: 16, 1: 32, 2: 64}
+# ---- schemas ---------------------------------------------------------------------------------------------------------------------------
+
+
+_shared: WeakValueDictionary[bytes, SchemaLayout] = WeakValueDictionary()
+"""Schema message -> its layout, for as long as somebody has it: a topic's partitions share one."""
 
 
 def read_schema(message: Readable) -> SchemaLayout:
-    """The layout that batches of the schema in this encapsulated Schema message have. Raises ArrowMetadataError, also for types that are
-    not canonical.
+    """The layout that batches of the schema in this encapsulated Schema message have. Raises ArrowMetadataError, whatever the bytes are, also for types
+    that are not canonical. What is accepted, Arrow's own readers open.
     """
-    if len(message) < 16 or _U32.unpack_from(message, 0)[0] != 0xFFFFFFFF:
-        raise ArrowMetadataError("not an encapsulated Arrow schema message")
+    whole = message if isinstance(message, bytes) else bytes(message)
+    layout = _shared.get(whole)
+    if layout is None:
+        layout = _shared[whole] = _read_schema(whole)
+    return layout
+
+
+def _read_schema(message: bytes) -> SchemaLayout:
+    if len(message) < 16 or _U32.unpack_from(message, 0)[0] != 0xFFFFFFFF or _U32.unpack_from(message, 4)[0] != len(message) - 8:
+        raise ArrowMetadataError("not one encapsulated Arrow schema message")
+    if len(message) % 8:
+        raise ArrowMetadataError("an encapsulated Arrow message has a multiple of 8 bytes")
+    reader = _SchemaReader()
     try:
-        table, _ = _message(message, 8, MESSAGE_SCHEMA)
-        fields_at = _table_field(message, table, 1)
-        if not fields_at:
-            raise ArrowMetadataError("a schema without columns")
-        nodes: list[NodeSpec] = []
-        _read_fields(message, _follow(message, fields_at), nodes, -1, 1, 0)
-    except (struct.error, IndexError) as error:
-        raise ArrowMetadataError(f"offsets lead outside the schema ({error})") from None
+        reader.read(flatbuffer.root(memoryview(message)[8:]))
+    except FlatbufferError as error:
+        raise ArrowMetadataError(str(error)) from None
+    nodes = reader.nodes
     if not nodes:
         raise ArrowMetadataError("a schema without columns")
     return SchemaLayout(tuple(nodes), sum(len(node.buffers) for node in nodes))
 
 
-def _read_fields(data: Readable, vector: int, nodes: list[NodeSpec], parent: int, list_size: int, depth: int) -> None:
-    count = _U32.unpack_from(data, vector)[0]
-    if count > FIELDS_MAX or depth > NESTING_MAX or len(nodes) > FIELDS_MAX:
-        raise ArrowMetadataError("too many columns, or nested too deeply")
-    for index in range(count):
-        _read_field(data, _follow(data, vector + 4 + 4 * index), nodes, parent, list_size, depth)
+class _SchemaReader:
+    """Reads one schema. What it does is bounded by counts, not by the bytes at hand: many offsets may lead to one place."""
+
+    def __init__(self) -> None:
+        self.nodes: list[NodeSpec] = []
+        self._metadata_count = 0
+
+    def read(self, root: Table) -> None:
+        """Raises FlatbufferError."""
+        schema = root.table(2)
+        if schema is None or root.byte(1) != MESSAGE_SCHEMA:
+            raise ArrowMetadataError("another kind of Arrow message")
+        if root.short(0) not in _METADATA_VERSIONS or root.long(3) or schema.short(0):
+            raise ArrowMetadataError("the schema is of another Arrow version, has a body, or is of another byte order")
+        schema.check_longs(3)
+        self._check_metadata(root, 4, "the schema")
+        self._check_metadata(schema, 2, "the schema")
+        for position in schema.tables(1):
+            self._read_field(schema.table_at(position), -1, 1, 0)
+
+    def _read_field(self, field: Table, parent: int, list_size: int, depth: int) -> None:
+        if len(self.nodes) >= FIELDS_MAX or depth > NESTING_MAX:
+            raise ArrowMetadataError(f"more than {FIELDS_MAX} columns, or nested deeper than {NESTING_MAX}")
+        name = field.text(0, NAME_MAX) or ""
+        field.byte(1)
+        if field.has(4):
+            raise ArrowMetadataError(f"column {name!r} is dictionary encoded; write its values")
+        self._check_metadata(field, 6, f"column {name!r}")
+        shape = _shape_of(field, name)
+        positions = field.tables(5)
+        if shape.children is not None and len(positions) != shape.children:
+            raise ArrowMetadataError(f"column {name!r} has {len(positions)} children; its type has {shape.children}")
+        self.nodes.append(NodeSpec(name, depth == 0, shape.buffers, parent, list_size, (field.byte(2), *shape.details)))
+        own = len(self.nodes) - 1
+        for position in positions:
+            self._read_field(field.table_at(position), own if shape.is_tied else -1, shape.list_size, depth + 1)
+        if shape.is_map:
+            _check_map(field.table_at(positions[0]), name)
+
+    def _check_metadata(self, table: Table, field: int, where: str) -> None:
+        positions = table.tables(field)
+        self._metadata_count += len(positions)
+        if self._metadata_count > METADATA_MAX:
+            raise ArrowMetadataError(f"more than {METADATA_MAX} entries of metadata")
+        for position in positions:
+            entry = table.table_at(position)
+            key = entry.text(0, METADATA_BYTES_MAX)
+            if key is None or entry.text(1, METADATA_BYTES_MAX) is None:
+                raise ArrowMetadataError(f"{where} has metadata without a key or a value")
+            if key.startswith("ARROW:extension"):
+                raise ArrowMetadataError(f"{where} is of an extension type; cast it to its storage")
 
 
-def _read_field(data: Readable, field: int, nodes: list[NodeSpec], parent: int, list_size: int, depth: int) -> None:
-    name_at = _table_field(data, field, 0)
-    name = _string(data, _follow(data, name_at)) if name_at else ""
-    type_at = _table_field(data, field, 2)
-    number = data[type_at] if type_at else 0
-    if _table_field(data, field, 4):
-        raise ArrowMetadataError(f"column {name!r} is dictionary encoded; write its values")
-    value_at = _table_field(data, field, 3)
-    if not value_at:
+def _shape_of(field: Table, name: str) -> _Shape:
+    number = field.byte(2)
+    shape = _TYPES.get(number)
+    if shape is None:
+        shown = _REFUSED_TYPES.get(number, f"type {number}")
+        raise ArrowMetadataError(f"column {name!r} is of type {shown}, which a topic's schema may not have; cast it to its plain form")
+    table = field.table(3)
+    if table is None:
         raise ArrowMetadataError(f"column {name!r} has no type")
-    buffers, child_size, tied = _type_buffers(data, _follow(data, value_at), number, name)
-    nodes.append(NodeSpec(name, depth == 0, buffers, parent, list_size))
-    children_at = _table_field(data, field, 5)
-    if children_at:
-        _read_fields(data, _follow(data, children_at), nodes, len(nodes) - 1 if tied else -1, child_size, depth + 1)
+    return shape(table, name)
 
 
-def _type_buffers(data: Readable, table: int, number: int, name: str) -> tuple[tuple[BufferSpec, ...], int, bool]:
-    """Buffers of a type; how many child values one value has; whether the children's length follows from this node's."""
-
-    def integer(index: int, default: int) -> int:
-        at = _table_field(data, table, index)
-        return int(_I32.unpack_from(data, at)[0]) if at else default
-
-    def short(index: int, default: int) -> int:
-        at = _table_field(data, table, index)
-        return int(_U16.unpack_from(data, at)[0]) if at else default
-
-    validity = BufferSpec(BufferKind.VALIDITY)
-
-    def fixed(bits: int) -> tuple[tuple[BufferSpec, ...], int, bool]:
-        return (validity, BufferSpec(BufferKind.FIXED, bits)), 1, False
-
-    kind = _TYPE_NAMES.get(number, f"type {number}")
-    if kind == "null":
-        return (), 1, False
-    if kind == "int":
-        return fixed(integer(0, 0))
-    if kind == "float":
-        return fixed(_FLOAT_BITS[short(0, 0)])
-    if kind == "bool":
-        return fixed(1)
-    if kind == "decimal":
-        return fixed(integer(2, 128))
-    if kind == "date":
-        return fixed(32 if short(0, 1) == 0 else 64)
-    if kind == "time":
-        return fixed(integer(1, 32))
-    if kind in ("timestamp", "duration"):
-        return fixed(64)
-    if kind == "interval":
-        return fixed({0: 32, 1: 64, 2: 128}[short(0, 0)])
-    if kind == "fixed_size_binary":
-        return fixed(8 * integer(0, 0))
-    if kind in ("binary", "utf8"):
-        return (validity, BufferSpec(BufferKind.OFFSETS_32), BufferSpec(BufferKind.DATA)), 1, False
-    if kind in ("list", "map"):
-        return (validity, BufferSpec(BufferKind.OFFSETS_32)), 1, False
-    if kind == "struct":
-        return (validity,), 1, True
-    if kind == "fixed_size_list":
-        return (validity,), integer(0, 0), True
-    raise ArrowMetadataError(f"column {name!r} is of type {kind}, which a topic's schema may not have; cast it to its plain form")
+def _check_map(entries: Table, name: str) -> None:
+    """A map's one child is a struct of key and value, and neither it nor the keys may be null."""
+    keys = [entries.table_at(position) for position in entries.tables(5)]
+    if entries.byte(2) != _STRUCT or len(keys) != 2 or entries.byte(1) or keys[0].byte(1):
+        raise ArrowMetadataError(f"column {name!r} is a map without entries of a key and a value that are never null")
 
 
-def _string(data: Readable, position: int) -> str:
-    length = _U32.unpack_from(data, position)[0]
-    if length > 65536 or position + 4 + length > len(data):
-        raise ArrowMetadataError("a name leads outside the schema")
-    return bytes(data[position + 4 : position + 4 + length]).decode("utf-8", "replace")
+class _Shape(NamedTuple):
+    """How values of a type lie in buffers."""
+
+    buffers: tuple[BufferSpec, ...]
+    children: int | None = 0
+    """How many the type has; None: any number."""
+    list_size: int = 1
+    """How many child values one value has."""
+    is_tied: bool = False
+    """Whether the children's length follows from this node's."""
+    is_map: bool = False
+    details: tuple[int | str, ...] = ()
+
+
+_VALIDITY = BufferSpec(BufferKind.VALIDITY)
+_OFFSETS = BufferSpec(BufferKind.OFFSETS_32)
+_BYTES = _Shape((_VALIDITY, _OFFSETS, BufferSpec(BufferKind.DATA)))
+_STRUCT = 13
+
+
+def _fixed(bits: int, *details: int | str) -> _Shape:
+    return _Shape((_VALIDITY, BufferSpec(BufferKind.FIXED, bits)), details=details)
+
+
+def _one_of(name: str, what: str, value: int, allowed: Container[int]) -> int:
+    if value not in allowed:
+        raise ArrowMetadataError(f"column {name!r}: its {what} is {value}, which is none that a topic may have")
+    return value
+
+
+def _int(table: Table, name: str) -> _Shape:
+    is_signed = table.byte(1)
+    return _fixed(_one_of(name, "width in bits", table.integer(0), (8, 16, 32, 64)), bool(is_signed))
+
+
+def _float(table: Table, name: str) -> _Shape:
+    return _fixed(16 << _one_of(name, "floating point precision", table.short(0), range(3)))
+
+
+def _decimal(table: Table, name: str) -> _Shape:
+    bits = _one_of(name, "width in bits", table.integer(2, 128), _DECIMAL_DIGITS)
+    digits = _one_of(name, "precision", table.integer(0), range(1, _DECIMAL_DIGITS[bits] + 1))
+    return _fixed(bits, digits, _one_of(name, "scale", table.integer(1), range(-digits, digits + 1)))
+
+
+def _date(table: Table, name: str) -> _Shape:
+    return _fixed(32 << _one_of(name, "unit", table.short(0, 1), range(2)))
+
+
+def _time(table: Table, name: str) -> _Shape:
+    unit = _one_of(name, "unit", table.short(0, 1), range(4))
+    return _fixed(_one_of(name, "width in bits", table.integer(1, 32), (32,) if unit < 2 else (64,)), unit)
+
+
+def _timestamp(table: Table, name: str) -> _Shape:
+    unit = _one_of(name, "unit", table.short(0), range(4))
+    zone = table.text(1, NAME_MAX)
+    if zone and not _ZONE.fullmatch(zone):
+        raise ArrowMetadataError(f"column {name!r}: {zone[:60]!r} is not a time zone; write UTC")
+    return _fixed(64, unit, zone or "")
+
+
+def _duration(table: Table, name: str) -> _Shape:
+    return _fixed(64, _one_of(name, "unit", table.short(0, 1), range(4)))
+
+
+def _interval(table: Table, name: str) -> _Shape:
+    """Months, days and nanoseconds only: pyarrow has no arrays of the others."""
+    return _fixed(32 << _one_of(name, "unit of intervals", table.short(0), (2,)))
+
+
+def _fixed_size_binary(table: Table, name: str) -> _Shape:
+    return _fixed(8 * _one_of(name, "width in bytes", table.integer(0), range(FIXED_BYTES_MAX + 1)))
+
+
+def _fixed_size_list(table: Table, name: str) -> _Shape:
+    return _Shape((_VALIDITY,), 1, _one_of(name, "size", table.integer(0), range(LIST_SIZE_MAX + 1)), is_tied=True)
+
+
+def _map(table: Table, _name: str) -> _Shape:
+    table.byte(0)
+    return _Shape((_VALIDITY, _OFFSETS), 1, is_map=True)
+
+
+_DECIMAL_DIGITS = {32: 9, 64: 18, 128: 38, 256: 76}
+_ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+/-]{0,63}|[+-][0-9]{2}:[0-9]{2}")
+_METADATA_VERSIONS = (3, 4)
+"""V4 and V5: of Arrow 0.8 and of 1.0; they differ in unions only."""
+
+# Type union numbers of Schema.fbs, and how each lies in buffers. The rest is not canonical and refused at topic creation.
+_TYPES: dict[int, Callable[[Table, str], _Shape]] = {
+    1: lambda table, name: _Shape(()), 2: _int, 3: _float, 4: lambda table, name: _BYTES, 5: lambda table, name: _BYTES, 6: lambda table, name: _fixed(1),
+    7: _decimal, 8: _date, 9: _time, 10: _timestamp, 11: _interval, 12: lambda table, name: _Shape((_VALIDITY, _OFFSETS), 1),
+    _STRUCT: lambda table, name: _Shape((_VALIDITY,), None, is_tied=True), 15: _fixed_size_binary, 16: _fixed_size_list, 17: _map, 18: _duration,
+}  # fmt: skip
+_REFUSED_TYPES = {
+    14: "union", 19: "large_binary", 20: "large_utf8", 21: "large_list", 22: "run_end_encoded", 23: "binary_view", 24: "utf8_view", 25: "list_view",
+    26: "large_list_view",
+}  # fmt: skip

@@ -1,4 +1,5 @@
-"""`partition.json`: what is known of a partition beside its segments, and must outlive them: whose it is, where it begins, what was lost.
+"""`partition.json`: what is known of a partition beside its segments, and must outlive them: whose it is, where it begins, what was lost, and what was decided
+of its topic, from which the coordinator makes its catalog again when that is lost.
 
 Owner: the flusher writes it, durably, on each change of what it holds (rarely); fronts read the epochs, the offline tools everything.
 Invariants: epochs ascend in number and in start offset; damage lies in ascending order and does not overlap.
@@ -9,13 +10,18 @@ from __future__ import annotations
 
 import base64
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tailrace import checked_json
 from tailrace.batch_header import checksum_seed
 
 PARTITION_FILE = "partition.json"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+READ_VERSIONS = (2, FORMAT_VERSION)
+"""Of before decisions were kept here, and of now."""
+SHARED_COUNT = 32
+"""How many schemas a process looks through for an equal one."""
 
 
 class Damage(NamedTuple):
@@ -35,6 +41,21 @@ class Epoch(NamedTuple):
     start: int
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the catalog says of the partition's topic."""
+
+    version: int
+    partition_count: int
+    schema_id: int
+    typed: bool
+    created_us: int
+    delay_of: str
+    """Of a delay log: the id, hexadecimal, of its topic."""
+    given: dict[str, Any]
+    """The settings that were asked for."""
+
+
 @dataclass(slots=True)
 class PartitionFile:
     topic: str
@@ -49,6 +70,8 @@ class PartitionFile:
     """Why writes are refused; empty: they are not."""
     run: str = ""
     """The run of the appliance that looked at this log last: each run bumps an epoch at most once."""
+    decision: Decision | None = None
+    """The newest that its flusher has carried out. None: an older build wrote the file."""
 
     @property
     def seed(self) -> int:
@@ -90,10 +113,17 @@ class PartitionFile:
     def decode(cls, data: bytes) -> PartitionFile | None:
         """None when damaged."""
         fields = checked_json.decode(data)
-        if fields is None or fields.pop("format") != FORMAT_VERSION:
+        if fields is None or fields.pop("format") not in READ_VERSIONS:
             return None
         fields["topic_id"] = bytes.fromhex(fields["topic_id"])
-        fields["schemas"] = {int(number): base64.b64decode(message) for number, message in fields["schemas"].items()}
+        fields["schemas"] = {int(number): _schema(message) for number, message in fields["schemas"].items()}
         fields["epochs"] = [Epoch(*epoch) for epoch in fields["epochs"]]
         fields["damage"] = [Damage(*damage) for damage in fields["damage"]]
+        fields["decision"] = Decision(**fields["decision"]) if fields.get("decision") else None
         return cls(**fields)
+
+
+@lru_cache(maxsize=SHARED_COUNT)
+def _schema(encoded: str) -> bytes:
+    """Partitions of a topic share one: it may be large, and they may be a thousand."""
+    return base64.b64decode(encoded)

@@ -18,7 +18,7 @@ from shm.crash_points import crash_point
 from tailrace import segment_index as index_format
 from tailrace.batch_header import END_OF_STREAM, BatchFormatError, verify_batch
 from tailrace.checksum import Readable
-from tailrace.partition_file import PARTITION_FILE, PartitionFile
+from tailrace.partition_file import PARTITION_FILE, Decision, PartitionFile
 from tailrace.segment import INDEX_SUFFIX, PRODUCERS_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
 from tailrace.segment_index import INDEX_ENTRY, INDEX_HEADER, IndexEntry
 from workers.checkpoint import Checkpoint, SealedSegment, write_checkpoint
@@ -122,7 +122,7 @@ class PartitionLog:
 
     def _new_file(self) -> PartitionFile:
         a = self.assignment
-        return PartitionFile(a.topic, a.partition, a.topic_id, {a.schema_id: a.schema})
+        return PartitionFile(a.topic, a.partition, a.topic_id, {a.schema_id: a.schema}, decision=_decision_of(a))
 
     @property
     def files(self) -> Files:
@@ -182,14 +182,29 @@ class PartitionLog:
         if self.file.offline and revive:
             self.file.offline = ""
             changed = True
-        if self.assignment.schema_id not in self.file.schemas:
-            self.file.schemas[self.assignment.schema_id] = self.assignment.schema
-            changed = True
-        if changed:
+        if self._note_decision() or changed:
             self._save_file()
         self.refusal = self.file.offline
         self.is_open = True
         return recovered
+
+    def _note_decision(self) -> bool:
+        """Whether partition.json has to be saved for what its topic is now."""
+        a, decision = self.assignment, _decision_of(self.assignment)
+        if self.file.decision == decision and a.schema_id in self.file.schemas:
+            return False
+        self.file.decision = decision
+        self.file.schemas[a.schema_id] = a.schema
+        return True
+
+    def change(self, assignment: Assignment) -> None:
+        """The topic has other settings. What the file could not be told now, it is told with its next change."""
+        self.assignment = assignment
+        if self._note_decision() and self.is_open and not self.refusal:
+            try:
+                self._save_file()
+            except OSError as error:
+                logger.warning("decision_not_written directory=%s version=%d error=%r", self.directory, assignment.version, str(error))
 
     def give_up_opening(self) -> None:
         """What the files say is not all that there is, and the rest could not be added: as if it had not been opened."""
@@ -224,7 +239,7 @@ class PartitionLog:
                 if found is None:
                     logger.error("partition_file_damaged path=%s made_again=yes lost=%r", path, "log start offset, epochs, known damage")
             if (found is not None and found.topic_id != self.assignment.topic_id) or (found is None and self._is_of_another_topic()):
-                aside = f"{self.directory}.{found.topic_id.hex()[:8] if found else 'unknown'}.old"
+                aside = self._aside(found.topic_id.hex() if found else "unknown", "old")
                 logger.warning("directory_of_another_topic path=%s moved_to=%s", self.directory, aside)
                 files.rename(self.directory, aside)
                 found = None
@@ -241,6 +256,10 @@ class PartitionLog:
             files.sync_directory(self._data_dir)
         else:
             self.file = found
+
+    def _aside(self, whose: str, what: str) -> str:
+        """A name for a directory that is none of a topic any more. Without the topic's name, which may be as long as a file's."""
+        return f"{self._data_dir}/{whose}-{self.assignment.partition}.{self.assignment.topic_id.hex()[:8]}.{what}"
 
     def _bases_on_disk(self) -> list[int]:
         return segment_bases(self._files.list(self.directory))
@@ -590,12 +609,17 @@ class PartitionLog:
             files.close(self.live.fd)
             files.close(self.live.index_fd)
             self.live = None
-        gone = f"{self.directory}.{self.assignment.topic_id.hex()[:8]}.deleted"
+        gone = self._aside(self.assignment.topic_id.hex(), "deleted")
         if files.exists(self.directory):
             files.rename(self.directory, gone)
             files.sync_directory(self._data_dir)
         crash_point("flusher.in_delete")
         remove_tree(files, gone)
+        remove_tree(files, f"{self.directory}.{self.assignment.topic_id.hex()[:8]}.deleted")  # of a build that called it so, and was killed
+
+
+def _decision_of(a: Assignment) -> Decision:
+    return Decision(a.version, a.partition_count, a.schema_id, a.typed, a.created_us, a.delay_of, a.given)
 
 
 def pending_from_bytes(data: Readable, seed: int) -> PendingBatch | None:

@@ -470,7 +470,10 @@ class _Recovery:
         if damage in self._file.damage or damage in self._result.damage:
             return
         self._result.damage.append(damage)
-        name = f"{self._file.topic}-{self._file.partition}-{base:020d}-{position}"
+        topic = (
+            self._file.topic if len(self._file.topic) <= 150 else f"{self._file.topic[:140]}~{self._file.topic_id.hex()[:8]}"
+        )  # NAME_MAX
+        name = f"{topic}-{self._file.partition}-{base:020d}-{position}"
         logger.error(
             "corruption topic=%s partition=%d offsets=%d-%d segment=%s/%s position=%d reason=%r kept_in=%s/%s",
             self._file.topic, self._file.partition, start, end - 1, self._directory, file_name(base) if base >= 0 else "", position, reason,

@@ -1,0 +1,212 @@
+"""The catalog's file at a start: opened, made, or made again from what the partitions' files say.
+
+A `coordinator.db` that is missing or damaged is rebuilt from `partition.json` of all data directories (`tailrace.partition_file`), which hold everything that
+was decided of a topic. What they do not tell for certain is refused with a sentence rather than guessed.
+
+Owner: the coordinator, before it serves.
+Invariants: a damaged database is kept (`coordinator.db.damaged-N`); links are not followed; only this user may read the catalog; a rebuilt catalog gives a
+    partition the slot that it has in shared memory, and no producer id that may have been given before.
+Crash: the new database gets its name when it is whole; until then there is none, and the next start rebuilds it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import stat
+from collections.abc import Iterable
+
+from appliance.catalog import Catalog, CatalogVersionError, error_kind
+from appliance.partition_survey import LiveSlot, SurveyError, partition_directories, restored_topics, survey
+from shm.layout import SlotState
+from shm.partition_table import PartitionTable
+from tailrace.data_directory import CATALOG_FILE
+from tailrace.errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+_MAGIC = b"SQLite format 3\0"
+_COMPANIONS = ("", "-wal", "-shm")
+_DAMAGED_KINDS = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_ERROR)
+_BUSY_KINDS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM)
+PRODUCER_IDS_PER_SECOND = 1 << 20
+"""More than can be given: so ids that begin at the time, counted in these, are above all that were given before."""
+
+
+class CatalogUnusableError(RuntimeError):
+    """The catalog can neither be used nor rebuilt; the sentence names the file and says what to do."""
+
+
+class CatalogBusyError(RuntimeError):
+    """Another process holds the database for a moment."""
+
+
+class _DamagedError(RuntimeError):
+    """It has to be rebuilt, for this reason."""
+
+
+def open_catalog(directories: list[tuple[str, str]], slot_count: int, live: Iterable[LiveSlot], now_us: int) -> tuple[Catalog, list[int]]:
+    """The catalog of these data directories, (identity, path), in the first of which it lies, and the number it has for each. `live`: partitions that
+    processes serve now. Raises CatalogUnusableError, CatalogBusyError, MissingDirectoryError.
+    """
+    path = f"{directories[0][1]}/{CATALOG_FILE}"
+    try:
+        try:
+            catalog = _open_file(path, slot_count)
+        except _DamagedError as reason:
+            _rebuild(path, str(reason), directories, slot_count, list(live), now_us)
+            catalog = _open_file(path, slot_count)
+        numbers = catalog.register_dirs(directories)
+        _say_what_it_does_not_know(catalog, [directory for _, directory in directories])
+        return catalog, numbers
+    except _DamagedError as reason:
+        raise CatalogUnusableError(f"{path} was made again and cannot be used ({reason}); look at the disk") from None
+    except sqlite3.Error as error:
+        found = _not_usable(path, error)
+        raise (
+            CatalogUnusableError(f"{path} cannot be used: {error}; look at the disk") if isinstance(found, _DamagedError) else found
+        ) from None
+    except SurveyError as error:
+        raise CatalogUnusableError(
+            f"{path} is missing or damaged and cannot be rebuilt from the partitions' files: {error} Or restore {path} from a backup."
+        ) from None
+    except OSError as error:
+        raise CatalogUnusableError(f"{error.filename or path}: {error.strerror}; make it readable and writable for this user") from None
+
+
+def _say_what_it_does_not_know(catalog: Catalog, data_dirs: list[str]) -> None:
+    """A database from a backup may be older than the directories beside it."""
+    known = {f"{topic.name}-{row.partition}" for topic in catalog.topics() for row in topic.partitions}
+    unknown = [path for name, path in partition_directories(data_dirs) if name not in known]
+    if unknown:
+        logger.warning(
+            "directories_of_no_topic count=%d first=%r advice=%r", len(unknown), unknown[0],
+            f"the catalog is older than they are, or they were copied there; to have it made again from all directories, move {CATALOG_FILE} away",
+        )  # fmt: skip
+
+
+def live_slots(tables: list[PartitionTable]) -> list[LiveSlot]:
+    """What the flushers of this run serve."""
+    found = []
+    for index, table in enumerate(tables):
+        for slot in range(table.slot_count):
+            state = table.read(slot)
+            if state.state not in (SlotState.FREE, SlotState.DELETED):
+                found.append(LiveSlot(state.topic_id, state.partition, index, slot, state.applied_version))
+    return found
+
+
+def _open_file(path: str, slot_count: int) -> Catalog:
+    """Raises _DamagedError, CatalogUnusableError, CatalogBusyError, OSError."""
+    for companion in _COMPANIONS:
+        _make_private(path + companion)
+    if not os.path.exists(path):
+        raise _DamagedError("it is missing")
+    with open(path, "rb") as file:
+        head = file.read(len(_MAGIC))
+    if head != _MAGIC:
+        raise _DamagedError("it is no SQLite database" if head else "it is empty")
+    catalog = None
+    try:
+        catalog = Catalog(path, slot_count)
+        wrong = catalog.check()
+        if wrong:
+            raise _DamagedError(wrong)
+        catalog.topics()
+        return catalog
+    except (sqlite3.Error, StorageError, ValueError, TypeError, _DamagedError) as error:
+        if catalog is not None:
+            catalog.close()
+        cause = error.__cause__ if isinstance(error, StorageError) else error
+        if isinstance(cause, sqlite3.Error):
+            raise _not_usable(path, cause) from None
+        raise error if isinstance(error, _DamagedError) else _DamagedError(str(error)) from None
+    except CatalogVersionError as error:
+        raise CatalogUnusableError(f"{error}. Start the build that wrote it, or one that is newer.") from None
+
+
+def _not_usable(path: str, error: sqlite3.Error) -> Exception:
+    kind = error_kind(error)
+    if kind in _DAMAGED_KINDS or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHORT_READ:
+        return _DamagedError(str(error))
+    if kind in _BUSY_KINDS:
+        return CatalogBusyError(f"{path} cannot be opened now: {error}")
+    return CatalogUnusableError(
+        f"{path} cannot be used: {error}. Look at the disk's space and health and at who owns the file, then start again."
+    )
+
+
+def _make_private(path: str) -> None:
+    """A file of the catalog is a plain file that only this user reads. Raises CatalogUnusableError, OSError."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "a directory" if stat.S_ISDIR(found.st_mode) else "no plain file"
+        raise CatalogUnusableError(
+            f"{path} is {kind}, which is not followed. Put the file itself there, or move it away: the catalog is then rebuilt from the partitions' files."
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchmod(fd, 0o600)
+        finally:
+            os.close(fd)
+
+
+def _rebuild(path: str, reason: str, directories: list[tuple[str, str]], slot_count: int, live: list[LiveSlot], now_us: int) -> None:
+    """Make the database from the partitions' files. Raises SurveyError, sqlite3.Error, OSError, MissingDirectoryError."""
+    restored = restored_topics(survey([directory for _, directory in directories]), live, slot_count, len(directories), now_us)
+    is_new = not restored.topics and not restored.warnings and not os.path.exists(path)
+    temporary = f"{path}.rebuilding"
+    for companion in (*_COMPANIONS, "-journal"):
+        if os.path.lexists(temporary + companion):
+            os.unlink(temporary + companion)
+    os.close(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    catalog = Catalog(temporary, slot_count)
+    try:
+        numbers = catalog.register_dirs(directories)
+        for topic in restored.topics:
+            catalog.restore_topic(restored.with_numbers(topic, numbers))
+        if not is_new:
+            catalog.begin_producers_at(now_us // 1_000_000 * PRODUCER_IDS_PER_SECOND)
+    finally:
+        catalog.close()
+    aside = _set_aside(path)
+    fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fchmod(fd, 0o600)  # whatever the umask says
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(temporary, path)
+    fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    if is_new:
+        return
+    for warning in restored.warnings:
+        logger.warning("catalog_rebuilt_with_a_gap %s", warning)
+    logger.warning(
+        "catalog_rebuilt path=%s reason=%r topics=%d partitions=%d kept_in=%r producer_ids_from=%d",
+        path, reason, len(restored.topics), sum(len(topic.partitions) for topic in restored.topics), aside,
+        now_us // 1_000_000 * PRODUCER_IDS_PER_SECOND,
+    )  # fmt: skip
+
+
+def _set_aside(path: str) -> str:
+    """Rename a damaged database, with what belongs to it; answers its new name, empty where there was none. A log of changes without its database would be
+    taken for the new one's.
+    """
+    number = 1
+    while os.path.lexists(f"{path}.damaged-{number}"):
+        number += 1
+    aside = f"{path}.damaged-{number}"
+    found = [companion for companion in _COMPANIONS if os.path.lexists(path + companion)]
+    for companion in reversed(found):  # the database last: a kill between leaves one that is damaged still
+        os.rename(path + companion, aside + companion)
+    return aside if found else ""

@@ -1,0 +1,275 @@
+"""Requests that change topics: taken in order, decided a few at a time, carried out by the flushers, then answered.
+
+Owner: the coordinator.
+Invariants: requests are decided in the order in which they came; a change is answered once, at the latest at its deadline; what a request repeats of its own
+    is cut (`shown_name`, `shown_text`), so that its answer fits a lane whatever it holds.
+Bounds: CHANGES_MAX requests of a front wait or are under way, DECIDED_AT_ONCE entries are decided in one step; what outlives its deadline is kept once a topic.
+Crash: what was decided and not carried out is told again by a successor; what was not decided its front gives up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from appliance.catalog import Catalog, CatalogFullError, Topic
+from appliance.telling import Telling
+from appliance.topic_decisions import TopicDecisions, shown_name, shown_text
+from shm.boundary import Boundary
+from shm.crash_points import crash_point
+from tailrace.errors import InvalidRequestError, TailraceError
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.requests import decode_json, encode_error, encode_reply
+from tailrace.protocol.wire import Api
+
+logger = logging.getLogger(__name__)
+
+CHANGE_TIMEOUT_NS = 30_000_000_000
+RETRY_NS = 1_000_000_000
+"""How soon a catalog that refused a change's end is asked again."""
+CHANGES_MAX = 32
+DECIDED_AT_ONCE = 16
+ENTRIES_MAX = 1000
+OFFSETS_MAX = 10_000
+"""Partitions that one DELETE_RECORDS names: each is told where its log begins now."""
+CHANGES = (Api.CREATE_TOPICS, Api.DELETE_TOPICS, Api.ALTER_TOPICS, Api.DELETE_RECORDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Requester:
+    """Whom to answer."""
+
+    front: int
+    session: int
+    correlation_id: int
+
+
+@dataclass(slots=True)
+class Change:
+    """One request."""
+
+    requester: Requester
+    api: Api
+    payload: bytes
+    """Until it is its turn."""
+    deadline_ns: int
+    is_begun: bool = False
+    validate_only: bool = False
+    undecided: deque[Any] = field(default_factory=deque)
+    results: list[dict[str, Any]] = field(default_factory=list)
+    pending: dict[bytes, tuple[Topic, list[dict[str, Any]]]] = field(default_factory=dict)
+    """Topic id -> the newest decision that is on its way into the partition table, and the results that wait for it."""
+    offset_count: int = 0
+
+    @property
+    def is_decided(self) -> bool:
+        return self.is_begun and not self.undecided
+
+
+class Changes:
+    """See the module's docstring."""
+
+    def __init__(
+        self, catalog: Catalog, topics: dict[str, Topic], telling: Telling, decisions: TopicDecisions, boundary: Boundary, answer_max: int
+    ) -> None:
+        """`topics`: by name, as the coordinator knows them; changed here."""
+        self._catalog = catalog
+        self._topics = topics
+        self._telling = telling
+        self._boundary = boundary
+        self._answer_max = answer_max
+        self._decide_by = {
+            Api.CREATE_TOPICS: decisions.create, Api.DELETE_TOPICS: decisions.delete, Api.ALTER_TOPICS: decisions.alter,
+            Api.DELETE_RECORDS: decisions.delete_records,
+        }  # fmt: skip
+        self._changes: list[Change] = []
+        self._late: dict[bytes, Topic] = {}
+        """Decisions that nobody waits for any more, and that are not carried out."""
+        self._retry_at_ns = 0
+        for topic in [topic for topic in topics.values() if topic.state != "active"]:  # what a predecessor may not have told
+            telling.tell_workers(topic)
+            self._late[topic.topic_id] = topic
+
+    def is_waiting(self) -> bool:
+        return bool(self._changes or self._late)
+
+    def take(self, requester: Requester, api: Api, payload: bytes, now_ns: int) -> None:
+        """A request. Raises TailraceError when there are too many of its front's."""
+        if sum(change.requester.front == requester.front for change in self._changes) >= CHANGES_MAX:
+            raise TailraceError(f"{CHANGES_MAX} changes of topics are under way", ErrorCode.NOT_READY)
+        self._changes.append(Change(requester, api, payload, now_ns + CHANGE_TIMEOUT_NS))
+
+    def step(self, now_ns: int) -> int:
+        return self._decide_some() + self._finish(now_ns)
+
+    # ---- deciding --------------------------------------------------------------------------------------------------------------------
+
+    def _decide_some(self) -> int:
+        count = 0
+        for change in [change for change in self._changes if not change.is_decided]:
+            try:
+                if not change.is_begun:
+                    self._begin(change)
+                while change.undecided and count < DECIDED_AT_ONCE:
+                    self._decide(change, change.undecided.popleft())
+                    count += 1
+            except TailraceError as error:
+                self._refuse(change, error.code, error.detail)
+            except Exception as error:  # the boundary of one request
+                self._refuse(change, ErrorCode.INTERNAL_ERROR, self._boundary.caught(f"api={change.api.name}", error))
+            if count >= DECIDED_AT_ONCE:
+                break
+        return count
+
+    @staticmethod
+    def _begin(change: Change) -> None:
+        request = decode_json(change.payload)
+        change.payload = b""
+        items = request.get("topics")
+        if not isinstance(items, list) or not 0 < len(items) <= ENTRIES_MAX:
+            raise InvalidRequestError(f"the request needs a list `topics` of 1 to {ENTRIES_MAX} entries")
+        change.validate_only = bool(request.get("validate_only", False))
+        change.undecided.extend(items)
+        change.is_begun = True
+
+    def _decide(self, change: Change, item: Any) -> None:
+        result: dict[str, Any] = {"name": shown_name(item.get("name") if isinstance(item, dict) else item), "code": 0}
+        change.results.append(result)
+        try:
+            if not isinstance(item, dict):
+                raise InvalidRequestError("each entry of `topics` must be an object")
+            self._check_offsets(change, item)
+            decided = self._decide_by[change.api](item, change.validate_only)
+            if decided:
+                crash_point("coordinator.after_decision")
+            self._topics.update({topic.name: topic for topic in decided})
+            for topic in decided:
+                _, results = change.pending.get(topic.topic_id, (topic, []))
+                change.pending[topic.topic_id] = topic, [*results, result]
+                self._telling.give_workers(topic)
+                if topic.state == "deleting":
+                    self._telling.tell_readers(topic)  # before the files go: nothing more is sent there
+                self._telling.tell_workers(topic, revive=bool(item.get("online")))
+        except TailraceError as error:
+            result.update(code=int(error.code), message=shown_text(error.detail))
+        except CatalogFullError as error:
+            result.update(code=int(ErrorCode.INVALID_SETTING), message=str(error))
+        except Exception as error:  # the boundary of one entry
+            sentence = self._boundary.caught(f"api={change.api.name} topic={result['name']!r}", error)
+            result.update(code=int(ErrorCode.INTERNAL_ERROR), message=sentence)
+            self._take_up_what_is_decided()
+
+    @staticmethod
+    def _check_offsets(change: Change, item: dict[str, Any]) -> None:
+        wanted = item.get("partitions")
+        if change.api is Api.DELETE_RECORDS and isinstance(wanted, dict):
+            change.offset_count += len(wanted)
+            if change.offset_count > OFFSETS_MAX:
+                raise TailraceError(f"a request names at most {OFFSETS_MAX} partitions", ErrorCode.REQUEST_TOO_LARGE)
+
+    def _take_up_what_is_decided(self) -> None:
+        """A failure between decision and news: what the catalog says goes."""
+        for topic in self._catalog.topics():
+            if self._topics.get(topic.name) != topic and topic.state != "active":
+                self._topics[topic.name] = self._late[topic.topic_id] = topic
+                self._telling.tell_workers(topic)
+
+    # ---- carrying out ----------------------------------------------------------------------------------------------------------------
+
+    def _finish(self, now_ns: int) -> int:
+        count = 0
+        if self._late and now_ns >= self._retry_at_ns:
+            for topic in [topic for topic in self._late.values() if self._is_over(topic)]:
+                del self._late[topic.topic_id]
+                self._complete(topic, [], now_ns)
+        for change in [change for change in self._changes if change.is_decided]:
+            for topic, results in [pending for pending in change.pending.values() if self._is_over(pending[0])]:
+                del change.pending[topic.topic_id]
+                self._complete(topic, results, now_ns)
+            if not change.pending:
+                self._changes.remove(change)
+                self._answer(change)
+                count += 1
+            elif now_ns >= change.deadline_ns:
+                self._refuse(change, ErrorCode.TIMED_OUT, "the change is decided but not carried out yet; look at `tailrace status`")
+        return count
+
+    def _is_gone(self, topic: Topic) -> bool:
+        known = self._topics.get(topic.name)
+        return known is None or known.topic_id != topic.topic_id
+
+    def _is_over(self, topic: Topic) -> bool:
+        """Whether the flushers have carried a decision out, or there is nothing left to carry out."""
+        if self._is_gone(topic):
+            return True
+        for row in topic.partitions:
+            state = self._telling.table(row).read(row.slot)
+            if state.applied_version < topic.version or state.topic_id != topic.topic_id:
+                return False
+        return True
+
+    def _complete(self, topic: Topic, results: list[dict[str, Any]], now_ns: int) -> None:
+        """A decision is carried out. A catalog that refuses to say so is asked again, and the requester is told."""
+        crash_point("coordinator.after_apply")
+        try:
+            self._note(topic, results)
+        except TailraceError as error:
+            logger.error("change_not_noted topic=%s version=%d error=%r", topic.name, topic.version, error.detail)
+            self._late[topic.topic_id] = topic
+            self._retry_at_ns = now_ns + RETRY_NS
+            for result in results:
+                result.update(code=int(error.code), message=shown_text(error.detail))
+
+    def _note(self, topic: Topic, results: list[dict[str, Any]]) -> None:
+        """Raises StorageError, DiskFullError."""
+        if self._is_gone(topic):
+            for result in results:
+                result.update(code=int(ErrorCode.UNKNOWN_TOPIC), message="the topic was deleted meanwhile")
+            return
+        if topic.state == "deleting":
+            self._catalog.forget(topic.topic_id)
+            del self._topics[topic.name]
+            self._telling.take_workers_back(topic)
+            logger.info("topic_deleted topic=%s", topic.name)
+            return
+        self._catalog.mark_active(topic)
+        known = self._catalog.topic(topic.name)
+        if known is not None and known.version == topic.version:  # else there is a later decision: with that one
+            self._topics[topic.name] = known
+            self._telling.tell_readers(known)
+        logger.info("topic_changed topic=%s version=%d partitions=%d", topic.name, topic.version, len(topic.partitions))
+        for row in topic.partitions:
+            reason = self._telling.table(row).read(row.slot).reason
+            if reason:
+                for result in results:
+                    result.update(code=reason, message=f"partition {row.partition} takes no writes; see `tailrace status` and the log")
+
+    # ---- answering -------------------------------------------------------------------------------------------------------------------
+
+    def _answer(self, change: Change) -> None:
+        if change.api is Api.DELETE_RECORDS:
+            self._add_log_starts(change)
+        code, body = encode_reply(ErrorCode.OK, {"results": change.results}, self._answer_max)
+        if code is not ErrorCode.OK:
+            shortened = [{**result, "message": result["message"][:80]} if "message" in result else result for result in change.results]
+            code, body = encode_reply(ErrorCode.OK, {"results": shortened}, self._answer_max)
+        self._send(change.requester, code, body)
+
+    def _add_log_starts(self, change: Change) -> None:
+        for result in change.results:
+            topic = self._topics.get(result["name"])
+            if topic is not None and not result["code"]:
+                result["log_start_offsets"] = {
+                    str(row.partition): self._telling.table(row).read(row.slot).log_start_offset for row in topic.partitions
+                }
+
+    def _refuse(self, change: Change, code: ErrorCode, detail: str) -> None:
+        """Answer a request as a whole; what of it is decided is carried out."""
+        self._changes.remove(change)
+        self._late.update({topic_id: topic for topic_id, (topic, _) in change.pending.items()})
+        self._send(change.requester, code, encode_error(detail))
+
+    def _send(self, requester: Requester, code: ErrorCode, body: bytes) -> None:
+        self._telling.answer(requester.front, requester.session, requester.correlation_id, code, body)

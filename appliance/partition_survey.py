@@ -1,0 +1,251 @@
+"""What the partitions' files tell of topics, when there is no catalog that does.
+
+Owner: pure, but for `survey`, which only reads.
+Invariants: a topic is restored as the newest of its files says; two that claim one name, one partition in two places, or a partition that is missing where
+    others hold records raise SurveyError: nobody can tell what would be served.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from appliance.catalog import PartitionRow, Topic
+from appliance.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
+from tailrace.delays import DELAY_SUFFIX, delay_log_name
+from tailrace.partition_file import PARTITION_FILE, Decision, PartitionFile
+from tailrace.segment import SEGMENT_SUFFIX
+
+_DIRECTORY = re.compile(r"(.+)-([0-9]{1,4})")
+SENTENCES_MAX = 5
+
+
+class SurveyError(RuntimeError):
+    """The files contradict each other, or say too little; the sentences say what to do."""
+
+
+class LiveSlot(NamedTuple):
+    """A partition that processes serve while the catalog is made again."""
+
+    topic_id: bytes
+    partition: int
+    data_dir: int
+    slot: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPartition:
+    """A directory that is named as a partition's."""
+
+    path: str
+    topic: str
+    partition: int
+    data_dir: int
+    """Index of the data directory."""
+    file: PartitionFile | None
+    """None: there is none, or it is damaged."""
+    has_records: bool
+
+
+@dataclass(slots=True)
+class Restored:
+    topics: list[Topic] = field(default_factory=list)
+    """Partitions' `data_dir` is the index of the data directory here."""
+    warnings: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def with_numbers(topic: Topic, numbers: list[int]) -> Topic:
+        """With the catalog's numbers of the data directories."""
+        return replace(topic, partitions=tuple(replace(row, data_dir=numbers[row.data_dir]) for row in topic.partitions))
+
+
+def survey(data_dirs: list[str]) -> list[FoundPartition]:
+    """Every partition's directory. Raises OSError."""
+    found = []
+    for index, data_dir in enumerate(data_dirs):
+        with os.scandir(data_dir) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        for name in names:
+            matched = _DIRECTORY.fullmatch(name)
+            if matched is not None:
+                found.append(_look(f"{data_dir}/{name}", matched[1], int(matched[2]), index))
+    return found
+
+
+def partition_directories(data_dirs: list[str]) -> list[tuple[str, str]]:
+    """(name, path) of what has a partition's name and its file. Raises OSError."""
+    return [
+        (name, f"{data_dir}/{name}")
+        for data_dir in data_dirs
+        for name in sorted(os.listdir(data_dir))
+        if _DIRECTORY.fullmatch(name) and os.path.lexists(f"{data_dir}/{name}/{PARTITION_FILE}")
+    ]
+
+
+def _look(path: str, topic: str, partition: int, data_dir: int) -> FoundPartition:
+    file = None
+    try:
+        fd = os.open(f"{path}/{PARTITION_FILE}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(fd, "rb") as opened:
+            file = PartitionFile.decode(opened.read())
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        pass  # as if it were damaged
+    head = max((len(message) for message in file.schemas.values()), default=0) if file is not None else 0
+    with os.scandir(path) as entries:
+        segments = [entry.stat(follow_symlinks=False).st_size for entry in entries if entry.name.endswith(SEGMENT_SUFFIX)]
+    has_records = any(size > head for size in segments) or (file is not None and file.log_start_offset > 0)
+    return FoundPartition(path, topic, partition, data_dir, file, has_records)
+
+
+def restored_topics(found: list[FoundPartition], live: list[LiveSlot], slot_count: int, dir_count: int, now_us: int) -> Restored:
+    """The topics that these directories belong to. Raises SurveyError."""
+    by_topic: dict[str, list[FoundPartition]] = {}
+    for each in found:
+        by_topic.setdefault(each.topic, []).append(each)
+    restored, wrong = Restored(), []
+    slots = _Slots(live, slot_count)
+    counts = Counter(dict.fromkeys(range(dir_count), 0))
+    counts.update(each.data_dir for each in found)
+    for name, directories in by_topic.items():
+        try:
+            topic = _restore(name, directories, slots, counts, restored.warnings, now_us)
+        except SurveyError as error:
+            wrong.append(str(error))
+        else:
+            restored.topics += [topic] if topic is not None else []
+    if wrong:
+        more = f" And {len(wrong) - SENTENCES_MAX} more." if len(wrong) > SENTENCES_MAX else ""
+        raise SurveyError(" ".join(wrong[:SENTENCES_MAX]) + more)
+    _match_delay_logs(restored)
+    return restored
+
+
+def _restore(
+    name: str, directories: list[FoundPartition], slots: _Slots, counts: Counter[int], warnings: list[str], now_us: int
+) -> Topic | None:
+    """One topic; None: what is there is no topic's. Raises SurveyError."""
+    known = [(each, each.file) for each in directories if each.file is not None and _is_its_own(each, each.file)]
+    if not known:
+        _check_nothing_is_lost(name, directories, warnings)
+        return None
+    ids = {file.topic_id for _, file in known}
+    if len(ids) > 1:
+        places = " and ".join(sorted(each.path for each, _ in known))
+        raise SurveyError(f"{places} belong to {len(ids)} topics of one name: move those of all but one away.")
+    by_number: dict[int, FoundPartition] = {}
+    for each in directories:
+        if each.partition in by_number:
+            raise SurveyError(f"{by_number[each.partition].path} and {each.path} are one partition: move the older one away.")
+        by_number[each.partition] = each
+    newest = max((file for _, file in known), key=lambda file: file.decision.version if file.decision else 0)
+    decision = newest.decision or _guessed(name, newest, max(by_number) + 1, now_us)
+    if newest.decision is None:
+        warnings.append(
+            f"topic={name} partitions={decision.partition_count} settings=unknown reason='written by an older build: everything is kept for ever'"
+        )
+    if decision.schema_id not in newest.schemas:
+        raise SurveyError(f"{name}: its {PARTITION_FILE} lacks the schema {decision.schema_id}.")
+    count = max(decision.partition_count, max(by_number) + 1)
+    missing = [number for number in range(count) if number not in by_number]
+    if missing and any(each.has_records for each in directories):
+        shown = ", ".join(f"{name}-{number}" for number in missing[:SENTENCES_MAX])
+        raise SurveyError(
+            f"{len(missing)} of {count} partitions of topic {name} are missing ({shown}) and others hold records: list every directory in data_dirs; "
+            "where they are lost for good, make empty directories of those names in a data directory."
+        )
+    if missing:
+        warnings.append(f"topic={name} missing={missing} made=empty")
+    lost = [number for number, each in by_number.items() if each.file is None]
+    if lost:
+        warnings.append(f"topic={name} without_partition_file={lost}")
+    versions = {file.decision.version if file.decision else 0 for _, file in known}
+    topic_id = newest.topic_id
+    version = max([decision.version, *(slot.version for slot in slots.of(topic_id))])
+    is_settled = len(versions) == 1 and len(known) == count and newest.decision is not None
+    rows = tuple(
+        PartitionRow(
+            number, by_number[number].data_dir if number in by_number else _emptiest(counts), slots.take(topic_id, number, name), 0
+        )
+        for number in range(count)
+    )
+    return Topic(
+        topic_id, name, "active" if is_settled else "changing", version if is_settled else version + 1, decision.typed, decision.schema_id,
+        newest.schemas[decision.schema_id], dict(decision.given), rows, decision.created_us, bytes.fromhex(decision.delay_of),
+    )  # fmt: skip
+
+
+def _is_its_own(each: FoundPartition, file: PartitionFile) -> bool:
+    """Not a copy under another name."""
+    return (file.topic, file.partition) == (each.topic, each.partition)
+
+
+def _check_nothing_is_lost(name: str, directories: list[FoundPartition], warnings: list[str]) -> None:
+    full = [each.path for each in directories if each.has_records]
+    copies = [each.path for each in directories if each.file is not None]
+    if full and not copies:
+        raise SurveyError(
+            f"{full[0]} holds records and no {PARTITION_FILE} that says of which topic: restore that file, or move the directory away."
+        )
+    warnings.append(f"directories={[each.path for each in directories][:SENTENCES_MAX]} topic={name} ignored=yes")
+
+
+def _guessed(name: str, file: PartitionFile, count: int, now_us: int) -> Decision:
+    """Of files that an older build wrote: what is safe."""
+    schema_id = max(file.schemas)
+    typed = file.schemas[schema_id] not in (DEFAULT_SCHEMA_MESSAGE, DEFAULT_DELAY_SCHEMA_MESSAGE)
+    given: dict[str, Any] = {"retention.ms": -1, "retention.bytes": -1}
+    return Decision(0, count, schema_id, typed, now_us, "", given)
+
+
+def _emptiest(counts: Counter[int]) -> int:
+    index = min(counts, key=lambda each: (counts[each], each))
+    counts[index] += 1
+    return index
+
+
+def _match_delay_logs(restored: Restored) -> None:
+    """A topic with delays has its delay log, a delay log its topic."""
+    by_name = {topic.name: topic for topic in restored.topics}
+    owners = {topic.topic_id for topic in restored.topics}
+    kept = []
+    for topic in restored.topics:
+        if topic.name.endswith(DELAY_SUFFIX):
+            owner = by_name.get(topic.name.removesuffix(DELAY_SUFFIX))
+            if (topic.delay_of and topic.delay_of not in owners) or owner is None:
+                restored.warnings.append(f"delay_log={topic.name} ignored=yes reason='its topic is gone'")
+                continue
+            kept.append(replace(topic, delay_of=owner.topic_id, given={**topic.given, "delay.enabled": True}))
+        elif delay_log_name(topic.name) in by_name:
+            kept.append(replace(topic, given={"delay.enabled": True, **topic.given}))
+        elif topic.given.get("delay.enabled"):
+            restored.warnings.append(f"topic={topic.name} delay.enabled=false reason='its delay log is gone'")
+            kept.append(replace(topic, given={**topic.given, "delay.enabled": False}))
+        else:
+            kept.append(topic)
+    restored.topics = kept
+
+
+class _Slots:
+    """Slots that partitions have in shared memory, and free ones."""
+
+    def __init__(self, live: list[LiveSlot], slot_count: int) -> None:
+        self._live = {(slot.topic_id, slot.partition): slot for slot in live}
+        taken = {slot.slot for slot in live}
+        self._count = slot_count
+        self._free: Iterator[int] = (slot for slot in range(slot_count) if slot not in taken)
+
+    def of(self, topic_id: bytes) -> list[LiveSlot]:
+        return [slot for (owner, _), slot in self._live.items() if owner == topic_id]
+
+    def take(self, topic_id: bytes, partition: int, name: str) -> int:
+        """Raises SurveyError."""
+        live = self._live.get((topic_id, partition))
+        slot = live.slot if live is not None else next(self._free, None)
+        if slot is None:
+            raise SurveyError(f"topic {name} would need more than the {self._count} partition slots that there are: raise `slots`.")
+        return slot

@@ -1,0 +1,93 @@
+"""The catalog: what it refuses decides nothing, what it gives once it never gives again, and what clients can make grow has an end."""
+
+from __future__ import annotations
+
+import pathlib
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+
+from appliance import catalog as catalog_module
+from appliance.catalog import Catalog, CatalogFullError
+from appliance.default_schema import DEFAULT_SCHEMA_MESSAGE
+from tailrace.errors import DiskFullError, InvalidSchemaError, StorageError
+
+SLOTS = 8
+
+
+@pytest.fixture
+def catalog(tmp_path: pathlib.Path) -> Iterator[Catalog]:
+    opened = Catalog(str(tmp_path / "coordinator.db"), SLOTS)
+    opened.register_dirs([("a", "/a")])
+    yield opened
+    opened.close()
+
+
+def create(catalog: Catalog, name: str, partitions: int = 1, schema: bytes = DEFAULT_SCHEMA_MESSAGE) -> bytes:
+    return catalog.create_topic(name, partitions, {}, schema, False, 5).topic_id
+
+
+def create_both(catalog: Catalog) -> None:
+    with catalog.together():
+        create(catalog, "c", 2)
+        create(catalog, "d", 2)
+
+
+def test_a_topic_that_finds_no_room_leaves_nothing_behind(catalog: Catalog) -> None:
+    create(catalog, "a", 5)
+    with pytest.raises(CatalogFullError):
+        create(catalog, "b", 4)
+    with pytest.raises(CatalogFullError):
+        create_both(catalog)
+    assert [topic.name for topic in catalog.topics()] == ["a"]
+    create(catalog, "e", 3)
+    assert sorted(row.slot for topic in catalog.topics() for row in topic.partitions) == list(range(SLOTS))
+
+
+def test_slots_are_free_again_when_their_topic_is_forgotten(catalog: Catalog) -> None:
+    for _ in range(3):
+        catalog.forget(create(catalog, "a", SLOTS))
+    assert catalog.topics() == []
+
+
+def test_schemas_go_with_their_last_topic_and_their_numbers_are_not_given_again(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_module, "SCHEMA_BYTES_MAX", 100)
+    numbers = []
+    for index in range(5):
+        topic_id = create(catalog, "a", 1, bytes([index]) * 60)
+        found = catalog.topic("a")
+        assert found is not None
+        numbers.append(found.schema_id)
+        with pytest.raises(InvalidSchemaError, match="more than 100"):
+            create(catalog, "b", 1, b"x" * 60)
+        catalog.forget(topic_id)
+    assert numbers == sorted(set(numbers))
+
+
+def test_producers_that_are_remembered_have_a_number_and_none_is_given_twice(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_module, "PRODUCERS_MAX", 3)
+    given = [catalog.new_producer()[0] for _ in range(10)]
+    assert given == sorted(set(given))
+    assert catalog.next_epoch(given[-1], 0) == (given[-1], 1)
+    forgotten, epoch = catalog.next_epoch(given[0], 0)
+    assert forgotten > given[-1]
+    assert epoch == 0
+
+
+def test_a_disk_that_is_full_or_fails_is_an_error_of_one_change(catalog: Catalog, tmp_path: pathlib.Path) -> None:
+    """A full disk, played by SQLite's own limit of pages; a database that another process holds."""
+    create(catalog, "before")
+    pages = catalog._db.execute("PRAGMA page_count").fetchone()[0]
+    catalog._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(DiskFullError):
+        create(catalog, "large", 1, b"x" * 60_000)
+    catalog._db.execute("PRAGMA max_page_count = 1000000")
+    other = sqlite3.connect(tmp_path / "coordinator.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StorageError, match="locked"):
+        create(catalog, "b")
+    other.execute("ROLLBACK")
+    other.close()
+    create(catalog, "b")
+    assert {"before", "b"} <= {topic.name for topic in catalog.topics()}

@@ -1,0 +1,117 @@
+"""Changes of topics when something fails that nobody expected: the entry or the request is answered with an id, and the next one is served."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import orjson
+import pytest
+
+from appliance.catalog import Catalog, Topic
+from appliance.changes import DECIDED_AT_ONCE, Changes, Requester
+from appliance.topic_decisions import TopicDecisions
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.wire import Api
+
+
+class AppliedAtOnce:
+    """A partition table whose flusher has carried out everything."""
+
+    def __init__(self, topic_id: bytes) -> None:
+        self.topic_id = topic_id
+        self.reason = 0
+        self.applied_version = 1 << 30
+        self.log_start_offset = 0
+
+    def read(self, _slot: int) -> Any:
+        return self
+
+
+class World:
+    """`appliance.telling` and `shm.boundary`, of which only what was told and answered is kept."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.catalog = Catalog(f"{directory}/coordinator.db", 2000)
+        self.catalog.register_dirs([("a", "/a")])
+        self.topics: dict[str, Topic] = {}
+        self.answers: list[tuple[ErrorCode, dict[str, Any]]] = []
+        self.failures: list[str] = []
+        decisions = TopicDecisions(
+            self.catalog, self.topics, Any, lambda _: None, lambda: 5, ring_bytes=1 << 26, lane_bytes=1 << 22,  # type: ignore[arg-type,return-value]
+        )  # fmt: skip
+        self.changes = Changes(self.catalog, self.topics, self, decisions, self, 1 << 19)  # type: ignore[arg-type]
+
+    def caught(self, what: str, error: Exception) -> str:
+        self.failures.append(f"{what} {error}")
+        return "id=7"
+
+    def table(self, row: Any) -> AppliedAtOnce:
+        owner = next(topic for topic in self.topics.values() if row in topic.partitions)
+        return AppliedAtOnce(owner.topic_id)
+
+    def answer(self, _front: int, _session: int, _correlation_id: int, code: ErrorCode, body: bytes) -> None:
+        self.answers.append((code, orjson.loads(body)))
+
+    def __getattr__(self, name: str) -> Any:
+        assert name in ("tell_workers", "tell_readers", "give_workers", "take_workers_back"), name
+        return lambda *_, **__: None
+
+    def ask(self, names: list[str], now_ns: int = 0) -> None:
+        payload = orjson.dumps({"topics": [{"name": name} for name in names]})
+        self.changes.take(Requester(0, 1, 1), Api.CREATE_TOPICS, payload, now_ns)
+
+    def run(self) -> int:
+        """Steps until nothing waits; how many."""
+        count = 0
+        while self.changes.is_waiting():
+            self.changes.step(0)
+            count += 1
+        return count
+
+
+def test_a_failure_that_nobody_expected_is_one_entrys_answer(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path)
+    create = world.catalog.create_topic
+
+    def failing(name: str, *arguments: Any) -> Topic:
+        made = create(name, *arguments)
+        if name == "bad":
+            raise KeyError(7)
+        return made
+
+    monkeypatch.setattr(world.catalog, "create_topic", failing)
+    world.ask(["one", "bad", "two"])
+    world.run()
+    ((code, answer),) = world.answers
+    assert code is ErrorCode.OK
+    assert [result["code"] for result in answer["results"]] == [0, ErrorCode.INTERNAL_ERROR, 0]
+    assert answer["results"][1]["message"] == "id=7"
+    assert len(world.failures) == 1
+    assert sorted(world.topics) == [topic.name for topic in world.catalog.topics()] == ["one", "two"]
+
+
+def test_a_failure_between_decision_and_news_is_carried_out_all_the_same(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path)
+    told: list[str] = []
+
+    def tell(topic: Topic, **_: Any) -> None:
+        told.append(topic.name)
+        if told == ["one"]:
+            raise KeyError(7)
+
+    monkeypatch.setattr(world, "tell_workers", tell, raising=False)
+    world.ask(["one", "two"])
+    world.run()
+    assert told.count("two") == 1
+    assert {name: topic.state for name, topic in world.topics.items()} == {"one": "active", "two": "active"}
+
+
+def test_a_large_request_is_decided_a_few_at_a_time_and_before_what_came_later(tmp_path: pathlib.Path) -> None:
+    world = World(tmp_path)
+    names = [f"t{number}" for number in range(DECIDED_AT_ONCE * 4)]
+    world.ask(names)
+    world.ask([names[-1]])
+    assert world.run() >= 4
+    assert [result["code"] for result in world.answers[0][1]["results"]] == [0] * len(names)
+    assert world.answers[1][1]["results"][0]["code"] == ErrorCode.TOPIC_EXISTS

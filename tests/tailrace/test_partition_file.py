@@ -1,0 +1,39 @@
+"""`partition.json`: whole in both directions, and files of the format before this one are read."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from tailrace import checked_json
+from tailrace.partition_file import Damage, Decision, Epoch, PartitionFile
+
+FILE = PartitionFile(
+    "orders", 3, bytes(range(16)), {1: b"schema", 4: b"other"}, 50, [Epoch(0, 0), Epoch(1, 70)], [Damage(0, 10, 20, 55, 60)], "a disk", "run",
+    Decision(7, 12, 4, True, 1_700_000_000_000_000, "", {"retention.ms": -1}),
+)  # fmt: skip
+
+
+def test_both_directions() -> None:
+    assert PartitionFile.decode(FILE.encode()) == FILE
+
+
+def test_every_cut_and_every_flipped_byte_is_known_as_damage() -> None:
+    data = FILE.encode()
+    for index in range(len(data)):
+        assert PartitionFile.decode(data[:index]) is None
+        assert PartitionFile.decode(data[:index] + bytes([data[index] ^ 4]) + data[index + 1 :]) is None
+
+
+@pytest.mark.parametrize(("version", "is_read"), [(1, False), (2, True), (4, False)])
+def test_versions(version: int, is_read: bool) -> None:
+    """Of version 2: without the topic's decision."""
+    fields = checked_json.decode(FILE.encode())
+    assert fields is not None
+    del fields["decision"]
+    found = PartitionFile.decode(checked_json.encode({**fields, "format": version}))
+    assert (found is not None) is is_read
+    if found is not None:
+        assert found.decision is None
+        assert asdict(found) == {**asdict(FILE), "decision": None}
