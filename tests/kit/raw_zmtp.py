@@ -6,6 +6,7 @@ Nothing here waits longer than `TIMEOUT_S`; sending answers False when the other
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -68,11 +69,22 @@ class RawPeer:
         self.socket.close()
 
     def send(self, data: bytes | bytearray | memoryview) -> bool:
-        """All of `data`, as it is; False when the other end has closed."""
-        try:
-            self.socket.sendall(data)
-        except (BrokenPipeError, ConnectionResetError):
-            return False
+        """All of `data`, as it is; False when the other end has closed. Raises TimeoutError when it takes nothing for long."""
+        left = memoryview(data)
+        ready = select.poll()
+        ready.register(self.socket, select.POLLOUT | select.POLLRDHUP)
+        while left:
+            events = ready.poll(TIMEOUT_S * 1000)
+            if not events:
+                raise TimeoutError(f"the other end takes nothing for {TIMEOUT_S} s")
+            if events[0][1] & (select.POLLRDHUP | select.POLLHUP | select.POLLERR):
+                return False
+            try:
+                left = left[self.socket.send(left, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                continue
+            except (BrokenPipeError, ConnectionResetError):
+                return False
         return True
 
     def shake_zmtp(self, identity: bytes = b"") -> None:
