@@ -77,7 +77,7 @@ SWEEP_NS = 100_000_000
 """While producers wait for credit: how long others may leave theirs unused."""
 OPEN_FILES_MAX = 512
 DESCRIPTORS_RESERVED = 16
-UNSENT_MAX_BYTES = 64 << 20
+UNSENT_MAX_BYTES = 128 << 20
 """Of answers that libzmq holds for all clients together; `credit_bytes` when that is more."""
 UNSHAKEN_MAX_BYTES = 16 << 20
 MEMORY_SLACK_BYTES = 128 << 20

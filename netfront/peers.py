@@ -70,7 +70,7 @@ class Peer:
     """One connection."""
 
     __slots__ = (
-        "accepted_ns", "buffers", "credit", "fd", "identity", "inode", "is_closing", "is_counted", "is_ended", "looked_ns", "marked", "marks", "progress_ns",
+        "accepted_ns", "buffers", "credit", "fd", "identity", "inode", "is_closing", "is_counted", "looked_ns", "marked", "marks", "progress_ns",
         "released", "seen_taken", "sent", "taken", "untaken",
     )  # fmt: skip
 
@@ -84,18 +84,18 @@ class Peer:
         self.credit: Credit | None = None
         """Since our handshake."""
         self.is_closing = False
-        self.is_ended = False
         self.taken = 0
         """Bytes on the wire of the whole messages that came."""
         self.seen_taken = 0
         self.untaken = 0
         self.sent = self.marked = self.released = 0
-        """What its answers cost, up to the last, up to the last with a mark, up to the last that libzmq let go of."""
+        """What its answers cost: up to the last, up to the last with a mark, up to the last mark that libzmq let go of."""
         self.marks: deque[tuple[int, Mark, bytearray | None]] = deque()
 
     @property
     def unsent(self) -> int:
-        return self.sent - self.released
+        """Of answers up to the last that was marked; what came after is less than MARK_BYTES, or has begun to wait only now."""
+        return self.marked - self.released
 
 
 class Peers:
@@ -189,9 +189,6 @@ class Peers:
             if peer.identity is not None and self.by_identity.get(peer.identity) is peer:
                 del self.by_identity[peer.identity]
                 ended.append(peer.identity)
-            peer.is_ended = True
-            if not peer.marks:
-                self._write_off(peer)
         return ended
 
     @property
@@ -219,7 +216,6 @@ class Peers:
     def wants_mark(self, peer: Peer, cost: int) -> bool:
         """Count an answer that is about to be sent; whether libzmq is to tell when it lets go of it."""
         peer.sent += cost
-        self.unsent_total += cost
         return peer.sent - peer.marked >= MARK_BYTES
 
     def mark(self, peer: Peer, mark: Mark, buffer: bytearray | None, now_ns: int) -> None:
@@ -227,6 +223,7 @@ class Peers:
         if not peer.marks:
             peer.progress_ns = now_ns
             self._sending.append(peer)
+        self.unsent_total += peer.sent - peer.marked
         peer.marked = peer.sent
         peer.marks.append((peer.sent, mark, buffer))
 
@@ -241,13 +238,7 @@ class Peers:
             peer.progress_ns = now_ns
             if buffer is not None:
                 free.append(buffer)
-        if peer.is_ended and not marks:
-            self._write_off(peer)
         return free
-
-    def _write_off(self, peer: Peer) -> None:
-        self.unsent_total -= peer.unsent
-        peer.released = peer.sent
 
     def settle_some(self, count: int, now_ns: int) -> list[bytearray]:
         """`settle` for up to `count` peers, in turn."""

@@ -208,7 +208,7 @@ class Router:
         return True
 
     def unsent_bytes(self, identity: bytes) -> int:
-        """What libzmq still holds of answers to this client, in bytes, and of its last 64 KiB perhaps also what has left."""
+        """What libzmq still holds of answers to this client, in bytes; 0 where that is no more than a little."""
         peer = self._peers.by_identity.get(identity)
         if peer is None:
             return 0

@@ -57,7 +57,7 @@ class RawPeer:
         else:
             host, _, port = rest.rpartition(":")
             self.socket.connect((host, int(port)))
-        self._received = b""
+        self._received = bytearray()
 
     def __enter__(self) -> Self:
         return self
@@ -140,5 +140,6 @@ class RawPeer:
             if not piece:
                 raise ConnectionError("the other end has closed")
             self._received += piece
-        taken, self._received = self._received[:count], self._received[count:]
+        taken = bytes(memoryview(self._received)[:count])
+        del self._received[:count]
         return taken
