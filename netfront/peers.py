@@ -252,15 +252,17 @@ class Peers:
 
     # ---- looking -------------------------------------------------------------------------------------------------------------------------
 
-    def look(self, now_ns: int) -> None:
-        """Close who costs more than is allowed."""
+    def look(self, now_ns: int, is_read: bool) -> None:
+        """Close who costs more than is allowed. `is_read`: whether everything that had come was read since the last look; if not (a front that is not fed
+        yet, or has just been stopped for a while), what waits is not its sender's fault, and the sums alone are bounded.
+        """
         memory = self._sockets.private_bytes()
         is_short = memory > self._memory_max
         peers = list(self._by_fd.values()) if is_short or self.untaken_total > self.limits.untaken_max else self._next_of_round()
         for peer in peers:
             if not peer.is_closing:
-                self._look_at(peer, now_ns)
-        if self.untaken_total > self.limits.unshaken_max:
+                self._look_at(peer, now_ns, is_read)
+        if is_read and self.untaken_total > self.limits.unshaken_max:
             self._close_largest(list(self._unshaken), self.limits.unshaken_max, "peers without a handshake have too much unfinished")
         if self.untaken_total > self.limits.untaken_max:
             self._close_largest(list(self._by_fd.values()), self.limits.untaken_max, "all peers together have too much unfinished")
@@ -276,7 +278,7 @@ class Peers:
         chosen, self._round = self._round[:LOOK_COUNT], self._round[LOOK_COUNT:]
         return chosen
 
-    def _look_at(self, peer: Peer, now_ns: int) -> None:
+    def _look_at(self, peer: Peer, now_ns: int, is_read: bool) -> None:
         if peer.marks and now_ns - peer.progress_ns >= STALLED_NS:
             self.close(peer, f"it has taken none of its answers for {STALLED_NS // 1_000_000_000} s")
             return
@@ -289,6 +291,8 @@ class Peers:
         untaken = max(0, received - peer.taken - (now_ns - peer.accepted_ns) * KEEPALIVE_BYTES_PER_S // 1_000_000_000)
         self.untaken_total += untaken - peer.untaken
         peer.untaken = untaken
+        if not is_read:
+            return
         credit = peer.credit
         allowed = self.limits.unshaken_peer_max if credit is None else max(0, credit.granted - credit.received) + SESSION_SLACK_BYTES
         if untaken > allowed:

@@ -99,6 +99,7 @@ class Router:
         self._look_at_ns = 0
         self._empty_count = 0
         """How often there was nothing to receive."""
+        self._empty_at_look = 0
         self._discards = False
         self._told_closed = 0
 
@@ -252,7 +253,8 @@ class Router:
             self._look_at_ns = now_ns + LOOK_NS
             for buffer in peers.settle_some(256, now_ns):
                 self._give_back(buffer)
-            peers.look(now_ns)
+            peers.look(now_ns, self._empty_count > self._empty_at_look)
+            self._empty_at_look = self._empty_count
         if now_ns >= self._relisten_ns:
             self._listen_again(now_ns)
         ended = peers.take_ended(now_ns, self._empty_count)

@@ -57,6 +57,7 @@ class RawPeer:
         else:
             host, _, port = rest.rpartition(":")
             self.socket.connect((host, int(port)))
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._received = bytearray()
 
     def __enter__(self) -> Self:
