@@ -670,13 +670,20 @@ class Front:
 
     def _watch(self, now_ns: int) -> int:
         """Sessions end with their connections."""
-        watched = self._transport.watch(now_ns)
+        try:
+            watched = self._transport.watch(now_ns)
+        except Exception as error:
+            self._boundary.caught("watch", error)
+            return 0
         if watched.closed_count:
             self._slot.store(ProcessWord.REFUSED_COUNT, self._slot.load(ProcessWord.REFUSED_COUNT) + watched.closed_count)
         for identity in watched.ended:
             session = self._sessions.by_identity(identity)
             if session is not None:
-                self._drop(session)
+                try:
+                    self._drop(session)
+                except Exception as error:
+                    self._boundary.caught(f"end_of_session session={session.number}", error)
         return len(watched.ended)
 
     def _drop(self, session: Session) -> None:

@@ -247,6 +247,7 @@ class Router:
     def watch(self, now_ns: int) -> Watched:
         """Take in which connections have come and gone, and look at what they cost."""
         self._now_ns = now_ns
+        self.watch_at_ns = now_ns + LOOK_NS  # also when what follows fails
         self._read_monitor()
         peers = self._peers
         if now_ns >= self._look_at_ns:
