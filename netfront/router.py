@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import struct
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ COPY_BELOW_BYTES = 32 << 10
 PARTS_MAX = 16
 """A message of more parts is no request, nor a mistake: its sender is closed."""
 DISCARDED_AT_ONCE = 2048
+EVENTS_AT_ONCE = 2_100
+"""More than the monitor holds: 1,000 messages on each side."""
 RELISTEN_NS = 500_000_000
 NEVER_NS = 1 << 63
 _EVENTS, _POLLIN, _RCVMORE, _NOBLOCK, _SRCFD = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE), int(zmq.NOBLOCK), int(zmq.SRCFD)
@@ -246,9 +249,9 @@ class Router:
 
     def watch(self, now_ns: int) -> Watched:
         """Take in which connections have come and gone, and look at what they cost."""
-        self._now_ns = now_ns
         self.watch_at_ns = now_ns + LOOK_NS  # also when what follows fails
         self._read_monitor()
+        may_have_more = not self.watch_at_ns
         peers = self._peers
         if now_ns >= self._look_at_ns:
             self._look_at_ns = now_ns + LOOK_NS
@@ -260,15 +263,21 @@ class Router:
             self._listen_again(now_ns)
         ended = peers.take_ended(now_ns, self._empty_count)
         self.watch_at_ns = min(self._look_at_ns if len(peers) else NEVER_NS, self._relisten_ns)
-        if peers.has_ended:
+        if may_have_more:
+            self.watch_at_ns = 0
+        elif peers.has_ended:
             self.watch_at_ns = min(self.watch_at_ns, now_ns + LOOK_NS // 5)
         closed, self._told_closed = peers.closed_count - self._told_closed, peers.closed_count
         return Watched(ended, closed)
 
     def _read_monitor(self) -> None:
+        """Everything that libzmq had told when this was called. Not until there is nothing: without descriptors it tells of failures without end."""
         monitor = self._monitor
         failed = ""
-        while int(monitor.get(_EVENTS)) & _POLLIN:
+        self._now_ns = time.monotonic_ns()
+        for _ in range(EVENTS_AT_ONCE):
+            if not int(monitor.get(_EVENTS)) & _POLLIN:
+                break
             what, endpoint = monitor.recv_multipart(_NOBLOCK)
             event, value = _EVENT.unpack(what)
             if event == _ACCEPTED:
@@ -277,8 +286,9 @@ class Router:
                 self._peers.disconnected(value, self._now_ns, self._empty_count)
             elif event == _ACCEPT_FAILED:
                 failed = os.strerror(value)
+        else:
+            self.watch_at_ns = 0
         if failed:
-            # Not before everything is read: libzmq's thread holds a lock that unbinding takes while it waits for room in the monitor.
             self._stop_listening(failed)
 
     def _stop_listening(self, reason: str) -> None:

@@ -383,7 +383,10 @@ def test_without_descriptors_connected_clients_read_on_and_new_ones_come_when_th
             allowed = process.num_fds() + 2
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (allowed, limit[1]))
             crowd = [RawPeer(running.address) for _ in range(20)]
-            wait_until(lambda: process.num_fds() >= allowed or "accept_failed" in log_of(running), "descriptors are used up")
+            wait_until(
+                lambda: process.is_running() and (process.num_fds() >= allowed or "accept_failed" in log_of(running)),
+                "descriptors are used up",
+            )
             consumer.assign([TopicPartition(topic, partition) for partition in range(8)])
             consumer.seek_to_beginning()
             assert sorted(record.value for record in poll(consumer, 8)) == [b"%d" % partition for partition in range(8)]
