@@ -120,6 +120,7 @@ class Peers:
         self.closed_count = 0
         """How many connections were closed for what they cost."""
         self._memory_max = sockets.private_bytes() + limits.memory_growth_max
+        self._connections_max = limits.connections_max
         self._is_full = False
         self._memory_is_short = False
 
@@ -132,13 +133,22 @@ class Peers:
         """A connection has come. With too many of them one is closed: the one that has done nothing for longest, else this one."""
         peer = self._by_fd[fd] = Peer(fd, self._sockets.inode(fd), is_counted, now_ns)
         self._unshaken[peer] = None
-        if len(self._by_fd) <= self.limits.connections_max:
+        if len(self._by_fd) <= self._connections_max:
             return
         if not self._is_full:
             self._is_full = True
             logger.warning("connections_full count=%d: raise connections.max, and the limit of open files with it", len(self._by_fd) - 1)
         oldest = next(iter(self._unshaken))
         self._shut(oldest if now_ns - oldest.accepted_ns >= ROOM_NS else peer)
+
+    def make_room(self, count: int) -> None:
+        """No descriptor is left: close so many connections without our handshake, and for a while take no more than there are then."""
+        self._connections_max = max(0, min(self._connections_max, len(self._by_fd) - count))
+        for peer in list(self._unshaken)[:count]:
+            self._shut(peer)
+
+    def room_is_back(self) -> None:
+        self._connections_max = self.limits.connections_max
 
     def disconnected(self, fd: int, now_ns: int, empty_count: int) -> None:
         """A connection has ended. `empty_count`: how often the socket was read until it was empty."""

@@ -34,6 +34,8 @@ COPY_BELOW_BYTES = 32 << 10
 PARTS_MAX = 16
 """A message of more parts is no request, nor a mistake: its sender is closed."""
 DISCARDED_AT_ONCE = 2048
+SPARE_DESCRIPTORS = 8
+"""Of connections that are closed when there are none."""
 EVENTS_AT_ONCE = 2_100
 """More than the monitor holds: 1,000 messages on each side."""
 RELISTEN_NS = 500_000_000
@@ -81,7 +83,6 @@ class Router:
         self.monitor_fd = int(self._monitor.getsockopt(zmq.FD))
         self.port = 0
         self._socket_paths = [address.removeprefix("ipc://") for address in addresses if address.startswith("ipc:///")]
-        self._endpoints: list[str] = []
         for address in addresses:
             try:
                 socket.bind(address)
@@ -90,10 +91,8 @@ class Router:
                     f"cannot listen on {address}: {error.strerror}. Stop what uses it, or choose another with --listen."
                 ) from None
             bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-            self._endpoints.append(bound)
             if address.startswith("tcp://") and not self.port:
                 self.port = int(bound.rpartition(":")[2])
-        self._unbound: list[str] = []
         self._relisten_ns = NEVER_NS
         self._free: dict[int, list[bytearray]] = {size: [] for size in BUFFER_CLASSES}
         self._peers = Peers(sockets or KernelPeerSockets(), limits)
@@ -260,7 +259,8 @@ class Router:
             peers.look(now_ns, self._empty_count > self._empty_at_look)
             self._empty_at_look = self._empty_count
         if now_ns >= self._relisten_ns:
-            self._listen_again(now_ns)
+            self._relisten_ns = NEVER_NS
+            peers.room_is_back()
         ended = peers.take_ended(now_ns, self._empty_count)
         self.watch_at_ns = min(self._look_at_ns if len(peers) else NEVER_NS, self._relisten_ns)
         if may_have_more:
@@ -289,33 +289,18 @@ class Router:
         else:
             self.watch_at_ns = 0
         if failed:
-            self._stop_listening(failed)
+            self._make_room(failed)
 
-    def _stop_listening(self, reason: str) -> None:
-        """No descriptor is left for who connects: libzmq would try again without a pause, and the log's files need descriptors too."""
-        if self._unbound:
-            return
-        logger.error("accept_failed error=%r: listening again in a while; lower connections.max or raise the limit of open files", reason)
-        for endpoint in self._endpoints:
-            try:
-                self.socket.unbind(endpoint)
-            except zmq.ZMQError as error:
-                logger.error("unbind_failed address=%s error=%r", endpoint, error.strerror)
-            else:
-                self._unbound.append(endpoint)
-        self._relisten_ns = self._now_ns + RELISTEN_NS
-
-    def _listen_again(self, now_ns: int) -> None:
-        self._relisten_ns = NEVER_NS
-        for endpoint in list(self._unbound):
-            try:
-                self.socket.bind(endpoint)
-            except zmq.ZMQError as error:  # its end may not be through yet, or there still is no descriptor
-                logger.info("listen_failed address=%s error=%r", endpoint, error.strerror)
-                self._relisten_ns = now_ns + RELISTEN_NS
-            else:
-                self._unbound.remove(endpoint)
-                logger.info("listening_again address=%s", endpoint)
+    def _make_room(self, reason: str) -> None:
+        """No descriptor is left for who connects: libzmq would try again without a pause, and the log's files need descriptors too. For a while fewer
+        connections are kept. (Unbinding would end those that there are.)
+        """
+        if self._relisten_ns == NEVER_NS:
+            logger.error(
+                "accept_failed error=%r: keeping fewer connections; lower connections.max or raise the limit of open files", reason
+            )
+            self._relisten_ns = self._now_ns + RELISTEN_NS
+        self._peers.make_room(SPARE_DESCRIPTORS)
 
     def close(self) -> None:
         """Send what is queued for at most a second, then end; Unix sockets go from the file system."""

@@ -397,7 +397,6 @@ def test_without_descriptors_connected_clients_read_on_and_new_ones_come_when_th
                 producer.send(topic, b"new", partition=0).result(30)
         text = log_of(running)
         assert "read_failed" not in text
-        assert "listening_again" in text
         assert text.count("accept_failed") < 200, "it does not try without a pause"
         assert process.is_running()
     finally:
