@@ -64,6 +64,13 @@ class Settings:
         maximum=1 << 30,
     )
     credit_bytes: int = _setting(64 * MIB, "Bytes that all producers together may have under way to a front.", minimum=1 * MIB)
+    connections_max: int = _setting(
+        16_384,
+        "How many connections a front keeps; never more than its limit of open files leaves beside the log's files.",
+        minimum=1,
+        maximum=1 << 20,
+        name="connections.max",
+    )
     slots: int = _setting(4096, "How many partitions there can be.", minimum=16, maximum=1 << 20)
     stop_timeout_ms: int = _setting(20_000, "How long a clean stop may take before what is left is killed, ms.", minimum=100)
     hang_timeout_ms: int = _setting(30_000, "A process that makes no progress for this long is killed and restarted, ms.", minimum=1000)

@@ -271,7 +271,7 @@ class Supervisor:
             "listen": s.listen, "slots": self._slots,
             "ring_bytes": s.ring_bytes, "lane_bytes": s.lane_bytes, "credit_bytes": s.credit_bytes, "auto_create_topics": s.auto_create_topics,
             "flush.linger_ms": s.flush_linger_ms, "flush.batch_size": s.flush_batch_size,
-            "http.listen": s.http_listen,
+            "http.listen": s.http_listen, "connections.max": s.connections_max,
         }  # fmt: skip
 
     # ---- supervision -----------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import select
 import sys
 from collections import deque
@@ -29,11 +30,13 @@ from netfront.credits import Credit, CreditLedger
 from netfront.fetches import Fetch, FetchService
 from netfront.log_files import DiskLogFiles, LogFiles
 from netfront.log_reader import LogReader, LogReadError
+from netfront.peers import Limits
 from netfront.reader_pool import ReadAhead, ReaderPool
-from netfront.router import AddressInUseError, Router
+from netfront.router import AddressInUseError, Router, Watched
 from netfront.routing import Routing
 from netfront.sessions import Session, Sessions
 from shm.assignments import Assignment, LaneKind
+from shm.boundary import Boundary
 from shm.control import ProcessSlot
 from shm.doorbell import Doorbell
 from shm.lane import LaneMessage, LaneReader, LaneWriter
@@ -70,6 +73,15 @@ DECISION_TIMEOUT_MS = 35_000
 """The coordinator answers within 30 s, unless it was killed."""
 DELAYS_TIMEOUT_MS = 15_000
 OVERDRAFT_BYTES = 1 << 20
+SWEEP_NS = 100_000_000
+"""While producers wait for credit: how long others may leave theirs unused."""
+OPEN_FILES_MAX = 512
+DESCRIPTORS_RESERVED = 16
+UNSENT_MAX_BYTES = 128 << 20
+"""Of answers that libzmq holds for all clients together; `credit_bytes` when that is more."""
+UNSHAKEN_MAX_BYTES = 16 << 20
+MEMORY_SLACK_BYTES = 128 << 20
+"""Beside batches and answers: sessions, buffers that are free, and what lies between two looks."""
 _ACKS = {0: ACKS_NONE, 1: ACKS_LEADER, requests.ACKS_ALL: ACKS_ALL}
 
 
@@ -80,6 +92,13 @@ class Transport(Protocol):
     def try_send(self, identity: bytes, frames: Sequence[Readable]) -> bool: ...
     def try_send_buffer(self, identity: bytes, frames: Sequence[Readable], data: memoryview) -> bool: ...
     def new_buffer(self, size: int) -> bytearray: ...
+    def unsent_bytes(self, identity: bytes) -> int: ...
+    def unsent_total(self) -> int: ...
+    def shaken(self, identity: bytes, credit: Credit | None) -> None: ...
+    def watch(self, now_ns: int) -> Watched: ...
+
+    @property
+    def watch_at_ns(self) -> int: ...
 
 
 class Waiting(NamedTuple):
@@ -158,6 +177,7 @@ class Front:
         self._pool = pool
         self._ledger = ledger
         self._slot = slot
+        self._boundary = Boundary(slot)
         self._cluster_id = cluster_id
         self._auto_create_topics = auto_create_topics
         self._on_ready = on_ready
@@ -171,6 +191,7 @@ class Front:
         self._stopping = False
         self._silences: TimingWheel[Session] = TimingWheel(start_ns, tick_ns=1_000_000_000)
         """When to look whether a session has been silent."""
+        self._sweep_at_ns = 0
         self._now_ns = start_ns
         self._handlers: dict[int, Callable[[Session, RequestHeader, list[bytes]], None]] = {
             Api.PING: self._on_ping,
@@ -201,9 +222,8 @@ class Front:
     def step(self, now_ns: int) -> int:
         self._now_ns = now_ns
         work = self._read_coordinator() + self._read_scheduler()
-        if self.takes_input:
-            work += self._receive()
-        work += self._pass_on()
+        received = self._receive() if self.takes_input else 0
+        work += received + self._pass_on()
         work += self._walk_rings()
         work += self._fetches.on_reads_completed(now_ns)
         if now_ns >= self._fetch_wheel.quiet_until_ns:
@@ -212,13 +232,25 @@ class Front:
             work += self._answer_late(now_ns)
         if now_ns >= self._silences.quiet_until_ns:
             self._look_at_silent_sessions(now_ns)
+        if now_ns >= self._transport.watch_at_ns:
+            work += self._watch(now_ns)
+        if self._ledger.is_contended and now_ns >= self._sweep_at_ns:
+            self._sweep_at_ns = now_ns + SWEEP_NS
+            if received < RECEIVE_LIMIT:  # else what somebody has used may not have been read yet
+                self._tell_credit(self._ledger.sweep())
         return work
 
     def has_more(self) -> bool:
         return any(link.acks.has_more() for link in self._workers.values())
 
     def next_deadline_ns(self) -> int | None:
-        deadline_ns = min(self._fetch_wheel.quiet_until_ns, self._timeouts.quiet_until_ns, self._silences.quiet_until_ns)
+        deadline_ns = min(
+            self._fetch_wheel.quiet_until_ns,
+            self._timeouts.quiet_until_ns,
+            self._silences.quiet_until_ns,
+            self._transport.watch_at_ns,
+            self._sweep_at_ns if self._ledger.is_contended else NEVER_NS,
+        )
         return deadline_ns if deadline_ns < NEVER_NS else None
 
     def begin_stop(self) -> None:
@@ -398,6 +430,7 @@ class Front:
         client_id = str(request.get("client_id", ""))[:100]
         session = self._sessions.open(identity, client_id, self._ledger.open(), self._now_ns)
         session.timer = self._silences.add(self._now_ns + CREDIT_IDLE_NS, session)
+        self._transport.shaken(identity, session.credit)
         self._slot.store(ProcessWord.SESSIONS, len(self._sessions))
         answer = {
             "versions": chosen, "generation": self._generation, "session": session.number, "cluster_id": self._cluster_id, "server": "tailrace",
@@ -477,8 +510,7 @@ class Front:
     def _on_credit(self, session: Session, _header: RequestHeader, body: list[bytes]) -> None:
         if len(body) != 1:
             raise WireError(ErrorCode.MALFORMED_REQUEST, "CREDIT takes one body frame")
-        requests.decode_credit(body[0])
-        self._tell_credit(self._ledger.ask(session.credit))
+        self._tell_credit(self._ledger.ask(session.credit, requests.decode_credit(body[0])))
 
     # ---- produce ---------------------------------------------------------------------------------------------------------------------
 
@@ -487,9 +519,13 @@ class Front:
             raise WireError(ErrorCode.MALFORMED_REQUEST, f"PRODUCE takes two body frames, {len(body)} came")
         request = requests.decode_produce(body[0])
         batch = body[1]
-        if not self._ledger.receive(session.credit, len(batch)) and session.credit.received > session.credit.granted + OVERDRAFT_BYTES:
-            self._ledger.release(session.credit, len(batch))
-            raise WireError(ErrorCode.CREDIT_EXCEEDED, f"{session.credit.received} bytes sent, {session.credit.granted} were granted")
+        credit = session.credit
+        if not self._ledger.receive(credit, len(batch)) and (
+            credit.received > credit.granted + OVERDRAFT_BYTES or not self._ledger.has_room()
+        ):
+            received = credit.received
+            self._tell_credit(self._ledger.release(credit, len(batch)))
+            raise WireError(ErrorCode.CREDIT_EXCEEDED, f"{received} bytes sent, {credit.limit} are granted")
         route = self._routing.find(request.topic_id, request.partition)
         code = self._check_produce(route, request.topic_id, batch)
         if code is not ErrorCode.OK or route is None:
@@ -580,6 +616,12 @@ class Front:
         return len(late)
 
     def _answer(self, answer: Answer) -> None:
+        try:
+            self._answer_produce(answer)
+        except Exception as error:
+            self._boundary.caught(f"answer session={answer.session} correlation_id={answer.correlation_id}", error)
+
+    def _answer_produce(self, answer: Answer) -> None:
         session = self._sessions.by_word(answer.session)
         if not self._take_unanswered((answer.session, answer.correlation_id)) or session is None:
             return
@@ -631,14 +673,33 @@ class Front:
                 frames = encode_response(Api.CREDIT, 1, PUSH_CORRELATION_ID, ErrorCode.OK, credit.limit, self._generation)
                 self._transport.try_send(session.identity, frames)
 
+    def _watch(self, now_ns: int) -> int:
+        """Sessions end with their connections."""
+        try:
+            watched = self._transport.watch(now_ns)
+        except Exception as error:
+            self._boundary.caught("watch", error)
+            return 0
+        if watched.closed_count:
+            self._slot.store(ProcessWord.REFUSED_COUNT, self._slot.load(ProcessWord.REFUSED_COUNT) + watched.closed_count)
+        for identity in watched.ended:
+            session = self._sessions.by_identity(identity)
+            if session is not None:
+                try:
+                    self._drop(session)
+                except Exception as error:
+                    self._boundary.caught(f"end_of_session session={session.number}", error)
+        return len(watched.ended)
+
     def _drop(self, session: Session) -> None:
-        """The client is gone, takes nothing, or came anew."""
+        """A session has ended: its connection has, it takes nothing, or its client came anew. The one place that tells everything that knows of it."""
         if self._sessions.by_word(session.word) is None:
             return
         self._sessions.close(session)
         if session.timer is not None:
             self._silences.cancel(session.timer)
             session.timer = None
+        self._transport.shaken(session.identity, None)
         self._fetches.forget_session(session)
         self._slot.store(ProcessWord.SESSIONS, len(self._sessions))
         self._tell_credit(self._ledger.close(session.credit))
@@ -646,16 +707,22 @@ class Front:
     def _look_at_silent_sessions(self, now_ns: int) -> None:
         """A silent connection gives its credit back, and is forgotten in the end."""
         for session in self._silences.advance(now_ns):
-            silent_ns = now_ns - session.last_seen_ns
-            if silent_ns >= SESSION_IDLE_NS:
-                logger.info("session_idle client=%s dropped", session.client_id)
-                session.timer = None
-                self._drop(session)
-                continue
-            if silent_ns >= CREDIT_IDLE_NS:
-                self._tell_credit(self._ledger.lapse(session.credit))
-                silent_ns = 0
-            session.timer = self._silences.add(now_ns + CREDIT_IDLE_NS - silent_ns, session)
+            try:
+                self._look_at_silence(session, now_ns)
+            except Exception as error:
+                self._boundary.caught(f"silence session={session.number}", error)
+
+    def _look_at_silence(self, session: Session, now_ns: int) -> None:
+        silent_ns = now_ns - session.last_seen_ns
+        if silent_ns >= SESSION_IDLE_NS:
+            logger.info("session_idle client=%s dropped", session.client_id)
+            session.timer = None
+            self._drop(session)
+            return
+        if silent_ns >= CREDIT_IDLE_NS:
+            self._tell_credit(self._ledger.lapse(session.credit))
+            silent_ns = 0
+        session.timer = self._silences.add(now_ns + CREDIT_IDLE_NS - silent_ns, session)
 
 
 def build(context: ProcessContext, transport: Transport, files: LogFiles, pool: ReadAhead, generation: int) -> Front:
@@ -686,7 +753,7 @@ def build(context: ProcessContext, transport: Transport, files: LogFiles, pool: 
         scheduler_generation=lambda: scheduler.load(ProcessWord.READY_GENERATION),
         front_ports=lambda: [context.control.port(f).load() for f in range(int(settings["fronts"]))],
         routing=Routing(),
-        reader=LogReader(files, spec.data_dirs, [context.table(d) for d in range(len(spec.data_dirs))]),
+        reader=LogReader(files, spec.data_dirs, [context.table(d) for d in range(len(spec.data_dirs))], open_files_max()),
         pool=pool,
         ledger=CreditLedger(int(settings["credit_bytes"]), 4 * lane_half, lane_half),
         slot=context.slot,
@@ -699,6 +766,31 @@ def build(context: ProcessContext, transport: Transport, files: LogFiles, pool: 
     return front
 
 
+def open_files_max() -> int:
+    """How many files of the log the front keeps open: a small part of what it may."""
+    return max(8, min(OPEN_FILES_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
+
+
+def limits(settings: dict[str, Any]) -> Limits:
+    """What connections may cost; descriptors are left for files of the log, and for those that the reader pool has in hand."""
+    credit_bytes = int(settings["credit_bytes"])
+    unsent_max = max(UNSENT_MAX_BYTES, credit_bytes)
+    free = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(os.listdir("/proc/self/fd")) - 2 * open_files_max() - DESCRIPTORS_RESERVED
+    return Limits(
+        connections_max=max(1, min(int(settings["connections.max"]), free)),
+        unshaken_peer_max=message_max_bytes(settings) + (64 << 10),
+        unshaken_max=UNSHAKEN_MAX_BYTES,
+        untaken_max=credit_bytes + UNSENT_MAX_BYTES,
+        unsent_max=unsent_max,
+        memory_growth_max=2 * credit_bytes + unsent_max + MEMORY_SLACK_BYTES,
+    )
+
+
+def message_max_bytes(settings: dict[str, Any]) -> int:
+    """The largest frame that is taken from the network: what no lane has room for is refused with a code only a little beyond that."""
+    return max(int(settings["lane_bytes"]) // 2, JSON_MAX_BYTES) + OVERDRAFT_BYTES
+
+
 def main() -> None:
     """The process."""
     context = start()
@@ -708,7 +800,7 @@ def main() -> None:
     port = context.control.port(spec.index).load()
     addresses = [front_address(address, spec.index, port) for address in spec.settings["listen"]]
     try:
-        router = Router(addresses)
+        router = Router(addresses, message_max_bytes(spec.settings), limits(spec.settings))
     except AddressInUseError as error:
         print(f"tailrace: {error}", file=sys.stderr, flush=True)
         sys.exit(EXIT_ADDRESS_IN_USE)
@@ -717,6 +809,7 @@ def main() -> None:
     front = build(context, router, DiskLogFiles(), ReaderPool(context.doorbell.ring), generation)
     both = select.poll()
     both.register(router.socket.fileno(), select.POLLIN)
+    both.register(router.monitor_fd, select.POLLIN)
     both.register(context.doorbell.fd, select.POLLIN)
 
     def wait(timeout_ms: float | None) -> None:
@@ -724,8 +817,8 @@ def main() -> None:
             context.doorbell.wait(timeout_ms)
             return
         # ZeroMQ's descriptor tells of changes only: `step` has read until there was nothing, so whatever comes now makes it readable.
-        if not router.has_input():
-            both.poll(timeout_ms)
+        if not router.has_input() and any(fd == router.monitor_fd for fd, _ in both.poll(timeout_ms)):
+            router.watch_at_ns = 0
         context.doorbell.clear()
 
     run(front, context, wait)

@@ -7,10 +7,12 @@ Invariants: what is handed out begins with the batch that holds the wanted offse
 
 from __future__ import annotations
 
+import errno
 import logging
 from bisect import bisect_right
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from netfront.log_files import LogFiles
 from shm.assignments import Assignment
@@ -25,6 +27,10 @@ from tailrace.segment_index import IndexDamagedError, IndexReader
 logger = logging.getLogger(__name__)
 
 OPEN_FILES_MAX = 512
+_SCARCITY = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors that say nothing about the disk: descriptors or memory are short."""
+CLOSED_AT_ONCE = 8
+Opened = TypeVar("Opened")
 PEEK_BYTES = 64 << 10
 
 
@@ -66,7 +72,8 @@ class Span(NamedTuple):
 class LogReader:
     """Open files and segment lists of the partitions that are read."""
 
-    def __init__(self, files: LogFiles, data_dirs: list[str], tables: list[PartitionTable]) -> None:
+    def __init__(self, files: LogFiles, data_dirs: list[str], tables: list[PartitionTable], open_files_max: int = OPEN_FILES_MAX) -> None:
+        self._open_files_max = open_files_max
         self._files = files
         self._data_dirs = data_dirs
         self._tables = tables
@@ -96,7 +103,7 @@ class LogReader:
         key = state.live_segment_base, state.segment_count
         if known is not None and known[0] == key and known[1]:
             return known[1]
-        bases = segment_bases(self._files.list(self._directory(route)))
+        bases = segment_bases(self._with_descriptors(self._files.list, self._directory(route)))
         of_topic[route.partition] = key, bases
         if known is not None:
             gone = [self._path(route, base, suffix) for base in set(known[1]) - set(bases) for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX)]
@@ -109,11 +116,26 @@ class LogReader:
         if fd is not None:
             self._open_files.move_to_end(path)
             return fd
-        fd = self._files.open_for_read(path)
+        fd = self._with_descriptors(self._files.open_for_read, path)
         self._open_files[path] = fd
-        while len(self._open_files) > OPEN_FILES_MAX:
+        while len(self._open_files) > self._open_files_max:
             self._files.close(self._open_files.popitem(last=False)[1])
         return fd
+
+    def _with_descriptors(self, opens: Callable[[str], Opened], path: str) -> Opened:
+        """`opens(path)`; where descriptors or memory are short, files that were not read for longest are closed for it. Raises LogReadError (NOT_READY)
+        when that does not help, and OSError for everything else.
+        """
+        while True:
+            try:
+                return opens(path)
+            except OSError as error:
+                if error.errno not in _SCARCITY:
+                    raise
+                if not self._open_files:
+                    raise LogReadError(ErrorCode.NOT_READY, f"the front cannot open a file now: {error.strerror}; try again") from None
+                for _ in range(min(CLOSED_AT_ONCE, len(self._open_files))):
+                    self._files.close(self._open_files.popitem(last=False)[1])
 
     def forget(self, route: Assignment) -> None:
         """The partition was dropped: close its files."""
@@ -180,7 +202,7 @@ class LogReader:
 
     def _partition_file(self, route: Assignment) -> PartitionFile | None:
         try:
-            fd = self._files.open_for_read(f"{self._directory(route)}/{PARTITION_FILE}")
+            fd = self._with_descriptors(self._files.open_for_read, f"{self._directory(route)}/{PARTITION_FILE}")
         except OSError:
             return None
         try:

@@ -1,45 +1,86 @@
-"""The ZeroMQ socket of a front, behind four methods, so that the front itself can be stepped without one.
+"""The ZeroMQ socket of a front, behind a few methods, so that the front itself can be stepped without one.
 
-ROUTER with ROUTER_MANDATORY: a message to a client that is gone, or whose queue is full, is refused here instead of dropped in silence.
+ROUTER with ROUTER_MANDATORY: a message to a client that is gone, or whose queue is full, is refused here instead of dropped in silence. What a connection
+costs is kept in `peers`; libzmq tells of connections that come and go through a monitor socket.
+
+Owner: one front. Invariants: a buffer is used again only when libzmq has let go of it, in any order over connections; `watch` is called when
+`watch_at_ns` has come, and whenever the monitor's descriptor is readable: libzmq's thread waits while nobody reads the monitor.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections import deque
+import struct
+import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import zmq
 
+from netfront.credits import Credit
+from netfront.peer_sockets import KernelPeerSockets, PeerSockets
+from netfront.peers import LOOK_NS, MESSAGE_COST_BYTES, UNSENT_PEER_MAX, Limits, Peer, Peers
 from tailrace.checksum import Readable
-from tailrace.protocol.wire import BATCH_CEILING_BYTES
+
+logger = logging.getLogger(__name__)
 
 QUEUE_MESSAGES = 4096
+ZMTP_HANDSHAKE_MS = 10_000
 BUFFER_CLASSES = (64 << 10, 1 << 20, 4 << 20, 16 << 20)
-POOLED_MAX = 8
+POOLED_MAX_BYTES = 32 << 20
+"""Of free buffers, for each class (one buffer at least)."""
 COPY_BELOW_BYTES = 32 << 10
-_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+PARTS_MAX = 16
+"""A message of more parts is no request, nor a mistake: its sender is closed."""
+DISCARDED_AT_ONCE = 2048
+SPARE_DESCRIPTORS = 8
+"""Of connections that are closed when there are none."""
+EVENTS_AT_ONCE = 2_100
+"""More than the monitor holds: 1,000 messages on each side."""
+RELISTEN_NS = 500_000_000
+NEVER_NS = 1 << 63
+_EVENTS, _POLLIN, _RCVMORE, _NOBLOCK, _SRCFD = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE), int(zmq.NOBLOCK), int(zmq.SRCFD)
+_SEND_FIRST = int(zmq.NOBLOCK | zmq.SNDMORE)
+_ACCEPTED, _DISCONNECTED, _ACCEPT_FAILED = int(zmq.EVENT_ACCEPTED), int(zmq.EVENT_DISCONNECTED), int(zmq.EVENT_ACCEPT_FAILED)
 """As plain numbers: an operation on members of an enumeration is Python code."""
+_EVENT = struct.Struct("=HI")
 
 
 class AddressInUseError(RuntimeError):
     """Something else listens there."""
 
 
-class Router:
-    """A bound socket and the buffers that are being sent from."""
+class Watched(NamedTuple):
+    """What `Router.watch` saw."""
 
-    def __init__(self, addresses: list[str]) -> None:
-        """Bind to all `addresses`. Raises AddressInUseError."""
+    ended: list[bytes]
+    """Identities of which nothing more will come."""
+    closed_count: int
+    """Connections that were closed for what they cost."""
+
+
+class Router:
+    """A bound socket, its connections, and the buffers that are being sent from."""
+
+    def __init__(self, addresses: list[str], message_max_bytes: int, limits: Limits, sockets: PeerSockets | None = None) -> None:
+        """Bind to all `addresses`. `message_max_bytes`: the largest frame that is taken. Raises AddressInUseError."""
         self._context = zmq.Context()
         socket = self.socket = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.LINGER, 1000)
         socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES)
         socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES)
-        socket.setsockopt(zmq.MAXMSGSIZE, BATCH_CEILING_BYTES + (1 << 20))
+        socket.setsockopt(zmq.MAXMSGSIZE, message_max_bytes)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, ZMTP_HANDSHAKE_MS)
         socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
+        socket.copy_threshold = 0
+        monitor_address = f"inproc://monitor-{id(self)}"
+        socket.monitor(monitor_address, _ACCEPTED | _DISCONNECTED | _ACCEPT_FAILED)
+        self._monitor = self._context.socket(zmq.PAIR)
+        self._monitor.connect(monitor_address)
+        self.monitor_fd = int(self._monitor.getsockopt(zmq.FD))
         self.port = 0
         self._socket_paths = [address.removeprefix("ipc://") for address in addresses if address.startswith("ipc:///")]
         for address in addresses:
@@ -49,50 +90,145 @@ class Router:
                 raise AddressInUseError(
                     f"cannot listen on {address}: {error.strerror}. Stop what uses it, or choose another with --listen."
                 ) from None
+            bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
             if address.startswith("tcp://") and not self.port:
-                bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-                self.port = int(bound.rpartition(":")[2].rstrip("\0"))
+                self.port = int(bound.rpartition(":")[2])
+        self._relisten_ns = NEVER_NS
         self._free: dict[int, list[bytearray]] = {size: [] for size in BUFFER_CLASSES}
-        self._sending: deque[tuple[zmq.MessageTracker, bytearray]] = deque()
+        self._peers = Peers(sockets or KernelPeerSockets(), limits)
+        self._now_ns = 0
+        self.watch_at_ns = 0
+        self._look_at_ns = 0
+        self._empty_count = 0
+        """How often there was nothing to receive."""
+        self._empty_at_look = 0
+        self._discards = False
+        self._told_closed = 0
+
+    # ---- receiving -----------------------------------------------------------------------------------------------------------------------
 
     def try_receive(self) -> list[bytes] | None:
         """One whole message, identity first, or None."""
         # Asking first costs a third of the exception that says that there is nothing.
-        return self.socket.recv_multipart(zmq.NOBLOCK) if self.has_input() else None
+        if not self.has_input():
+            self._empty_count += 1
+            return None
+        if self._discards:
+            self._discard()
+            return None
+        socket = self.socket
+        identity = socket.recv(_NOBLOCK)
+        frames = [identity]
+        peer = self._peers.by_identity.get(identity)
+        taken = 0
+        if peer is None and socket.get(_RCVMORE):
+            first = socket.recv(_NOBLOCK, copy=False)
+            peer = self._meet(identity, first)
+            if peer is None:
+                self._discards = True
+                self._discard()
+                return None
+            frames.append(first.bytes)
+            taken = _wire_bytes(len(first))
+        while socket.get(_RCVMORE):
+            part = socket.recv(_NOBLOCK)
+            length = len(part)
+            taken += length + 2 if length < 256 else length + 9
+            frames.append(part)
+            if len(frames) > PARTS_MAX:
+                self._discards = True
+                if peer is not None:
+                    self._peers.close(peer, f"a message of more than {PARTS_MAX - 1} parts")
+                self._discard()
+                return None
+        if peer is not None:
+            peer.taken += taken
+        return frames
+
+    def _meet(self, identity: bytes, first: zmq.Frame) -> Peer | None:
+        """The connection of a first message. None: it speaks a ZMTP before 3.0 (or no ZMTP at all), of which libzmq does not tell whose messages are whose;
+        without that it cannot be served, and it is closed when what it sent comes to its allowance.
+        """
+        self._read_monitor()  # libzmq has told of the connection before its first message
+        try:
+            fd = int(first.get(_SRCFD))
+        except zmq.ZMQError:
+            return None
+        return self._peers.meet(identity, fd)
+
+    def _discard(self) -> None:
+        """Throw away the rest of a message of too many parts, a piece at a time: others wait behind it."""
+        for _ in range(DISCARDED_AT_ONCE):
+            if not self.socket.get(_RCVMORE):
+                self._discards = False
+                return
+            self.socket.recv(_NOBLOCK)
 
     def has_input(self) -> bool:
         """Whether a message waits. Sending may have noticed it, so the descriptor alone does not tell."""
         return bool(int(self.socket.get(_EVENTS)) & _POLLIN)
 
+    # ---- sending -------------------------------------------------------------------------------------------------------------------------
+
     def try_send(self, identity: bytes, frames: Sequence[Readable]) -> bool:
         """Queue a message; False when the client is gone or takes nothing."""
-        try:
-            self.socket.send_multipart([identity, *frames], zmq.NOBLOCK)
-        except (zmq.Again, zmq.ZMQError):
-            return False
-        return True
+        peer = self._peers.by_identity.get(identity)
+        if peer is None or not self._peers.wants_mark(peer, sum(map(len, frames)) + MESSAGE_COST_BYTES):
+            try:
+                self.socket.send_multipart([identity, *frames], _NOBLOCK)
+            except zmq.ZMQError:
+                return False
+            return True
+        return self._send_marked(peer, [identity, *frames[:-1]], frames[-1], None)
 
     def try_send_buffer(self, identity: bytes, frames: Sequence[Readable], data: memoryview) -> bool:
         """Queue a message whose last frame is part of a buffer from `new_buffer`; the buffer is used again when it is sent."""
         buffer = data.obj
         assert isinstance(buffer, bytearray)
-        if len(data) < COPY_BELOW_BYTES:
+        peer = self._peers.by_identity.get(identity)
+        if peer is None or len(data) < COPY_BELOW_BYTES:
             sent = self.try_send(identity, [*frames, data])
             self._give_back(buffer)
             return sent
+        self._peers.wants_mark(peer, sum(map(len, frames)) + len(data) + MESSAGE_COST_BYTES)
+        return self._send_marked(peer, [identity, *frames], data, buffer)
+
+    def _send_marked(self, peer: Peer, frames: Sequence[Readable], last: Readable, buffer: bytearray | None) -> bool:
+        """Send `frames` and `last`, of which libzmq tells when it lets go of it; False, and the peer is closed, when too much waits for it already."""
+        if peer.unsent > UNSENT_PEER_MAX:
+            for free in self._peers.settle(peer, self._now_ns):
+                self._give_back(free)
+            if peer.unsent > UNSENT_PEER_MAX:
+                self._peers.close(peer, f"it takes nothing, and {peer.unsent} bytes of answers wait for it")
+                return False
         try:
-            self.socket.send_multipart([identity, *frames], zmq.NOBLOCK | zmq.SNDMORE)
-            tracker = self.socket.send(data, zmq.NOBLOCK, copy=False, track=True)
-        except (zmq.Again, zmq.ZMQError):
+            self.socket.send_multipart(frames, _SEND_FIRST)
+            tracker = self.socket.send(last, _NOBLOCK, copy=False, track=True)
+        except zmq.ZMQError:
             return False
         assert tracker is not None
-        self._sending.append((tracker, buffer))
+        self._peers.mark(peer, tracker, buffer, self._now_ns)
         return True
+
+    def unsent_bytes(self, identity: bytes) -> int:
+        """What libzmq still holds of answers to this client, in bytes; 0 where that is no more than a little."""
+        peer = self._peers.by_identity.get(identity)
+        if peer is None:
+            return 0
+        for free in self._peers.settle(peer, self._now_ns):
+            self._give_back(free)
+        return peer.unsent
+
+    def unsent_total(self) -> int:
+        """The same for all clients together, as of the last look at each."""
+        return self._peers.unsent_total
+
+    # ---- buffers -------------------------------------------------------------------------------------------------------------------------
 
     def new_buffer(self, size: int) -> bytearray:
         """A buffer of at least `size` bytes, with whatever was in it."""
-        while self._sending and self._sending[0][0].done:
-            self._give_back(self._sending.popleft()[1])
+        for buffer in self._peers.settle_some(4, self._now_ns):
+            self._give_back(buffer)
         for class_size in BUFFER_CLASSES:
             if size <= class_size:
                 free = self._free[class_size]
@@ -101,13 +237,83 @@ class Router:
 
     def _give_back(self, buffer: bytearray) -> None:
         free = self._free.get(len(buffer))
-        if free is not None and len(free) < POOLED_MAX:
+        if free is not None and len(free) < max(1, min(8, POOLED_MAX_BYTES // len(buffer))):
             free.append(buffer)
+
+    # ---- connections ---------------------------------------------------------------------------------------------------------------------
+
+    def shaken(self, identity: bytes, credit: Credit | None) -> None:
+        """A session was opened for `identity`, with this credit; or dropped (None)."""
+        self._peers.shaken(identity, credit)
+
+    def watch(self, now_ns: int) -> Watched:
+        """Take in which connections have come and gone, and look at what they cost."""
+        self.watch_at_ns = now_ns + LOOK_NS  # also when what follows fails
+        self._read_monitor()
+        may_have_more = not self.watch_at_ns
+        peers = self._peers
+        if now_ns >= self._look_at_ns:
+            self._look_at_ns = now_ns + LOOK_NS
+            for buffer in peers.settle_some(256, now_ns):
+                self._give_back(buffer)
+            peers.look(now_ns, self._empty_count > self._empty_at_look)
+            self._empty_at_look = self._empty_count
+        if now_ns >= self._relisten_ns:
+            self._relisten_ns = NEVER_NS
+            peers.room_is_back()
+        ended = peers.take_ended(now_ns, self._empty_count)
+        self.watch_at_ns = min(self._look_at_ns if len(peers) else NEVER_NS, self._relisten_ns)
+        if may_have_more:
+            self.watch_at_ns = 0
+        elif peers.has_ended:
+            self.watch_at_ns = min(self.watch_at_ns, now_ns + LOOK_NS // 5)
+        closed, self._told_closed = peers.closed_count - self._told_closed, peers.closed_count
+        return Watched(ended, closed)
+
+    def _read_monitor(self) -> None:
+        """Everything that libzmq had told when this was called. Not until there is nothing: without descriptors it tells of failures without end."""
+        monitor = self._monitor
+        failed = ""
+        self._now_ns = time.monotonic_ns()
+        for _ in range(EVENTS_AT_ONCE):
+            if not int(monitor.get(_EVENTS)) & _POLLIN:
+                break
+            what, endpoint = monitor.recv_multipart(_NOBLOCK)
+            event, value = _EVENT.unpack(what)
+            if event == _ACCEPTED:
+                self._peers.accepted(value, endpoint.startswith(b"tcp://"), self._now_ns)
+            elif event == _DISCONNECTED:
+                self._peers.disconnected(value, self._now_ns, self._empty_count)
+            elif event == _ACCEPT_FAILED:
+                failed = os.strerror(value)
+        else:
+            self.watch_at_ns = 0
+        if failed:
+            self._make_room(failed)
+
+    def _make_room(self, reason: str) -> None:
+        """No descriptor is left for who connects: libzmq would try again without a pause, and the log's files need descriptors too. For a while fewer
+        connections are kept. (Unbinding would end those that there are.)
+        """
+        if self._relisten_ns == NEVER_NS:
+            logger.error(
+                "accept_failed error=%r: keeping fewer connections; lower connections.max or raise the limit of open files", reason
+            )
+            self._relisten_ns = self._now_ns + RELISTEN_NS
+        self._peers.make_room(SPARE_DESCRIPTORS)
 
     def close(self) -> None:
         """Send what is queued for at most a second, then end; Unix sockets go from the file system."""
+        self._read_monitor()
+        self.socket.disable_monitor()
+        self._monitor.close(0)
         self.socket.close()
         self._context.term()
         for path in self._socket_paths:
             if os.path.exists(path):
                 os.unlink(path)
+
+
+def _wire_bytes(length: int) -> int:
+    """Of a frame: flags, length, body."""
+    return length + 2 if length < 256 else length + 9

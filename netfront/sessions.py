@@ -1,4 +1,4 @@
-"""Sessions: who is connected to this front, from handshake to silence.
+"""Sessions: who is connected to this front, from handshake to the end of the connection.
 
 Owner: one front. A session's number, under the front's generation, is what descriptors carry, so an answer finds its way back.
 Invariants: one session per ZeroMQ identity; numbers are never reused within a generation.
@@ -45,6 +45,7 @@ class Sessions:
     def open(self, identity: bytes, client_id: str, credit: Credit, now_ns: int) -> Session:
         number = self._next_number
         self._next_number += 1
+        credit.session_word = self.generation << 32 | number
         session = Session(number, self.generation << 32 | number, identity, client_id, credit, now_ns)
         self._by_identity[identity] = session
         self._by_word[session.word] = session
@@ -57,10 +58,11 @@ class Sessions:
         return self._by_word.get(word)
 
     def by_credit(self, credit: Credit) -> Session | None:
-        return next((s for s in self._by_identity.values() if s.credit is credit), None)
+        return self._by_word.get(credit.session_word)
 
     def close(self, session: Session) -> None:
-        self._by_identity.pop(session.identity, None)
+        if self._by_identity.get(session.identity) is session:
+            del self._by_identity[session.identity]
         self._by_word.pop(session.word, None)
 
     def all(self) -> list[Session]:

@@ -10,7 +10,10 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
+from netfront.credits import Credit
+from netfront.router import Watched
 from tailrace.checksum import Readable
+from workers.timing_wheel import NEVER_NS
 
 
 class Link:
@@ -90,6 +93,22 @@ class Network:
 
     def new_buffer(self, size: int) -> bytearray:
         return bytearray(size)
+
+    watch_at_ns = NEVER_NS
+
+    def watch(self, now_ns: int) -> Watched:
+        del now_ns
+        return Watched([], 0)
+
+    def shaken(self, identity: bytes, credit: Credit | None) -> None:
+        """Nobody is closed here."""
+
+    def unsent_bytes(self, identity: bytes) -> int:
+        link = self.links.get(identity)
+        return 0 if link is None else sum(len(frame) for frames in link.to_client for frame in frames)
+
+    def unsent_total(self) -> int:
+        return sum(self.unsent_bytes(identity) for identity in self.links)
 
 
 class SimSocket:

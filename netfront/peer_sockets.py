@@ -1,0 +1,80 @@
+"""What the kernel knows of a connection and of this process, by descriptor; the descriptors are libzmq's.
+
+Owner: one front. Nothing here reads, writes or closes libzmq's descriptors: `shut` is `shutdown(2)`, which libzmq meets as the end of the stream, and
+then it frees what it had gathered and closes the descriptor itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+from typing import Protocol
+
+_TCP_INFO_BYTES = 136
+_RECEIVED_AT = 128
+"""Of `tcpi_bytes_received` in `struct tcp_info` (linux/tcp.h), which only ever grows at its end."""
+_RESET = struct.pack("ii", 1, 0)
+"""`struct linger`: on, 0 seconds."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class PeerSockets(Protocol):
+    """What keeping the books of connections needs of the kernel."""
+
+    def inode(self, fd: int) -> int: ...
+    def received_bytes(self, fd: int) -> int: ...
+    def shut(self, fd: int, inode: int) -> bool: ...
+    def private_bytes(self) -> int: ...
+    def give_back_memory(self) -> None: ...
+
+
+class KernelPeerSockets:
+    """The real thing."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._info = ctypes.create_string_buffer(_TCP_INFO_BYTES)
+        self._length = ctypes.c_uint(_TCP_INFO_BYTES)
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+
+    def inode(self, fd: int) -> int:
+        """The number of the socket behind `fd`: it tells whether a descriptor has come to mean another. 0: there is none."""
+        try:
+            return os.fstat(fd).st_ino
+        except OSError:
+            return 0
+
+    def received_bytes(self, fd: int) -> int:
+        """How many bytes the peer has sent in all; -1 where the kernel does not count them (Unix sockets), or the descriptor is gone."""
+        self._length.value = _TCP_INFO_BYTES
+        failed = self._libc.getsockopt(fd, socket.IPPROTO_TCP, socket.TCP_INFO, self._info, ctypes.byref(self._length))
+        if failed or self._length.value < _TCP_INFO_BYTES:
+            return -1
+        return int(struct.unpack_from("<Q", self._info, _RECEIVED_AT)[0])
+
+    def shut(self, fd: int, inode: int) -> bool:
+        """End the connection behind `fd` if it still is the one that `inode` tells."""
+        try:
+            # A duplicate keeps meaning one connection while libzmq may close `fd` at any time and the kernel give its number to another.
+            ours = os.dup(fd)
+        except OSError:
+            return False
+        try:
+            if os.fstat(ours).st_ino != inode:
+                return False
+            # Reset rather than closed in order: what the peer has under way is not waited for, and no state of it stays in the kernel.
+            self._libc.setsockopt(ours, socket.SOL_SOCKET, socket.SO_LINGER, _RESET, len(_RESET))
+            return not self._libc.shutdown(ours, socket.SHUT_RDWR)
+        finally:
+            os.close(ours)
+
+    def private_bytes(self) -> int:
+        """The process's resident memory without what it shares with others."""
+        _, resident, shared = os.pread(self._statm, 100, 0).split()[:3]
+        return (int(resident) - int(shared)) * _PAGE_BYTES
+
+    def give_back_memory(self) -> None:
+        """Have the allocator return what is free: after a large peer was closed, libzmq's share stays with the process otherwise."""
+        self._libc.malloc_trim(0)

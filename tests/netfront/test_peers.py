@@ -1,0 +1,239 @@
+"""What connections cost: who is closed for what, who is not, and when nothing more of a connection will come."""
+
+from __future__ import annotations
+
+import pytest
+
+from netfront.credits import Credit
+from netfront.peers import (
+    LOOK_COUNT,
+    LOOK_NS,
+    MARK_BYTES,
+    ROOM_NS,
+    SESSION_SLACK_BYTES,
+    STALLED_NS,
+    UNSHAKEN_NS,
+    Limits,
+    Peer,
+    Peers,
+)
+
+KIB = 1 << 10
+MIB = 1 << 20
+LIMITS = Limits(
+    connections_max=10, unshaken_peer_max=MIB, unshaken_max=2 * MIB, untaken_max=8 * MIB, unsent_max=4 * MIB, memory_growth_max=100 * MIB
+)
+
+
+class FakeSockets:
+    """The kernel's side."""
+
+    def __init__(self) -> None:
+        self.received: dict[int, int] = {}
+        self.closed: list[int] = []
+        self.memory = 50 * MIB
+
+    def inode(self, fd: int) -> int:
+        return fd
+
+    def received_bytes(self, fd: int) -> int:
+        return self.received.get(fd, 0)
+
+    def shut(self, fd: int, inode: int) -> bool:
+        self.closed.append(fd)
+        return fd == inode
+
+    def private_bytes(self) -> int:
+        return self.memory
+
+    def give_back_memory(self) -> None:
+        pass
+
+
+class FakeMark:
+    def __init__(self) -> None:
+        self.done = False
+
+
+@pytest.fixture
+def sockets() -> FakeSockets:
+    return FakeSockets()
+
+
+@pytest.fixture
+def peers(sockets: FakeSockets) -> Peers:
+    return Peers(sockets, LIMITS)
+
+
+def connect(peers: Peers, fd: int, now_ns: int = 0, *, shaken: bool = True, is_counted: bool = True) -> Peer:
+    peers.accepted(fd, is_counted, now_ns)
+    peer = peers.meet(b"%d" % fd, fd)
+    assert peer is not None
+    if shaken:
+        peers.shaken(b"%d" % fd, Credit())
+    return peer
+
+
+def test_what_came_out_as_whole_messages_costs_nothing(peers: Peers, sockets: FakeSockets) -> None:
+    peer = connect(peers, 1)
+    for turn in range(100):
+        sockets.received[1] = peer.taken = turn * 10 * MIB
+        peers.look(turn * LOOK_NS, True)
+    assert not sockets.closed
+
+
+def test_an_unfinished_message_is_bounded_by_the_handshake_and_the_credit(peers: Peers, sockets: FakeSockets) -> None:
+    stranger, client, producer = connect(peers, 1, shaken=False), connect(peers, 2), connect(peers, 3)
+    assert producer.credit is not None
+    assert stranger.credit is None
+    producer.credit.granted = 2 * MIB
+    sockets.received = {1: MIB, 2: SESSION_SLACK_BYTES, 3: SESSION_SLACK_BYTES + 2 * MIB}
+    peers.look(0, True)
+    assert not sockets.closed
+    sockets.received = {fd: count + 1 for fd, count in sockets.received.items()}
+    peers.look(0, True)
+    assert sockets.closed == [1, 2, 3]
+    assert peers.closed_count == 3
+    peers.look(LOOK_NS, True)
+    assert peers.closed_count == 3, "once"
+    assert client.is_closing
+
+
+def test_what_the_front_has_not_come_to_is_not_its_senders_fault(peers: Peers, sockets: FakeSockets) -> None:
+    connect(peers, 1)
+    sockets.received[1] = 7 * MIB
+    peers.look(0, False)
+    assert not sockets.closed
+
+
+def test_all_together_are_bounded_and_the_largest_goes_first(peers: Peers, sockets: FakeSockets) -> None:
+    for fd in range(1, 6):
+        peer = connect(peers, fd)
+        assert peer.credit is not None
+        peer.credit.granted = 5 * MIB
+        sockets.received[fd] = MIB + fd * 400 * KIB
+    peers.look(0, False)
+    assert sockets.closed == [5]
+    for fd in range(1, 6):
+        peers.disconnected(fd, 0, 0)
+    assert peers.untaken_total == 0
+
+
+def test_without_a_handshake_all_together_have_little(peers: Peers, sockets: FakeSockets) -> None:
+    for fd in range(1, 6):
+        connect(peers, fd, shaken=False)
+        sockets.received[fd] = 500 * KIB + fd
+    peers.look(0, True)
+    assert sockets.closed == [5]
+
+
+def test_an_unfinished_message_without_a_handshake_has_some_seconds(peers: Peers, sockets: FakeSockets) -> None:
+    connect(peers, 1, shaken=False)
+    connect(peers, 2, shaken=False)
+    sockets.received = {1: 8 * KIB, 2: 300}
+    peers.look(UNSHAKEN_NS - 1, True)
+    assert not sockets.closed
+    peers.look(UNSHAKEN_NS, True)
+    assert sockets.closed == [1], "who has sent nothing costs nothing"
+
+
+def test_with_all_connections_taken_the_oldest_without_a_session_makes_room(peers: Peers, sockets: FakeSockets) -> None:
+    for fd in range(1, 11):
+        connect(peers, fd, shaken=fd not in (4, 7))
+    connect(peers, 11, ROOM_NS, shaken=False)
+    assert sockets.closed == [4]
+    peers.disconnected(4, ROOM_NS, 0)
+    connect(peers, 12, ROOM_NS, shaken=False)
+    assert sockets.closed == [4, 7]
+    peers.disconnected(7, ROOM_NS, 0)
+    peers.accepted(13, True, ROOM_NS)
+    assert sockets.closed == [4, 7, 13], "others have not had the time yet: this one"
+
+
+def test_who_takes_none_of_its_answers_is_closed_and_who_takes_them_slowly_is_not(peers: Peers, sockets: FakeSockets) -> None:
+    marks = [FakeMark() for _ in range(3)]
+    dead, slow = connect(peers, 1), connect(peers, 2)
+    for peer, mark in ((dead, marks[0]), (slow, marks[1]), (slow, marks[2])):
+        assert peers.wants_mark(peer, MARK_BYTES)
+        peers.mark(peer, mark, None, 0)
+    assert peers.unsent_total == 3 * MARK_BYTES
+    marks[1].done = True
+    peers.settle(slow, STALLED_NS - 1)
+    peers.look(STALLED_NS, True)
+    assert sockets.closed == [1]
+    assert (slow.unsent, peers.unsent_total) == (MARK_BYTES, 2 * MARK_BYTES)
+    marks[0].done = marks[2].done = True
+    peers.settle_some(10, STALLED_NS)
+    assert peers.unsent_total == 0
+
+
+def test_buffers_come_back_in_any_order_over_connections(peers: Peers) -> None:
+    frozen, reader = connect(peers, 1), connect(peers, 2)
+    first, second = FakeMark(), FakeMark()
+    for peer, mark in ((frozen, first), (reader, second)):
+        peers.wants_mark(peer, MIB)
+        peers.mark(peer, mark, bytearray(peer.fd), 0)
+    second.done = True
+    assert peers.settle_some(4, 0) == [bytearray(2)]
+    first.done = True
+    assert peers.settle_some(4, 0) == [bytearray(1)]
+
+
+def test_when_answers_fill_what_there_is_the_largest_that_stands_still_is_closed(peers: Peers, sockets: FakeSockets) -> None:
+    for fd in (1, 2, 3):
+        peer = connect(peers, fd)
+        peers.wants_mark(peer, fd * MIB)
+        peers.mark(peer, FakeMark(), None, 0 if fd < 3 else ROOM_NS)
+    peers.look(ROOM_NS, True)
+    assert sockets.closed == [2], "the third one has begun a moment ago"
+
+
+def test_memory_that_is_short_closes_who_is_in_the_middle_of_something(peers: Peers, sockets: FakeSockets) -> None:
+    idle, busy, endless = connect(peers, 1), connect(peers, 2), connect(peers, 3)
+    sockets.received = {1: 200, 2: 900 * KIB, 3: 100 * KIB}
+    peers.look(0, True)
+    sockets.memory += LIMITS.memory_growth_max + 1
+    busy.taken = 100 * KIB
+    peers.look(2 * LOOK_NS, True)
+    assert sockets.closed == [3]
+    assert not idle.is_closing
+    assert endless.is_closing
+
+
+def test_memory_that_is_short_closes_those_without_a_count_when_nobody_else_is_to_blame(peers: Peers, sockets: FakeSockets) -> None:
+    connect(peers, 1)
+    connect(peers, 2, is_counted=False)
+    connect(peers, 3, is_counted=False, shaken=False)
+    sockets.received = {1: 200, 2: -1, 3: -1}
+    sockets.memory += LIMITS.memory_growth_max + 1
+    peers.look(2 * LOOK_NS, True)
+    assert sockets.closed == [3]
+    peers.disconnected(3, 0, 0)
+    peers.look(3 * ROOM_NS, True)
+    assert sockets.closed == [3, 2]
+
+
+def test_a_connection_has_ended_when_what_it_had_sent_was_read(peers: Peers) -> None:
+    connect(peers, 1)
+    peers.disconnected(1, 0, 5)
+    assert peers.take_ended(LOOK_NS, 5) == [], "the socket has not been empty since"
+    assert peers.take_ended(0, 6) == [], "libzmq may still hand something over"
+    assert peers.take_ended(LOOK_NS, 6) == [b"1"]
+    assert not peers.has_ended
+
+
+def test_a_descriptor_that_means_another_connection_ends_the_one_before(peers: Peers) -> None:
+    connect(peers, 1)
+    assert peers.meet(b"later", 1) is peers.by_identity[b"later"]
+    assert peers.take_ended(0, 0) == [b"1"]
+
+
+def test_many_connections_are_looked_at_in_turn(sockets: FakeSockets) -> None:
+    peers = Peers(sockets, LIMITS._replace(connections_max=10_000))
+    for fd in range(3 * LOOK_COUNT):
+        connect(peers, fd)
+        sockets.received[fd] = 4 * MIB if fd == 3 * LOOK_COUNT - 1 else 0
+    for turn in range(3):
+        assert not sockets.closed
+        peers.look(turn * LOOK_NS, True)
+    assert sockets.closed == [3 * LOOK_COUNT - 1]
