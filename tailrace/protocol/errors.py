@@ -51,6 +51,7 @@ class ErrorCode(IntEnum):
     INVALID_REQUEST = 36
     DELAY_NOT_ENABLED = 37
     UNKNOWN_DELAY = 38
+    TOO_MANY_REQUESTS = 39
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ ERROR_TABLE: dict[ErrorCode, ErrorRow] = dict(
         _row(_C.INVALID_REQUEST, False, "The request asks for something that makes no sense.", "Correct what the message names."),
         _row(_C.DELAY_NOT_ENABLED, False, "The topic takes no delayed records.", "Allow them with `tailrace topic alter NAME --config delay.enabled=true`, or send the record when it is due."),
         _row(_C.UNKNOWN_DELAY, False, "No such delayed record is pending: it was delivered, cancelled or rescheduled.", "Look at what is pending with `tailrace delay list TOPIC`."),
+        _row(_C.TOO_MANY_REQUESTS, True, "More requests are under way than are allowed.", "Wait for answers before asking for more, and ask again shortly; the SDK does."),
     )
 )  # fmt: skip
 assert set(ERROR_TABLE) == set(ErrorCode)

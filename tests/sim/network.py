@@ -91,6 +91,12 @@ class Network:
     def new_buffer(self, size: int) -> bytearray:
         return bytearray(size)
 
+    def unsent_bytes(self, identity: bytes) -> int:
+        return 0
+
+    def unsent_total(self) -> int:
+        return 0
+
 
 class SimSocket:
     """`tailrace.environment.ClientSocket` over a Link."""
