@@ -10,11 +10,10 @@ Owner: one front. Invariants: a fetch is answered exactly once; at least one who
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
-from netfront.log_reader import ColdRead, LogReader, LogReadError, Place
+from netfront.fetch_entries import FetchEntries, Outgoing
+from netfront.log_reader import ColdRead, LogReader, LogReadError
 from netfront.lookups import OUT_OF_RESOURCES
 from netfront.parked import Fetch, Parked
 from netfront.reader_pool import ReadAhead
@@ -22,27 +21,22 @@ from netfront.routing import Routing
 from netfront.sessions import Session
 from netfront.slices import Slices, Task
 from shm.assignments import Assignment
-from shm.partition_table import PartitionState
-from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.requests import FetchedEntry, FetchEntry
 from workers.timing_wheel import NEVER_NS, TimingWheel
-
-logger = logging.getLogger(__name__)
 
 RESPONSE_MAX_BYTES = 16 << 20
 WINDOW_BYTES = 64 << 20
 """What a client may not have reported as received."""
-SESSION_UNSENT_MAX_BYTES = 32 << 20
-UNSENT_MAX_BYTES = 256 << 20
-"""Of answers that ZeroMQ still holds, for one client and for all. Above the second, who has nothing under way still gets SCARCE_BYTES, up to twice as much."""
-SCARCE_BYTES = 64 << 10
+SESSION_UNSENT_MAX_BYTES = 24 << 20
+UNSENT_MAX_BYTES = 64 << 20
+UNSENT_HARD_MAX_BYTES = 96 << 20
+"""Of answers that ZeroMQ still holds, for one client and for all. Between the second and the third, who has nothing under way still gets SCARCE_BYTES."""
+SCARCE_BYTES = 1 << 20
 HELD_INTERVAL_NS = 5_000_000
 """How often fetches are looked at that wait for their client to take in what it was sent."""
 WAIT_MAX_MS = 60_000
-COLD_TRIES = 3
 READS_MAX = 128
 """Fetches that the reader pool reads for at a time: each holds a descriptor."""
-PLACES_MAX = 65_536
 ENTRIES_AT_ONCE = 64
 """A fetch of more partitions is served in slices."""
 LOOKS_PER_STEP = 256
@@ -52,14 +46,6 @@ _SCRATCH_BYTES = 64 << 10
 
 Respond = Callable[[Fetch, list[FetchedEntry], memoryview], None]
 Refuse = Callable[[Fetch, Exception], None]
-
-
-class Outgoing(Protocol):
-    """What fetches need of a transport (see `router.Router`)."""
-
-    def new_buffer(self, size: int) -> bytearray: ...
-    def unsent_bytes(self, identity: bytes) -> int: ...
-    def unsent_total(self) -> int: ...
 
 
 class FetchService:
@@ -86,11 +72,7 @@ class FetchService:
         self._respond = respond
         self._refuse = refuse
         self._parked = Parked(wheel)
-        self._places: dict[int, dict[int, Place]] = {}
-        """slot -> session -> where that client's next read goes on, so that following a log needs no index."""
-        self._place_count = 0
-        self._said: dict[int, str] = {}
-        """slot -> what was last said of it in the log; a client that tries again is no news."""
+        self._entries = FetchEntries(reader, routing, outgoing, self._parked)
         self._moved: dict[int, list[Fetch]] = {}
         """slot -> fetches that are still to be looked at since something settled there."""
         self._moved_again: set[int] = set()
@@ -146,10 +128,8 @@ class FetchService:
 
     def on_dropped(self, assignment: Assignment) -> None:
         """The partition is served no more: who waits for it hears so, and nothing of it is kept."""
-        slot = assignment.slot
-        self._said.pop(slot, None)
-        self._place_count -= len(self._places.pop(slot, ()))
-        self.on_settled({slot})
+        self._entries.forget_slot(assignment.slot)
+        self.on_settled({assignment.slot})
 
     def on_timeouts(self, now_ns: int) -> int:
         self._now_ns = now_ns
@@ -195,12 +175,7 @@ class FetchService:
         """The client is gone: its fetches need no answer."""
         for fetch in self._parked.fetches_of(session):
             self._end(fetch)
-        for slot in self._parked.forget_session(session):
-            places = self._places.get(slot)
-            if places is not None and places.pop(session.number, None) is not None:
-                self._place_count -= 1
-                if not places:
-                    del self._places[slot]
+        self._entries.forget_session(session, self._parked.forget_session(session))
 
     def answer_all(self) -> None:
         """The front is stopping: nobody waits longer."""
@@ -363,7 +338,7 @@ class FetchService:
                 return False
             total = self._outgoing.unsent_total()
             if total >= UNSENT_MAX_BYTES:
-                if unsent or total >= 2 * UNSENT_MAX_BYTES:
+                if unsent or total >= UNSENT_HARD_MAX_BYTES:
                     return False
                 limit = min(limit, SCARCE_BYTES)
         fetch.limit = limit
@@ -402,7 +377,7 @@ class FetchService:
                 return False
             wanted = entries[fetch.at]
             try:
-                entry = self._entry(fetch, wanted)
+                entry = self._entries.make(fetch, wanted)
             except ColdRead as cold:
                 self._read_ahead(fetch, cold)
                 return True
@@ -433,7 +408,7 @@ class FetchService:
         for index, entry in enumerate(fetch.answer):
             if entry.data_length:
                 route = self._routing.find(entry.topic_id, entry.partition)
-                place = None if route is None else self._places.get(route.slot, {}).get(fetch.session.number)
+                place = None if route is None else self._entries.place(route.slot, fetch.session)
                 if place is not None:
                     fetch.counted_to[index] = place
         fetch.begin_again()
@@ -455,107 +430,3 @@ class FetchService:
         self._reading += 1
         fetch.is_reading = True
         fetch.cold_tries += 1
-
-    def _entry(self, fetch: Fetch, wanted: FetchEntry) -> FetchedEntry:
-        """One partition's part of the answer. Raises ColdRead when there is nothing before it that could be sent meanwhile."""
-        route = self._routing.find(wanted.topic_id, wanted.partition)
-        if route is None:
-            code = ErrorCode.PARTITION_OUT_OF_RANGE if self._routing.knows(wanted.topic_id) else ErrorCode.UNKNOWN_TOPIC
-            return FetchedEntry(wanted.topic_id, wanted.partition, code, -1, 0, -1, -1, -1)
-        try:
-            try:
-                entry = self._read_one(fetch, wanted, route)
-            except FileNotFoundError:  # retention was here between the look and the read: look again
-                self._forget_place(route.slot, fetch.session.number)
-                entry = self._read_one(fetch, wanted, route)
-        except LogReadError as error:
-            if error.code is not ErrorCode.NOT_READY:
-                self._say(route, f"fetch_refused code={error.code.name} reason={str(error)!r} offset={wanted.offset}")
-            return self._refusal(wanted, route, error.code, error.resume_offset)
-        except OSError as error:
-            self._say(route, f"read_failed error={str(error)!r} offset={wanted.offset}")
-            return self._refusal(wanted, route, ErrorCode.NOT_READY if error.errno in OUT_OF_RESOURCES else ErrorCode.STORAGE_ERROR)
-        if self._said:
-            self._said.pop(route.slot, None)
-        return entry
-
-    def _say(self, route: Assignment, what: str) -> None:
-        if self._said.get(route.slot) != what:
-            self._said[route.slot] = what
-            logger.warning("%s topic=%s partition=%d", what, route.topic, route.partition)
-
-    def _refusal(self, wanted: FetchEntry, route: Assignment, code: ErrorCode, resume_offset: int = -1) -> FetchedEntry:
-        try:
-            state = self._reader.state(route)
-        except LogReadError:
-            return FetchedEntry(wanted.topic_id, wanted.partition, code, -1, 0, -1, -1, resume_offset)
-        return FetchedEntry(
-            wanted.topic_id, wanted.partition, code, state.leader_epoch, 0, state.high_watermark, state.log_start_offset, resume_offset
-        )
-
-    def _read_one(self, fetch: Fetch, wanted: FetchEntry, route: Assignment) -> FetchedEntry:
-        """One partition's batches into the fetch's buffer; a first batch larger than the limit gets a buffer of its own size."""
-        state = self._reader.state(route)
-        self._reader.check_epoch(route, state, wanted.leader_epoch, wanted.offset)
-        if not state.log_start_offset <= wanted.offset <= state.high_watermark:
-            raise LogReadError(
-                ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {wanted.offset} is not between {state.log_start_offset} and {state.high_watermark}"
-            )
-        length = 0
-        room = min(fetch.limit - fetch.used, wanted.max_bytes)
-        if wanted.offset < state.high_watermark and room > 0:
-            try:
-                length = self._read_batches(fetch, wanted, route, state, room)
-            except ColdRead:
-                if not fetch.used:
-                    raise
-                # What lies before it is sent; it is the first that is read when its client asks again.
-        return FetchedEntry(
-            wanted.topic_id, wanted.partition, 0, state.leader_epoch, length, state.high_watermark, state.log_start_offset, -1
-        )
-
-    def _read_batches(self, fetch: Fetch, wanted: FetchEntry, route: Assignment, state: PartitionState, room: int) -> int:
-        """How many bytes of whole batches were put behind what is in the buffer."""
-        number, used = fetch.session.number, fetch.used
-        blocking = fetch.cold_tries >= COLD_TRIES
-        at_slot = self._places.get(route.slot)
-        hint = None if at_slot is None else at_slot.get(number)
-        buffer = fetch.buffer
-        if buffer is None:
-            buffer = fetch.buffer = self._outgoing.new_buffer(fetch.limit)
-        try:
-            result = self._reader.read(route, state, wanted.offset, hint, memoryview(buffer)[used : used + room], blocking)
-            while isinstance(result, int) and used == 0:
-                buffer = fetch.buffer = self._outgoing.new_buffer(result)
-                result = self._reader.read(route, state, wanted.offset, hint, memoryview(buffer)[:result], blocking)
-        except ColdRead:
-            if not used:
-                fetch.buffer = None  # nothing is in it, and the disk may take long
-            raise
-        if isinstance(result, int):
-            return 0
-        length = result.end - result.start
-        if result.start:
-            # The wanted offset lies in a later batch than the index led to: close the gap.
-            buffer[used : used + length] = buffer[used + result.start : used + result.end]
-        self._remember_place(fetch.session, route.slot, at_slot, result.following)
-        return length
-
-    # ---- places ----------------------------------------------------------------------------------------------------------------------
-
-    def _remember_place(self, session: Session, slot: int, at_slot: dict[int, Place] | None, place: Place) -> None:
-        if at_slot is not None and session.number in at_slot:
-            at_slot[session.number] = place
-            return
-        if self._place_count >= PLACES_MAX:
-            self._places.clear()
-            self._parked.forget_places()
-            self._place_count = 0
-        self._places.setdefault(slot, {})[session.number] = place
-        self._place_count += 1
-        self._parked.note_place(session, slot)
-
-    def _forget_place(self, slot: int, number: int) -> None:
-        at_slot = self._places.get(slot)
-        if at_slot is not None and at_slot.pop(number, None) is not None:
-            self._place_count -= 1

@@ -299,10 +299,14 @@ class Front:
             self._fail(session.identity, session, api, correlation_id, error)
 
     def _answer_instead(self, word: int, api: int, correlation_id: int, code: ErrorCode, sentence: str) -> None:
-        """Answer a request that its decider will not."""
+        """Answer a request that nothing else will."""
         session = self._sessions.by_word(word)
-        if session is not None:
+        if session is None:
+            return
+        try:
             self._send(session, api, 1, correlation_id, code, [requests.encode_error(sentence)])
+        except Exception as error:
+            self._fail(session.identity, session, api, correlation_id, error)
 
     def _on_decision(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
         """Pass a request on to the coordinator."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import orjson
@@ -83,16 +83,17 @@ class Lookups:
         yield len(body) // _BYTES_PER_UNIT + 1
         pieces = []
         for item in wanted:
-            pieces.append(orjson.dumps(self._offset_of(item)))
-            yield 2 if item.at in ("earliest", "latest", "") else _UNITS_OF_A_FILE
+            found = yield from self._offset_of(item)
+            pieces.append(orjson.dumps(found))
         answer(b'{"offsets":[' + b",".join(pieces) + b"]}")
 
-    def _offset_of(self, wanted: WantedOffset) -> dict[str, Any]:
+    def _offset_of(self, wanted: WantedOffset) -> Generator[int, None, dict[str, Any]]:
         """One entry of a LIST_OFFSETS answer: `at` is "earliest", "latest", a time in microseconds, for which it is the offset of the batch to
         look in (-1: none), or "behind" an offset, for which it is where the next batch begins.
         """
         topic, partition, at = wanted.topic, wanted.partition, wanted.at
         answer: dict[str, Any] = {"topic": topic, "partition": partition, "code": int(wanted.code), "offset": -1}
+        yield 2
         if wanted.code is not ErrorCode.OK:
             return answer
         route = self._routing.find_by_name(topic, partition)
@@ -110,9 +111,12 @@ class Lookups:
             elif at == "latest":
                 answer["offset"] = state.high_watermark
             elif isinstance(at, int):
-                found = self._reader.find_time(route, at)
-                answer["offset"] = -1 if found is None else found
+                for found in self._reader.find_time(route, at):
+                    yield _UNITS_OF_A_FILE
+                    if found is not None:
+                        answer["offset"] = found
             else:
+                yield _UNITS_OF_A_FILE
                 answer["offset"] = self._reader.behind(route, state, wanted.offset)
         except LogReadError as error:
             answer["code"] = int(error.code)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -78,6 +78,7 @@ class FakeLog:
         self.reads = 0
         self.failure: BaseException | None = None
         self.is_cold = False
+        self.segments = 1
 
     def state(self, route: Assignment) -> PartitionState:
         self.looks += 1
@@ -109,8 +110,10 @@ class FakeLog:
     def behind(self, route: Assignment, state: PartitionState, offset: int) -> int:
         return offset + 1
 
-    def find_time(self, route: Assignment, at: int) -> int | None:
-        return None
+    def find_time(self, route: Assignment, at: int) -> Iterator[int | None]:
+        for _ in range(self.segments):
+            self.looks += 1
+            yield None
 
     def forget(self, route: Assignment) -> None:
         self.logs.pop(route.slot, None)
@@ -248,7 +251,7 @@ class FakeClient:
     def fetch(
         self, wanted: Sequence[Assignment], offset: int = 0, *, max_wait_ms: int = 500, min_bytes: int = 1, max_bytes: int = 1 << 20
     ) -> int:
-        entries = [requests.FetchEntry(a.topic_id, a.partition, -1, offset, 1 << 20) for a in wanted]
+        entries = [requests.FetchEntry(a.topic_id, a.partition, -1, offset, max_bytes) for a in wanted]
         return self.send(Api.FETCH, requests.encode_fetch(requests.FetchRequest(max_wait_ms, min_bytes, max_bytes, 0, entries)))
 
     def heard(self) -> dict[int, tuple[ErrorCode, list[bytes]]]:

@@ -162,17 +162,20 @@ def test_a_json_of_very_many_values_is_refused_before_they_are_made(client: Fake
     assert client.heard()[asked][0] is ErrorCode.REQUEST_TOO_LARGE
 
 
-@pytest.mark.parametrize("kind", ["offsets", "metadata", "fetch"])
+@pytest.mark.parametrize("kind", ["offsets", "times", "metadata", "fetch"])
 def test_large_requests_are_done_in_slices_and_others_are_served_between(world: FakeFront, client: FakeClient, kind: str) -> None:
     topic = world.add_topic("t", 4_096)
     for number in range(4_000):
         world.add_topic(f"t{number}", 1)
     other = world.connect(b"other")
-    entries = [{"topic": "t", "partition": p, "at": "latest"} for p in range(1_000)]
+    world.log.segments = 200
+    entries = [
+        {"topic": "t", "partition": p, "at": "latest" if kind == "offsets" else 0} for p in range(1_000 if kind == "offsets" else 20)
+    ]
     looks_before = world.log.looks
     large = []
     for _ in range(8):
-        if kind == "offsets":
+        if kind in ("offsets", "times"):
             large.append(client.send_json(Api.LIST_OFFSETS, {"partitions": entries}))
         elif kind == "metadata":
             large.append(client.send_json(Api.METADATA, {"topics": [f"t{number}" for number in range(4_000)]}))
@@ -346,7 +349,7 @@ def test_fetches_of_a_dropped_partition_are_answered_and_forgotten(world: FakeFr
     world.settle()
     assert set(client.heard()) == {served}
     service = world.front._fetches
-    assert service._place_count == 1
+    assert service._entries._place_count == 1
     for assignment in topic:
         dropped = {field: getattr(assignment, field) for field in assignment.__dataclass_fields__}
         world.coordinator.tell(type(assignment)(**{**dropped, "dropped": True, "version": 99}))
@@ -358,8 +361,8 @@ def test_fetches_of_a_dropped_partition_are_answered_and_forgotten(world: FakeFr
     assert not service._parked._by_slot
     assert not service._parked.fetch_count
     assert not len(world.front._fetch_wheel)
-    assert not service._places
-    assert service._place_count == 0
+    assert not service._entries._places
+    assert service._entries._place_count == 0
 
 
 def test_a_fetch_waits_until_its_client_has_read_what_it_was_sent(world: FakeFront, client: FakeClient) -> None:
@@ -382,21 +385,21 @@ def test_a_fetch_waits_until_its_client_has_read_what_it_was_sent(world: FakeFro
 def test_when_all_clients_have_much_unread_who_has_nothing_gets_little_and_nobody_much(world: FakeFront, client: FakeClient) -> None:
     topic = world.add_topic("t", 1)
     for _ in range(10):
-        world.append(topic[0], bytes(20_000))
+        world.append(topic[0], bytes(200_000))
     world.transport.others_unsent = fetches.UNSENT_MAX_BYTES
-    asked = client.fetch(topic)
+    asked = client.fetch(topic, max_bytes=4 << 20)
     world.settle()
     ((entry, data),) = requests.decode_fetched(client.heard()[asked][1])
     assert entry.error == 0
-    assert 20_000 <= len(data) <= fetches.SCARCE_BYTES
-    world.transport.others_unsent = 2 * fetches.UNSENT_MAX_BYTES
-    asked = client.fetch(topic)
+    assert 200_000 <= len(data) <= fetches.SCARCE_BYTES
+    world.transport.others_unsent = fetches.UNSENT_HARD_MAX_BYTES
+    asked = client.fetch(topic, max_bytes=4 << 20)
     for _ in range(10):
         world.step(after_ms=5)
     assert not client.heard()
     world.transport.others_unsent = 0
     world.step(after_ms=5)
-    assert len(requests.decode_fetched(client.heard()[asked][1])[0][1]) == 200_000
+    assert len(requests.decode_fetched(client.heard()[asked][1])[0][1]) == 2_000_000
 
 
 def test_lookups_are_refused_to_a_client_that_reads_no_answers(world: FakeFront, client: FakeClient) -> None:
