@@ -161,6 +161,9 @@ class FetchService:
         for fetch in list(self._held):
             if fetch.session.number in full:
                 continue
+            if not fetch.is_answering and not self._may_answer(fetch):
+                full.add(fetch.session.number)
+                continue
             if count == LOOKS_PER_STEP or self._slices.is_spent:
                 break
             del self._held[fetch]

@@ -130,6 +130,7 @@ class Parked:
         fetch.is_registered = False
         if fetch.timer is not None:
             self._wheel.cancel(fetch.timer)
+            fetch.timer = None  # they refer to each other
         for slot in fetch.slots:
             fetches = self._by_slot.get(slot)
             if fetches is not None:
