@@ -15,7 +15,7 @@ from typing import NamedTuple
 from shm.cell import Cell
 from shm.layout import ACKS_ALL, ACKS_LEADER, Verdict
 from shm.ring import Descriptor, Ring
-from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.errors import ErrorCode, code_of
 
 
 class Answer(NamedTuple):
@@ -66,9 +66,7 @@ class AckWalker:
             acks = d.acks
             if (acks == ACKS_LEADER or (d.result and acks == ACKS_ALL)) and self._is_mine(d):
                 answer(
-                    Answer(
-                        d.session, d.correlation_id, ErrorCode(d.result), d.base_offset, d.append_time_us, d.leader_epoch, d.is_duplicate
-                    )
+                    Answer(d.session, d.correlation_id, code_of(d.result), d.base_offset, d.append_time_us, d.leader_epoch, d.is_duplicate)
                 )
         self._head_cursor = head
         settled = min(settled, head)

@@ -1,61 +1,51 @@
 """Fetches: served from the page cache, parked until there is something to serve.
 
-A fetch names partitions and offsets. It is answered at once when it finds `min_bytes`, an error, or when it does not want to wait; else
-it is parked
-on the timing wheel and looked at again when a watermark of its partitions moves. Reads that would wait for the disk go through the
-reader pool first.
+A fetch names partitions and offsets. First its partitions are looked at; where none has anything to give, it is parked on the timing wheel and at the slots
+of its partitions, and only what moves is looked at again. Then its answer is put together, partition by partition. Both passes remember where they are,
+so that a fetch of thousands of partitions is served in slices. Reads that would wait for the disk go through the reader pool first.
 
-Owner: one front. Invariants: a fetch is answered exactly once; at least one whole batch is sent however small the limits, so that every
-reader gets on;
-    what is under way to a client stays below WINDOW_BYTES.
+Owner: one front. Invariants: a fetch is answered exactly once; at least one whole batch is sent however small the limits, so that every reader gets on;
+    what is under way to a client stays below its window, and one answer; a session that ends, and a partition that is dropped, leave nothing behind.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
 
-from netfront.log_reader import ColdRead, LogReader, LogReadError, Place
+from netfront.fetch_entries import FetchEntries, Outgoing
+from netfront.log_reader import ColdRead, LogReader, LogReadError
+from netfront.lookups import OUT_OF_RESOURCES
+from netfront.parked import Fetch, Parked
 from netfront.reader_pool import ReadAhead
 from netfront.routing import Routing
 from netfront.sessions import Session
+from netfront.slices import Slices, Task
 from shm.assignments import Assignment
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.requests import FetchedEntry, FetchEntry, FetchRequest
-from workers.timing_wheel import Timer, TimingWheel
-
-logger = logging.getLogger(__name__)
+from tailrace.protocol.requests import FetchedEntry, FetchEntry
+from workers.timing_wheel import NEVER_NS, TimingWheel
 
 RESPONSE_MAX_BYTES = 16 << 20
 WINDOW_BYTES = 64 << 20
+"""What a client may not have reported as received."""
+SESSION_UNSENT_MAX_BYTES = 24 << 20
+UNSENT_MAX_BYTES = 64 << 20
+UNSENT_HARD_MAX_BYTES = 96 << 20
+"""Of answers that ZeroMQ still holds, for one client and for all. Between the second and the third, who has nothing under way still gets SCARCE_BYTES."""
+SCARCE_BYTES = 1 << 20
+HELD_INTERVAL_NS = 5_000_000
+"""How often fetches are looked at that wait for their client to take in what it was sent."""
 WAIT_MAX_MS = 60_000
-COLD_TRIES = 3
-PLACES_MAX = 65_536
-
-Respond = Callable[["Fetch", list[FetchedEntry], memoryview], None]
-
-
-class Fetch:
-    """One request on its way to its answer."""
-
-    __slots__ = ("cold_tries", "correlation_id", "is_done", "is_reading", "request", "session", "timer", "wants_now")
-
-    def __init__(self, session: Session, correlation_id: int, request: FetchRequest) -> None:
-        self.session = session
-        self.correlation_id = correlation_id
-        self.request = request
-        self.timer: Timer[Fetch] | None = None
-        self.is_done = False
-        self.is_reading = False
-        self.wants_now = request.max_wait_ms == 0
-        self.cold_tries = 0
+READS_MAX = 128
+"""Fetches that the reader pool reads for at a time: each holds a descriptor."""
+ENTRIES_AT_ONCE = 64
+"""A fetch of more partitions is served in slices."""
+LOOKS_PER_STEP = 256
+_UNITS_OF_A_READ = 8
+_SCRATCH_BYTES = 64 << 10
 
 
-class _Attempt(NamedTuple):
-    entries: list[FetchedEntry]
-    byte_count: int
-    must_answer: bool
+Respond = Callable[[Fetch, list[FetchedEntry], memoryview], None]
+Refuse = Callable[[Fetch, Exception], None]
 
 
 class FetchService:
@@ -63,204 +53,383 @@ class FetchService:
 
     def __init__(
         self,
+        *,
         reader: LogReader,
         routing: Routing,
         pool: ReadAhead,
         wheel: TimingWheel[Fetch],
+        outgoing: Outgoing,
+        slices: Slices,
         respond: Respond,
-        new_buffer: Callable[[int], bytearray],
+        refuse: Refuse,
     ) -> None:
         self._reader = reader
         self._routing = routing
         self._pool = pool
         self._wheel = wheel
+        self._outgoing = outgoing
+        self._slices = slices
         self._respond = respond
-        self._new_buffer = new_buffer
-        self._parked: dict[int, dict[Fetch, None]] = {}
-        """slot -> fetches that wait for it."""
-        self._places: dict[tuple[int, int], Place] = {}
-        """(session, slot) -> where that client's next read goes on, so that following a log needs no index."""
-        self._said: dict[int, str] = {}
-        """slot -> what was last said of it in the log; a client that tries again is no news."""
+        self._refuse = refuse
+        self._parked = Parked(wheel)
+        self._entries = FetchEntries(reader, routing, outgoing, self._parked)
+        self._moved: dict[int, list[Fetch]] = {}
+        """slot -> fetches that are still to be looked at since something settled there."""
+        self._moved_again: set[int] = set()
+        self._held: dict[Fetch, None] = {}
+        """Fetches that could be answered, were their client to take in what it was sent."""
+        self._look_at_held_ns = NEVER_NS
+        self._reading = 0
+        self._scratch = bytearray(_SCRATCH_BYTES)
+        self._stopping = False
+        self._now_ns = 0
+
+    # ---- what happens ----------------------------------------------------------------------------------------------------------------
 
     def begin(self, fetch: Fetch, now_ns: int) -> None:
-        """Serve or park."""
-        if not self._attempt(fetch) and not fetch.is_reading:
-            self._park(fetch, now_ns)
+        """Serve or park. Raises WireError when too much of this client, or of all, is parked."""
+        self._now_ns = now_ns
+        try:
+            if len(fetch.request.entries) > ENTRIES_AT_ONCE:
+                self._parked.register(fetch)
+            self._go_on(fetch, -1)
+        except Exception:
+            self._end(fetch)
+            raise
 
     def on_settled(self, slots: set[int]) -> None:
         """Watermarks of these slots may have moved."""
         for slot in slots:
-            for fetch in list(self._parked.get(slot, ())):
-                self._attempt(fetch)
+            fetches = self._parked.at(slot)
+            if fetches is None:
+                continue
+            if slot in self._moved:
+                self._moved_again.add(slot)
+            else:
+                self._moved[slot] = list(fetches)
+        if self._moved:
+            self.look_at_moved()
+
+    def look_at_moved(self) -> int:
+        """Fetches at slots where something has settled, a bounded number in a turn."""
+        count = 0
+        while self._moved and count < LOOKS_PER_STEP and not self._slices.is_spent:
+            slot, fetches = next(iter(self._moved.items()))
+            while fetches and count < LOOKS_PER_STEP and not self._slices.is_spent:
+                count += 1
+                self._slices.spend(1)
+                self._guarded(self._on_moved, fetches.pop(), slot)
+            if not fetches:
+                del self._moved[slot]
+                if slot in self._moved_again:
+                    self._moved_again.discard(slot)
+                    self._moved[slot] = list(self._parked.at(slot) or ())
+        return count
+
+    def on_dropped(self, assignment: Assignment) -> None:
+        """The partition is served no more: who waits for it hears so, and nothing of it is kept."""
+        self._entries.forget_slot(assignment.slot)
+        self.on_settled({assignment.slot})
 
     def on_timeouts(self, now_ns: int) -> int:
-        fetches = self._wheel.advance(now_ns)
+        self._now_ns = now_ns
+        fetches = self._wheel.advance(now_ns, LOOKS_PER_STEP)
         for fetch in fetches:
             fetch.wants_now = True
-            if not fetch.is_reading:
-                self._attempt(fetch)
+            self._look_again(fetch)
         return len(fetches)
 
     def on_reads_completed(self, now_ns: int) -> int:
+        self._now_ns = now_ns
         tokens = self._pool.completed()
         for fetch in tokens:
             assert isinstance(fetch, Fetch)
             fetch.is_reading = False
-            if not fetch.is_done:
-                self.begin(fetch, now_ns)
+            self._reading -= 1
+            self._look_again(fetch)
         return len(tokens)
+
+    def on_drained(self, now_ns: int) -> int:
+        """Clients may have taken in what they were sent."""
+        self._now_ns = now_ns
+        if not self._held:
+            self._look_at_held_ns = NEVER_NS
+            return 0
+        self._look_at_held_ns = now_ns + HELD_INTERVAL_NS
+        full: set[int] = set()
+        count = 0
+        for fetch in list(self._held):
+            if fetch.session.number in full:
+                continue
+            if not fetch.is_answering and not self._may_answer(fetch):
+                full.add(fetch.session.number)
+                continue
+            if count == LOOKS_PER_STEP or self._slices.is_spent:
+                break
+            del self._held[fetch]
+            self._look_again(fetch)
+            if fetch in self._held:
+                full.add(fetch.session.number)
+            else:
+                count += 1
+        return count
 
     def forget_session(self, session: Session) -> None:
         """The client is gone: its fetches need no answer."""
-        for fetches in list(self._parked.values()):
-            for fetch in [f for f in fetches if f.session is session]:
-                self._unpark(fetch)
-                fetch.is_done = True
-        for key in [key for key in self._places if key[0] == session.number]:
-            del self._places[key]
+        for fetch in self._parked.fetches_of(session):
+            self._end(fetch)
+        self._entries.forget_session(session, self._parked.forget_session(session))
 
     def answer_all(self) -> None:
         """The front is stopping: nobody waits longer."""
-        for fetches in list(self._parked.values()):
-            for fetch in list(fetches):
-                fetch.wants_now = True
-                self._attempt(fetch)
+        self._stopping = True
+        for fetch in self._parked.all():
+            fetch.wants_now = True
+            self._look_again(fetch)
 
-    # ---- parking ---------------------------------------------------------------------------------------------------------------------
+    @property
+    def has_more(self) -> bool:
+        """Whether there is something to look at now."""
+        return bool(self._moved)
 
-    def _slots(self, fetch: Fetch) -> list[int]:
-        routes = (self._routing.find(entry.topic_id, entry.partition) for entry in fetch.request.entries)
-        return [route.slot for route in routes if route is not None]
+    def next_deadline_ns(self) -> int:
+        return self._look_at_held_ns
 
-    def _park(self, fetch: Fetch, now_ns: int) -> None:
-        if fetch.timer is None:
-            wait_ms = min(fetch.request.max_wait_ms, WAIT_MAX_MS)
-            fetch.timer = self._wheel.add(now_ns + wait_ms * 1_000_000, fetch)
-        for slot in self._slots(fetch):
-            self._parked.setdefault(slot, {})[fetch] = None
+    # ---- deciding --------------------------------------------------------------------------------------------------------------------
 
-    def _unpark(self, fetch: Fetch) -> None:
-        if fetch.timer is not None:
-            self._wheel.cancel(fetch.timer)
-        for slot in self._slots(fetch):
-            waiting = self._parked.get(slot)
-            if waiting is not None:
-                waiting.pop(fetch, None)
-                if not waiting:
-                    del self._parked[slot]
+    def _look_again(self, fetch: Fetch) -> None:
+        """Something has changed: its time is up, its pages are in memory, its client has room."""
+        if not fetch.is_done and not fetch.is_reading and not fetch.is_in_slices:
+            self._guarded(self._go_on, fetch, -1)
+
+    def _guarded(self, act: Callable[[Fetch, int], None], fetch: Fetch, slot: int) -> None:
+        """What was not expected of one fetch is the end of that fetch only."""
+        try:
+            act(fetch, slot)
+        except Exception as error:
+            self._fail(fetch, error)
+
+    def _fail(self, fetch: Fetch, error: Exception) -> None:
+        if not fetch.is_done:
+            self._end(fetch)
+            self._refuse(fetch, error)
+
+    def _go_on(self, fetch: Fetch, _slot: int) -> None:
+        if len(fetch.request.entries) > ENTRIES_AT_ONCE:
+            self._in_slices(fetch)
+        else:
+            self._serve(fetch)
+
+    def _on_moved(self, fetch: Fetch, slot: int) -> None:
+        """Something settled in one of its partitions."""
+        if fetch.is_done:
+            return
+        index = fetch.slots.get(slot)
+        if index is None or fetch.is_reading or fetch in self._held:
+            return
+        if fetch.is_in_slices:
+            fetch.has_something = fetch.has_moved = True
+            return
+        if not self._has_something(fetch.request.entries[index]):
+            return
+        fetch.has_something = True
+        if not fetch.was_short or self._has_enough(fetch, index):
+            self._go_on(fetch, slot)
+
+    def _has_something(self, wanted: FetchEntry) -> bool:
+        """Whether this partition has records at the wanted offset, or something is wrong with it: parking must not cost a buffer."""
+        route = self._routing.find(wanted.topic_id, wanted.partition)
+        if route is None:
+            return True
+        try:
+            return self._reader.state(route).high_watermark != wanted.offset
+        except LogReadError:
+            return True
+
+    def _has_enough(self, fetch: Fetch, index: int) -> bool:
+        """Of a fetch that fell short of its min_bytes: count what has come since in one partition, from where the last count ended."""
+        wanted = fetch.request.entries[index]
+        route = self._routing.find(wanted.topic_id, wanted.partition)
+        if route is None:
+            return True
+        try:
+            state = self._reader.state(route)
+            while fetch.counted_bytes < fetch.min_bytes:
+                place = fetch.counted_to.get(index)
+                offset = wanted.offset if place is None else place.offset
+                if offset >= state.high_watermark:
+                    return False
+                found = self._reader.read(route, state, offset, place, memoryview(self._scratch), False)
+                if isinstance(found, int):
+                    return True  # a batch larger than what is counted with
+                self._slices.spend(_UNITS_OF_A_READ)
+                if found.end == found.start:
+                    return False
+                fetch.counted_bytes += found.end - found.start
+                fetch.counted_to[index] = found.following
+        except (LogReadError, ColdRead, OSError):
+            return True
+        return True
 
     # ---- serving ---------------------------------------------------------------------------------------------------------------------
 
-    def _attempt(self, fetch: Fetch) -> bool:
-        """Answer `fetch` if it can be answered now."""
-        if fetch.is_done or fetch.is_reading:
-            return fetch.is_done
-        session, request = fetch.session, fetch.request
-        window_full = session.fetch_sent - session.fetch_received >= WINDOW_BYTES
-        if window_full and not fetch.wants_now:
-            return False
-        limit = 0 if window_full else min(request.max_bytes, RESPONSE_MAX_BYTES)
-        buffer = self._new_buffer(limit) if limit and self._has_something(request) else bytearray()
-        try:
-            attempt, buffer = self._read_all(fetch, buffer, min(limit, len(buffer)))
-        except ColdRead as cold:
-            fetch.is_reading = True
-            fetch.cold_tries += 1
-            self._pool.submit(cold.fd, cold.position, cold.length, fetch)
-            return False
-        if not attempt.must_answer and attempt.byte_count < max(1, request.min_bytes) and not fetch.wants_now:
-            return False
-        self._unpark(fetch)
-        fetch.is_done = True
-        session.fetch_sent += attempt.byte_count
-        self._respond(fetch, attempt.entries, memoryview(buffer)[: attempt.byte_count])
+    def _in_slices(self, fetch: Fetch) -> None:
+        def work() -> Iterator[int]:
+            while not self._advance(fetch, ENTRIES_AT_ONCE):
+                yield ENTRIES_AT_ONCE
+            fetch.is_in_slices = False
+
+        fetch.is_in_slices = True
+        self._slices.begin(Task(fetch.session, 0, work, lambda error: self._fail(fetch, error)), try_now=False)
+
+    def _serve(self, fetch: Fetch) -> None:
+        """At once. What it costs is written on this turn's account."""
+        self._slices.spend(_UNITS_OF_A_READ + len(fetch.request.entries))
+        while not self._advance(fetch, ENTRIES_AT_ONCE):
+            pass
+
+    def _advance(self, fetch: Fetch, units: int) -> bool:
+        """Go on with a fetch. True: it is answered, or it waits; False: these units are spent."""
+        if fetch.is_done:
+            return True
+        if not fetch.is_answering:
+            if not self._look(fetch, units):
+                return False
+            if not (fetch.has_something or fetch.wants_now):
+                self._park(fetch)
+                return True
+            if not self._may_answer(fetch):
+                self._park(fetch)
+                self._hold(fetch)
+                return True
+            fetch.is_answering = True
+            fetch.has_moved = False
+            fetch.at = 0
+        return self._answer(fetch, units)
+
+    def _look(self, fetch: Fetch, units: int) -> bool:
+        """The first pass: whether there is something to give. Of a large fetch each partition's slot is noted at once, since things go on between slices."""
+        entries = fetch.request.entries
+        is_large = len(entries) > ENTRIES_AT_ONCE
+        while fetch.at < len(entries):
+            if units <= 0:
+                return False
+            units -= 1
+            wanted = entries[fetch.at]
+            if is_large:
+                route = self._routing.find(wanted.topic_id, wanted.partition)
+                if route is not None:
+                    self._parked.note(fetch, route.slot, fetch.at)
+            fetch.at += 1
+            if not fetch.has_something and self._has_something(wanted):
+                fetch.has_something = True
+                if not is_large:
+                    fetch.at = len(entries)
         return True
 
-    def _has_something(self, request: FetchRequest) -> bool:
-        """Whether any partition has records at the wanted offset: parking must not cost a buffer."""
-        for entry in request.entries:
-            route = self._routing.find(entry.topic_id, entry.partition)
-            if route is not None:
-                try:
-                    if self._reader.state(route).high_watermark > entry.offset:
-                        return True
-                except LogReadError:
-                    continue
-        return False
+    def _may_answer(self, fetch: Fetch) -> bool:
+        """Decide how much the client may be sent now; False: nothing, it has to take in what it was sent before."""
+        session, request = fetch.session, fetch.request
+        limit = min(request.max_bytes, RESPONSE_MAX_BYTES)
+        if session.fetch_sent - session.fetch_received >= WINDOW_BYTES:
+            limit = 0
+            if not fetch.wants_now:
+                return False
+        if not self._stopping:
+            unsent = self._outgoing.unsent_bytes(session.identity)
+            if unsent >= SESSION_UNSENT_MAX_BYTES:
+                return False
+            total = self._outgoing.unsent_total()
+            if total >= UNSENT_MAX_BYTES:
+                if unsent or total >= UNSENT_HARD_MAX_BYTES:
+                    return False
+                limit = min(limit, SCARCE_BYTES)
+        fetch.limit = limit
+        return True
 
-    def _read_all(self, fetch: Fetch, buffer: bytearray, limit: int) -> tuple[_Attempt, bytearray]:
-        entries: list[FetchedEntry] = []
-        used = 0
-        must_answer = False
-        for wanted in fetch.request.entries:
-            route = self._routing.find(wanted.topic_id, wanted.partition)
-            if route is None:
-                code = ErrorCode.PARTITION_OUT_OF_RANGE if self._routing.knows(wanted.topic_id) else ErrorCode.UNKNOWN_TOPIC
-                entries.append(FetchedEntry(wanted.topic_id, wanted.partition, code, -1, 0, -1, -1, -1))
-                must_answer = True
-                continue
+    def _hold(self, fetch: Fetch) -> None:
+        self._held[fetch] = None
+        if self._look_at_held_ns == NEVER_NS:
+            self._look_at_held_ns = self._now_ns + HELD_INTERVAL_NS
+
+    def _park(self, fetch: Fetch) -> None:
+        """Wait: on the wheel, and at the slots of its partitions."""
+        if fetch.timer is None:
+            self._parked.register(fetch)
+            entries = fetch.request.entries
+            if len(entries) <= ENTRIES_AT_ONCE:
+                for index, wanted in enumerate(entries):
+                    route = self._routing.find(wanted.topic_id, wanted.partition)
+                    if route is not None:
+                        self._parked.note(fetch, route.slot, index)
+            fetch.timer = self._wheel.add(self._now_ns + min(fetch.request.max_wait_ms, WAIT_MAX_MS) * 1_000_000, fetch)
+
+    def _end(self, fetch: Fetch) -> None:
+        """Answered, or not to be."""
+        fetch.is_done = True
+        fetch.is_in_slices = False
+        fetch.buffer = None
+        self._held.pop(fetch, None)
+        self._parked.remove(fetch)
+
+    def _answer(self, fetch: Fetch, units: int) -> bool:
+        """The second pass: each partition's entry, and its batches."""
+        entries = fetch.request.entries
+        while fetch.at < len(entries):
+            if units <= 0:
+                return False
+            wanted = entries[fetch.at]
             try:
-                try:
-                    entry, buffer = self._read_one(fetch, wanted, route, buffer, used, limit)
-                except FileNotFoundError:  # retention was here between the look and the read: look again
-                    self._places.pop((fetch.session.number, route.slot), None)
-                    entry, buffer = self._read_one(fetch, wanted, route, buffer, used, limit)
-            except LogReadError as error:
-                if error.code is not ErrorCode.NOT_READY:
-                    self._say(route, f"fetch_refused code={error.code.name} reason={str(error)!r} offset={wanted.offset}")
-                entry = self._refusal(wanted, route, error.code, error.resume_offset)
-            except OSError as error:
-                self._say(route, f"read_failed error={str(error)!r} offset={wanted.offset}")
-                entry = self._refusal(wanted, route, ErrorCode.STORAGE_ERROR)
-            if self._said and not entry.error:
-                self._said.pop(route.slot, None)
-            must_answer = must_answer or bool(entry.error)
-            used += entry.data_length
-            entries.append(entry)
-        return _Attempt(entries, used, must_answer), buffer
+                entry = self._entries.make(fetch, wanted)
+            except ColdRead as cold:
+                self._read_ahead(fetch, cold)
+                return True
+            fetch.cold_tries = 0
+            if entry.data_length:
+                units -= _UNITS_OF_A_READ
+                fetch.used += entry.data_length
+            else:
+                units -= 1
+            if entry.error:
+                fetch.must_answer = True
+            fetch.answer.append(entry)
+            fetch.at += 1
+        if not (fetch.must_answer or fetch.wants_now or fetch.was_short or fetch.has_moved) and fetch.used < fetch.min_bytes:
+            self._fall_short(fetch)
+            return True
+        data = memoryview(fetch.buffer or b"")[: fetch.used]
+        answer = fetch.answer
+        self._end(fetch)
+        fetch.session.fetch_sent += len(data)
+        self._respond(fetch, answer, data)
+        return True
 
-    def _say(self, route: Assignment, what: str) -> None:
-        if self._said.get(route.slot) != what:
-            self._said[route.slot] = what
-            logger.warning("%s topic=%s partition=%d", what, route.topic, route.partition)
+    def _fall_short(self, fetch: Fetch) -> None:
+        """Less than min_bytes: wait, and count on from here. It is put together once more, then it is answered whatever there is."""
+        fetch.was_short = True
+        fetch.counted_bytes = fetch.used
+        for index, entry in enumerate(fetch.answer):
+            if entry.data_length:
+                route = self._routing.find(entry.topic_id, entry.partition)
+                place = None if route is None else self._entries.place(route.slot, fetch.session)
+                if place is not None:
+                    fetch.counted_to[index] = place
+        fetch.begin_again()
+        self._park(fetch)
 
-    def _refusal(self, wanted: FetchEntry, route: Assignment, code: ErrorCode, resume_offset: int = -1) -> FetchedEntry:
+    def _read_ahead(self, fetch: Fetch, cold: ColdRead) -> None:
+        """Have the reader pool bring what is wanted into memory, or wait until it has a place free."""
+        self._park(fetch)
+        if self._reading >= READS_MAX:
+            self._hold(fetch)
+            return
         try:
-            state = self._reader.state(route)
-        except LogReadError:
-            return FetchedEntry(wanted.topic_id, wanted.partition, code, -1, 0, -1, -1, resume_offset)
-        return FetchedEntry(
-            wanted.topic_id, wanted.partition, code, state.leader_epoch, 0, state.high_watermark, state.log_start_offset, resume_offset
-        )
-
-    def _read_one(
-        self, fetch: Fetch, wanted: FetchEntry, route: Assignment, buffer: bytearray, used: int, limit: int
-    ) -> tuple[FetchedEntry, bytearray]:
-        """One partition's batches into `buffer` from `used` on; a first batch larger than the limit gets a buffer of its own size."""
-        state = self._reader.state(route)
-        self._reader.check_epoch(route, state, wanted.leader_epoch, wanted.offset)
-        if not state.log_start_offset <= wanted.offset <= state.high_watermark:
-            raise LogReadError(
-                ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {wanted.offset} is not between {state.log_start_offset} and {state.high_watermark}"
-            )
-        length = 0
-        room = min(limit - used, wanted.max_bytes)
-        if wanted.offset < state.high_watermark and room > 0:
-            key = (fetch.session.number, route.slot)
-            blocking = fetch.cold_tries >= COLD_TRIES
-            result = self._reader.read(route, state, wanted.offset, self._places.get(key), memoryview(buffer)[used : used + room], blocking)
-            while isinstance(result, int) and used == 0:
-                buffer = self._new_buffer(result)
-                result = self._reader.read(route, state, wanted.offset, self._places.get(key), memoryview(buffer)[:result], blocking)
-            if not isinstance(result, int):
-                length = result.end - result.start
-                if result.start:
-                    # The wanted offset lies in a later batch than the index led to: close the gap.
-                    buffer[used : used + length] = buffer[used + result.start : used + result.end]
-                if len(self._places) >= PLACES_MAX:
-                    self._places.clear()
-                self._places[key] = result.following
-        return FetchedEntry(
-            wanted.topic_id, wanted.partition, 0, state.leader_epoch, length, state.high_watermark, state.log_start_offset, -1
-        ), buffer
+            self._pool.submit(cold.fd, cold.position, cold.length, fetch)
+        except OSError as error:
+            if error.errno not in OUT_OF_RESOURCES:
+                raise
+            self._hold(fetch)
+            return
+        self._reading += 1
+        fetch.is_reading = True
+        fetch.cold_tries += 1

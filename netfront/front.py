@@ -19,27 +19,32 @@ import resource
 import select
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import orjson
 
 from netfront.acks import AckWalker, Answer
 from netfront.credits import Credit, CreditLedger
-from netfront.fetches import Fetch, FetchService
+from netfront.deciders import Decider, DeciderLink
+from netfront.fetches import FetchService
 from netfront.log_files import DiskLogFiles, LogFiles
-from netfront.log_reader import LogReader, LogReadError
+from netfront.log_reader import LogReader
+from netfront.lookups import Lookups
+from netfront.parked import Fetch
 from netfront.peers import Limits
 from netfront.reader_pool import ReadAhead, ReaderPool
 from netfront.router import AddressInUseError, Router, Watched
 from netfront.routing import Routing
 from netfront.sessions import Session, Sessions
+from netfront.slices import Slices, Task
+from netfront.unanswered import Unanswered
 from shm.assignments import Assignment, LaneKind
 from shm.boundary import Boundary
 from shm.control import ProcessSlot
 from shm.doorbell import Doorbell
-from shm.lane import LaneMessage, LaneReader, LaneWriter
+from shm.lane import LaneWriter
 from shm.layout import ACKS_ALL, ACKS_LEADER, ACKS_NONE, ProcessWord, RegionKind, Role
 from shm.process import EXIT_ADDRESS_IN_USE, ProcessContext, configure_logging, process_name, run, start
 from shm.ring import Ring
@@ -47,7 +52,7 @@ from tailrace.batch_header import HEADER_BYTES
 from tailrace.checksum import Readable
 from tailrace.front_addresses import front_address
 from tailrace.protocol import requests
-from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
+from tailrace.protocol.errors import ERROR_TABLE, ErrorCode, code_of
 from tailrace.protocol.requests import FetchedEntry
 from tailrace.protocol.wire import (
     API_VERSIONS,
@@ -61,7 +66,7 @@ from tailrace.protocol.wire import (
     decode_request_header,
     encode_response,
 )
-from workers.timing_wheel import NEVER_NS, Timer, TimingWheel
+from workers.timing_wheel import NEVER_NS, TimingWheel
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +77,11 @@ CREDIT_IDLE_NS = 60_000_000_000
 DECISION_TIMEOUT_MS = 35_000
 """The coordinator answers within 30 s, unless it was killed."""
 DELAYS_TIMEOUT_MS = 15_000
+SESSION_PRODUCES_MAX = 32_768
+PRODUCES_MAX = 131_072
+"""Batches that wait for their answer, of one connection and of all: five under way to each of 4,096 partitions are 20,480."""
+UNREAD_ANSWERS_MAX_BYTES = 8 << 20
+"""A client that has not taken in so many bytes of answers gets no more of METADATA and LIST_OFFSETS."""
 OVERDRAFT_BYTES = 1 << 20
 SWEEP_NS = 100_000_000
 """While producers wait for credit: how long others may leave theirs unused."""
@@ -82,6 +92,7 @@ UNSENT_MAX_BYTES = 128 << 20
 UNSHAKEN_MAX_BYTES = 16 << 20
 MEMORY_SLACK_BYTES = 128 << 20
 """Beside batches and answers: sessions, buffers that are free, and what lies between two looks."""
+Lookup = Callable[[bytes, Callable[[bytes], None]], Iterator[int]]
 _ACKS = {0: ACKS_NONE, 1: ACKS_LEADER, requests.ACKS_ALL: ACKS_ALL}
 
 
@@ -123,17 +134,6 @@ class WorkerLink:
     waiting: deque[Waiting]
 
 
-@dataclass(slots=True)
-class DeciderLink:
-    """The way to the coordinator, or to the scheduler, and back."""
-
-    to_it: LaneWriter
-    from_it: LaneReader
-    bell: Doorbell
-    requests: deque[tuple[int, int, int, bytes]] = field(default_factory=deque)
-    """(API, session, correlation id, JSON) of requests that do not fit the lane yet."""
-
-
 class Front:
     """An agent (see `shm.process`)."""
 
@@ -147,8 +147,6 @@ class Front:
         connect_worker: Callable[[int], WorkerLink],
         coordinator: DeciderLink,
         scheduler: DeciderLink,
-        coordinator_generation: Callable[[], int],
-        scheduler_generation: Callable[[], int],
         front_ports: Callable[[], list[int]],
         routing: Routing,
         reader: LogReader,
@@ -165,16 +163,10 @@ class Front:
         self._process_generation = process_generation
         self._workers = workers
         self._connect_worker = connect_worker
-        self._coordinator = coordinator
-        self._scheduler = scheduler
-        self._coordinator_generation = coordinator_generation
-        self._known_coordinator = coordinator_generation()
-        self._scheduler_generation = scheduler_generation
-        self._known_scheduler = scheduler_generation()
-        self._front_ports = front_ports
+        self._coordinator = Decider(coordinator, DECISION_TIMEOUT_MS, self._answer_instead, start_ns)
+        self._scheduler = Decider(scheduler, DELAYS_TIMEOUT_MS, self._answer_instead, start_ns)
         self._routing = routing
         self._reader = reader
-        self._pool = pool
         self._ledger = ledger
         self._slot = slot
         self._boundary = Boundary(slot)
@@ -183,10 +175,14 @@ class Front:
         self._on_ready = on_ready
         self._sessions = Sessions(generation)
         self._fetch_wheel: TimingWheel[Fetch] = TimingWheel(start_ns)
-        self._fetches = FetchService(reader, routing, pool, self._fetch_wheel, self._respond_fetch, transport.new_buffer)
-        self._unanswered: dict[tuple[int, int], tuple[int, Timer[tuple[int, int]]]] = {}
-        """(session word, correlation id) -> (API, timeout) of a request that a worker or the coordinator has."""
-        self._timeouts: TimingWheel[tuple[int, int]] = TimingWheel(start_ns)
+        self._slices = Slices()
+        self._lookups = Lookups(routing, reader, front_ports)
+        self._fetches = FetchService(
+            reader=reader, routing=routing, pool=pool, wheel=self._fetch_wheel, outgoing=transport, slices=self._slices, respond=self._respond_fetch,
+            refuse=self._refuse_fetch,
+        )  # fmt: skip
+        self._unanswered = Unanswered(start_ns, SESSION_PRODUCES_MAX, PRODUCES_MAX)
+        """Batches that a worker has."""
         self._fed = False
         self._stopping = False
         self._silences: TimingWheel[Session] = TimingWheel(start_ns, tick_ns=1_000_000_000)
@@ -222,14 +218,19 @@ class Front:
     def step(self, now_ns: int) -> int:
         self._now_ns = now_ns
         work = self._read_coordinator() + self._read_scheduler()
+        if self._fetches.has_more:
+            work += self._fetches.look_at_moved()
         received = self._receive() if self.takes_input else 0
         work += received + self._pass_on()
         work += self._walk_rings()
         work += self._fetches.on_reads_completed(now_ns)
         if now_ns >= self._fetch_wheel.quiet_until_ns:
             work += self._fetches.on_timeouts(now_ns)
-        if now_ns >= self._timeouts.quiet_until_ns:
+        if now_ns >= self._fetches.next_deadline_ns():
+            work += self._fetches.on_drained(now_ns)
+        if now_ns >= self._unanswered.timeouts.quiet_until_ns:
             work += self._answer_late(now_ns)
+        work += self._slices.step()
         if now_ns >= self._silences.quiet_until_ns:
             self._look_at_silent_sessions(now_ns)
         if now_ns >= self._transport.watch_at_ns:
@@ -241,16 +242,14 @@ class Front:
         return work
 
     def has_more(self) -> bool:
-        return any(link.acks.has_more() for link in self._workers.values())
+        return bool(len(self._slices)) or self._fetches.has_more or any(link.acks.has_more() for link in self._workers.values())
 
     def next_deadline_ns(self) -> int | None:
         deadline_ns = min(
-            self._fetch_wheel.quiet_until_ns,
-            self._timeouts.quiet_until_ns,
-            self._silences.quiet_until_ns,
-            self._transport.watch_at_ns,
-            self._sweep_at_ns if self._ledger.is_contended else NEVER_NS,
-        )
+            self._fetch_wheel.quiet_until_ns, self._fetches.next_deadline_ns(), self._unanswered.timeouts.quiet_until_ns,
+            self._coordinator.next_deadline_ns(), self._scheduler.next_deadline_ns(), self._silences.quiet_until_ns,
+            self._transport.watch_at_ns, self._sweep_at_ns if self._ledger.is_contended else NEVER_NS,
+        )  # fmt: skip
         return deadline_ns if deadline_ns < NEVER_NS else None
 
     def begin_stop(self) -> None:
@@ -259,99 +258,97 @@ class Front:
         self._fetches.answer_all()
 
     def is_finished(self) -> bool:
-        return all(not link.waiting and link.lane.is_empty() and link.acks.is_caught_up() for link in self._workers.values())
-
-    # ---- coordinator -----------------------------------------------------------------------------------------------------------------
-
-    def _on_other_coordinator(self) -> None:
-        """A killed coordinator has taken requests with it: who only asked asks again; of a change nobody knows."""
-        self._known_coordinator = self._coordinator_generation()
-        asked = (Api.INIT_PRODUCER_ID, Api.DESCRIBE_CLUSTER, Api.LEASE_OFFSETS)
-        self._give_up(asked, ErrorCode.NOT_READY, "the coordinator was restarted; ask again")
-        changes = (Api.CREATE_TOPICS, Api.DELETE_TOPICS, Api.ALTER_TOPICS, Api.DELETE_RECORDS)
-        self._give_up(
-            changes, ErrorCode.TIMED_OUT, "the coordinator was restarted: nobody knows whether the change was made; list the topics"
+        return not len(self._slices) and all(
+            not link.waiting and link.lane.is_empty() and link.acks.is_caught_up() for link in self._workers.values()
         )
 
-    def _on_other_scheduler(self) -> None:
-        """A killed scheduler has taken requests with it: who only asked asks again; of a change nobody knows."""
-        self._known_scheduler = self._scheduler_generation()
-        self._give_up((Api.LIST_DELAYS, Api.DESCRIBE_DELAYS), ErrorCode.NOT_READY, "the scheduler was restarted; ask again")
-        self._give_up(
-            (Api.CHANGE_DELAYS,),
-            ErrorCode.TIMED_OUT,
-            "the scheduler was restarted: nobody knows whether the change was made; list what is pending",
-        )
-
-    def _give_up(self, apis: tuple[Api, ...], code: ErrorCode, message: str) -> None:
-        """Answer requests that nobody else will."""
-        for word, correlation_id in [key for key, (api, _) in self._unanswered.items() if api in apis]:
-            api = self._take_unanswered((word, correlation_id))
-            session = self._sessions.by_word(word)
-            if session is not None:
-                self._send(session, api, 1, correlation_id, code, [orjson.dumps({"message": message})])
+    # ---- coordinator and scheduler ---------------------------------------------------------------------------------------------------
 
     def _read_coordinator(self) -> int:
-        if self._coordinator_generation() != self._known_coordinator:
-            self._on_other_coordinator()
-        lane = self._coordinator.from_it
-        count = 0
+        count = self._coordinator.step(self._now_ns)
+        lane = self._coordinator.link.from_it
         while (message := lane.peek()) is not None:
-            if message.kind == LaneKind.ASSIGN:
-                assignment = Assignment.decode(message.payload)
-                if assignment.dropped:
-                    self._reader.forget(assignment)
-                elif assignment.worker not in self._workers:  # a dedicated one, started since
-                    self._workers[assignment.worker] = self._connect_worker(assignment.worker)
-                self._routing.apply(assignment)
-            elif message.kind == LaneKind.FED and message.correlation_id == self._process_generation and not self._fed:
+            count += 1
+            kind, code, word, correlation_id = message.kind, message.flags, message.session, message.correlation_id
+            payload = bytes(message.payload)
+            lane.advance(message)
+            lane.consume()
+            if kind == LaneKind.ASSIGN:
+                self._on_assignment(payload)
+            elif kind == LaneKind.FED and correlation_id == self._process_generation and not self._fed:
                 self._fed = True
                 self._on_ready()
-            elif message.kind == LaneKind.RESPONSE:
-                self._pass_back(message)
-            lane.advance(message)
-            lane.consume()
-            count += 1
+            elif kind == LaneKind.RESPONSE:
+                self._pass_back(self._coordinator, word, correlation_id, code, payload)
         return count
+
+    def _on_assignment(self, payload: bytes) -> None:
+        try:
+            assignment = Assignment.decode(payload)
+        except Exception as error:
+            self._boundary.caught("message=assignment", error)
+            return
+        if not assignment.dropped and assignment.worker not in self._workers:  # a dedicated one, started since
+            self._workers[assignment.worker] = self._connect_worker(assignment.worker)
+        try:
+            if assignment.dropped:
+                self._reader.forget(assignment)
+            self._routing.apply(assignment)
+            if assignment.dropped:
+                self._fetches.on_dropped(assignment)
+        except Exception as error:
+            self._boundary.caught(f"message=assignment topic={assignment.topic} partition={assignment.partition}", error)
 
     def _read_scheduler(self) -> int:
-        if self._scheduler_generation() != self._known_scheduler:
-            self._on_other_scheduler()
-        lane = self._scheduler.from_it
-        count = 0
+        count = self._scheduler.step(self._now_ns)
+        lane = self._scheduler.link.from_it
         while (message := lane.peek()) is not None:
-            self._pass_back(message)
+            count += 1
+            code, word, correlation_id, payload = message.flags, message.session, message.correlation_id, bytes(message.payload)
             lane.advance(message)
             lane.consume()
-            count += 1
+            self._pass_back(self._scheduler, word, correlation_id, code, payload)
         return count
 
-    def _pass_back(self, message: LaneMessage) -> None:
+    def _pass_back(self, decider: Decider, word: int, correlation_id: int, code: int, payload: bytes) -> None:
         """An answer of the coordinator or the scheduler, to whoever asked."""
-        session = self._sessions.by_word(message.session)
-        api = self._take_unanswered((message.session, message.correlation_id))
-        if session is not None and api:
-            self._send(session, api, 1, message.correlation_id, ErrorCode(message.flags), [bytes(message.payload)])
+        api = decider.take(word, correlation_id)
+        session = self._sessions.by_word(word)
+        if session is None or not api:
+            return
+        try:
+            self._send(session, api, 1, correlation_id, code_of(code), [payload])
+        except Exception as error:
+            self._fail(session.identity, session, api, correlation_id, error)
+
+    def _answer_instead(self, word: int, api: int, correlation_id: int, code: ErrorCode, sentence: str) -> None:
+        """Answer a request that nothing else will."""
+        session = self._sessions.by_word(word)
+        if session is None:
+            return
+        try:
+            self._send(session, api, 1, correlation_id, code, [requests.encode_error(sentence)])
+        except Exception as error:
+            self._fail(session.identity, session, api, correlation_id, error)
 
     def _on_decision(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
         """Pass a request on to the coordinator."""
-        self._one_frame(header, body)
-        requests.decode_json(body[0])
-        self._expect_answer(session, header, DECISION_TIMEOUT_MS)
-        self._coordinator.requests.append((header.api, session.word, header.correlation_id, body[0]))
+        self._ask(self._coordinator, session, header, body)
 
     def _on_delays(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
         """Pass a request on to the scheduler."""
-        self._one_frame(header, body)
-        requests.decode_json(body[0])
-        self._expect_answer(session, header, DELAYS_TIMEOUT_MS)
-        self._scheduler.requests.append((header.api, session.word, header.correlation_id, body[0]))
+        self._ask(self._scheduler, session, header, body)
+
+    def _ask(self, decider: Decider, session: Session, header: RequestHeader, body: list[bytes]) -> None:
+        self._one_frame(header, body, min(JSON_MAX_BYTES, decider.payload_max))
+        requests.decode_request(body[0])
+        decider.ask(session.word, header.api, header.correlation_id, body[0], self._now_ns)
 
     # ---- requests --------------------------------------------------------------------------------------------------------------------
 
     def _receive(self) -> int:
         count = 0
-        while count < RECEIVE_LIMIT and (frames := self._transport.try_receive()) is not None:
+        while count < RECEIVE_LIMIT and not self._slices.is_spent and (frames := self._transport.try_receive()) is not None:
             count += 1
             self._handle(frames)
         return count
@@ -385,6 +382,15 @@ class Front:
             handler(session, header, body)
         except WireError as error:
             self._refuse(identity, session, api, correlation_id, error)
+        except Exception as error:
+            self._fail(identity, session, api, correlation_id, error)
+
+    def _fail(self, identity: bytes, session: Session | None, api: int, correlation_id: int, error: Exception) -> None:
+        """What nobody expected of one message: it is said and answered, and is the end of nothing else."""
+        sentence = self._boundary.caught(f"api={api} correlation_id={correlation_id} session={session.number if session else 0}", error)
+        if session is not None:
+            self._unanswered.take(session.word, correlation_id)
+        self._refuse(identity, session, api, correlation_id, WireError(ErrorCode.INTERNAL_ERROR, sentence))
 
     def _refuse(self, identity: bytes, session: Session | None, api: int, correlation_id: int, error: WireError) -> None:
         if error.code is not ErrorCode.SESSION_UNKNOWN:
@@ -396,116 +402,62 @@ class Front:
                 error.detail,
             )
         self._slot.store(ProcessWord.REFUSED_COUNT, self._slot.load(ProcessWord.REFUSED_COUNT) + 1)
-        body = [orjson.dumps({"message": error.detail})]
+        body = [requests.encode_error(error.detail)]
         limit = session.credit.limit if session else 0
         self._transport.try_send(identity, encode_response(api, 1, correlation_id, error.code, limit, self._generation, body))
 
-    def _one_frame(self, header: RequestHeader, body: list[bytes]) -> None:
+    def _one_frame(self, header: RequestHeader, body: list[bytes], limit: int = JSON_MAX_BYTES) -> None:
         if len(body) != 1:
             raise WireError(ErrorCode.MALFORMED_REQUEST, f"API {header.api} takes one body frame, {len(body)} came")
-        limit = min(JSON_MAX_BYTES, self._coordinator.to_it.payload_max)
         if len(body[0]) > limit:
-            raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"{len(body[0])} bytes of JSON; {limit} are allowed")
+            raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"{len(body[0])} bytes of JSON; {limit} are allowed: ask for less at once")
+        self._slices.spend(1 + (len(body[0]) >> 9))
 
     def _on_handshake(self, identity: bytes, header: RequestHeader, body: list[bytes]) -> None:
         self._one_frame(header, body)
-        request = requests.decode_json(body[0])
-        offered = request.get("versions")
-        if not isinstance(offered, dict):
-            raise WireError(ErrorCode.MALFORMED_REQUEST, "the handshake needs `versions`: API number -> [lowest, highest]")
-        chosen: dict[str, int] = {}
-        for api, (low, high) in API_VERSIONS.items():
-            theirs = offered.get(str(int(api)))
-            if isinstance(theirs, list) and len(theirs) == 2 and all(isinstance(v, int) for v in theirs):
-                common = min(high, theirs[1])
-                if common >= max(low, theirs[0]):
-                    chosen[str(int(api))] = common
-        if str(int(Api.HANDSHAKE)) not in chosen:
-            raise WireError(
-                ErrorCode.UNSUPPORTED_VERSION, f"no version in common; this front speaks {API_VERSIONS[Api.HANDSHAKE]} of HANDSHAKE"
-            )
+        request = requests.decode_handshake(body[0])
         old = self._sessions.by_identity(identity)
         if old is not None:
             self._drop(old)
-        client_id = str(request.get("client_id", ""))[:100]
-        session = self._sessions.open(identity, client_id, self._ledger.open(), self._now_ns)
+        session = self._sessions.open(identity, request.client_id, self._ledger.open(), self._now_ns)
         session.timer = self._silences.add(self._now_ns + CREDIT_IDLE_NS, session)
         self._transport.shaken(identity, session.credit)
         self._slot.store(ProcessWord.SESSIONS, len(self._sessions))
         answer = {
-            "versions": chosen, "generation": self._generation, "session": session.number, "cluster_id": self._cluster_id, "server": "tailrace",
-            "auto_create_topics": self._auto_create_topics,
+            "versions": {str(api): version for api, version in request.versions.items()}, "generation": self._generation,
+            "session": session.number, "cluster_id": self._cluster_id, "server": "tailrace", "auto_create_topics": self._auto_create_topics,
         }  # fmt: skip
         self._send(session, Api.HANDSHAKE, 1, header.correlation_id, ErrorCode.OK, [orjson.dumps(answer)])
 
-    def _on_ping(self, session: Session, header: RequestHeader, _body: list[bytes]) -> None:
+    def _on_ping(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
+        if body:
+            raise WireError(ErrorCode.MALFORMED_REQUEST, "PING takes no body")
         self._send(session, Api.PING, 1, header.correlation_id, ErrorCode.OK)
 
     def _on_metadata(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
-        """Topics by name, or all (`topics` null; with `names_only`, only their names)."""
-        self._one_frame(header, body)
-        request = requests.decode_json(body[0])
-        names = request.get("topics")
-        if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-            raise WireError(ErrorCode.MALFORMED_REQUEST, "`topics` must be a list of names, or null for all")
-        wanted = self._routing.names() if names is None else names
-        if request.get("names_only"):
-            answer: dict[str, Any] = {"topics": [{"name": name, "partitions": self._routing.partition_count(name)} for name in wanted]}
-        else:
-            described = [(name, self._routing.describe(name)) for name in wanted]
-            topics = [topic or {"name": name, "code": int(ErrorCode.UNKNOWN_TOPIC)} for name, topic in described]
-            answer = {"topics": topics, "fronts": [{"port": port} for port in self._front_ports()]}
-        self._send(session, Api.METADATA, 1, header.correlation_id, ErrorCode.OK, [orjson.dumps(answer)])
+        self._look_up(self._lookups.metadata, session, header, body)
 
     def _on_list_offsets(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
-        self._one_frame(header, body)
-        wanted = requests.decode_json(body[0]).get("partitions")
-        if not isinstance(wanted, list) or not all(isinstance(item, dict) for item in wanted):
-            raise WireError(ErrorCode.MALFORMED_REQUEST, "`partitions` must be a list of {topic, partition, at}")
-        self._send(
-            session,
-            Api.LIST_OFFSETS,
-            1,
-            header.correlation_id,
-            ErrorCode.OK,
-            [orjson.dumps({"offsets": [self._offset_of(w) for w in wanted]})],
-        )
+        self._look_up(self._lookups.list_offsets, session, header, body)
 
-    def _offset_of(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """One entry of a LIST_OFFSETS answer: `at` is "earliest", "latest", a time in microseconds, for which it is the offset of the batch to
-        look in (-1: none), or {"behind": offset}, for which it is where the next batch begins.
-        """
-        topic, partition, at = wanted.get("topic"), wanted.get("partition"), wanted.get("at")
-        answer: dict[str, Any] = {"topic": topic, "partition": partition, "code": 0, "offset": -1}
-        if not isinstance(topic, str) or not isinstance(partition, int):
-            return {**answer, "code": int(ErrorCode.INVALID_REQUEST)}
-        route = self._routing.find_by_name(topic, partition)
-        if route is None:
-            known = self._routing.partition_count(topic)
-            return {**answer, "code": int(ErrorCode.PARTITION_OUT_OF_RANGE if known else ErrorCode.UNKNOWN_TOPIC)}
-        try:
-            state = self._reader.state(route)
-            answer.update(
-                beginning=state.log_start_offset, end=state.high_watermark, leader_epoch=state.leader_epoch, size_bytes=state.size_bytes,
-                max_timestamp_us=state.max_timestamp_us, state=state.state.name,
-            )  # fmt: skip
-            if at == "earliest":
-                answer["offset"] = state.log_start_offset
-            elif at == "latest":
-                answer["offset"] = state.high_watermark
-            elif isinstance(at, dict) and isinstance(at.get("behind"), int):
-                answer["offset"] = self._reader.behind(route, state, at["behind"])
-            elif isinstance(at, int):
-                found = self._reader.find_time(route, at)
-                answer["offset"] = -1 if found is None else found
+    def _look_up(self, lookup: Lookup, session: Session, header: RequestHeader, body: list[bytes]) -> None:
+        """Begin a task that answers by itself, now or in slices."""
+        self._one_frame(header, body)
+        frame, api, correlation_id = body[0], header.api, header.correlation_id
+
+        def answer(found: bytes) -> None:
+            unsent = self._transport.unsent_bytes(session.identity)
+            if unsent >= UNREAD_ANSWERS_MAX_BYTES:
+                raise WireError(ErrorCode.TOO_MANY_REQUESTS, f"{unsent} bytes of answers wait to be read by this client; read them first")
+            self._send(session, api, 1, correlation_id, ErrorCode.OK, [found])
+
+        def on_error(error: Exception) -> None:
+            if isinstance(error, WireError):
+                self._refuse(session.identity, session, api, correlation_id, error)
             else:
-                answer["code"] = int(ErrorCode.INVALID_REQUEST)
-        except LogReadError as error:
-            answer["code"] = int(error.code)
-        except OSError as error:
-            logger.error("read_failed topic=%s partition=%d error=%r", topic, partition, str(error))
-            answer["code"] = int(ErrorCode.STORAGE_ERROR)
-        return answer
+                self._fail(session.identity, session, api, correlation_id, error)
+
+        self._slices.begin(Task(session, len(frame), lambda: lookup(frame, answer), on_error), try_now=True)
 
     def _on_credit(self, session: Session, _header: RequestHeader, body: list[bytes]) -> None:
         if len(body) != 1:
@@ -534,7 +486,11 @@ class Front:
                 raise WireError(code, ERROR_TABLE[code].meaning)
             return
         if request.acks:
-            self._expect_answer(session, header, request.timeout_ms)
+            refusal = self._unanswered.refusal(session.word, header.correlation_id)
+            if refusal is not None:
+                self._tell_credit(self._ledger.release(session.credit, len(batch)))
+                raise refusal
+            self._unanswered.add(session.word, header.correlation_id, header.api, self._now_ns, request.timeout_ms)
         waiting = Waiting(route.slot, _ACKS[request.acks], session, header.correlation_id, self._now_ns, batch)
         link = self._workers[route.worker]
         if link.waiting or not self._write(link, waiting):
@@ -570,15 +526,7 @@ class Front:
                 count += 1
             if link.lane.publish():
                 link.bell.ring()
-        for decider in (self._coordinator, self._scheduler):
-            while decider.requests:
-                api, session, correlation_id, payload = decider.requests[0]
-                if not decider.to_it.try_write(LaneKind.REQUEST, api, 0, session, correlation_id, self._now_ns, (payload,)):
-                    break
-                decider.requests.popleft()
-                count += 1
-            if decider.to_it.publish():
-                decider.bell.ring()
+        count += self._coordinator.pass_on(self._now_ns) + self._scheduler.pass_on(self._now_ns)
         return count
 
     def _walk_rings(self) -> int:
@@ -593,44 +541,30 @@ class Front:
             self._fetches.on_settled(settled)
         return count
 
-    def _expect_answer(self, session: Session, header: RequestHeader, timeout_ms: int) -> None:
-        key = (session.word, header.correlation_id)
-        self._unanswered[key] = header.api, self._timeouts.add(self._now_ns + timeout_ms * 1_000_000, key)
-
-    def _take_unanswered(self, key: tuple[int, int]) -> int:
-        """The API of a request that is to be answered now; 0: it has been, with TIMED_OUT."""
-        api, timer = self._unanswered.pop(key, (0, None))
-        if timer is not None:
-            self._timeouts.cancel(timer)
-        return api
-
     def _answer_late(self, now_ns: int) -> int:
         """Requests whose timeout has passed: they may still be carried out, and their sender is told that nobody knows yet."""
-        late = self._timeouts.advance(now_ns)
-        for key in late:
-            api, _ = self._unanswered.pop(key, (0, None))
-            session = self._sessions.by_word(key[0])
-            if api and session is not None:
-                body = orjson.dumps({"message": "no answer within the request's timeout"})
-                self._send(session, api, 1, key[1], ErrorCode.TIMED_OUT, [body])
+        late = self._unanswered.take_late(now_ns)
+        for word, correlation_id, api in late:
+            if api:
+                self._answer_instead(word, api, correlation_id, ErrorCode.TIMED_OUT, "no answer within the request's timeout")
         return len(late)
 
     def _answer(self, answer: Answer) -> None:
-        try:
-            self._answer_produce(answer)
-        except Exception as error:
-            self._boundary.caught(f"answer session={answer.session} correlation_id={answer.correlation_id}", error)
-
-    def _answer_produce(self, answer: Answer) -> None:
+        """To a batch. Nothing may be raised here: the walk over the ring would begin anew."""
         session = self._sessions.by_word(answer.session)
-        if not self._take_unanswered((answer.session, answer.correlation_id)) or session is None:
+        if not self._unanswered.take(answer.session, answer.correlation_id) or session is None:
             return
-        if answer.code is not ErrorCode.OK:
-            body: Readable = orjson.dumps({"message": ERROR_TABLE[answer.code].meaning})
-        else:
-            flags = requests.PRODUCED_DUPLICATE if answer.is_duplicate else 0
-            body = requests.encode_produced(requests.ProduceResponse(answer.base_offset, answer.append_time_us, answer.leader_epoch, flags))
-        self._send(session, Api.PRODUCE, 1, answer.correlation_id, answer.code, [body])
+        try:
+            if answer.code is not ErrorCode.OK:
+                body: Readable = orjson.dumps({"message": ERROR_TABLE[answer.code].meaning})
+            else:
+                flags = requests.PRODUCED_DUPLICATE if answer.is_duplicate else 0
+                body = requests.encode_produced(
+                    requests.ProduceResponse(answer.base_offset, answer.append_time_us, answer.leader_epoch, flags)
+                )
+            self._send(session, Api.PRODUCE, 1, answer.correlation_id, answer.code, [body])
+        except Exception as error:
+            self._fail(session.identity, session, Api.PRODUCE, answer.correlation_id, error)
 
     # ---- fetch -----------------------------------------------------------------------------------------------------------------------
 
@@ -656,6 +590,13 @@ class Front:
         self._slot.store(ProcessWord.BYTES_COUNT, self._slot.load(ProcessWord.BYTES_COUNT) + length)
         if not sent:
             self._drop(session)
+
+    def _refuse_fetch(self, fetch: Fetch, error: Exception) -> None:
+        session = fetch.session
+        if isinstance(error, WireError):
+            self._refuse(session.identity, session, Api.FETCH, fetch.correlation_id, error)
+        else:
+            self._fail(session.identity, session, Api.FETCH, fetch.correlation_id, error)
 
     # ---- sessions --------------------------------------------------------------------------------------------------------------------
 
@@ -701,6 +642,9 @@ class Front:
             session.timer = None
         self._transport.shaken(session.identity, None)
         self._fetches.forget_session(session)
+        self._slices.forget_session(session)
+        for waiting in (self._unanswered, self._coordinator, self._scheduler):
+            waiting.forget_session(session.word)
         self._slot.store(ProcessWord.SESSIONS, len(self._sessions))
         self._tell_credit(self._ledger.close(session.credit))
 
@@ -735,11 +679,11 @@ def build(context: ProcessContext, transport: Transport, files: LogFiles, pool: 
         return WorkerLink(lane, context.bell(Role.WORKER, worker), ring, AckWalker(ring, spec.index, generation), deque())
 
     def decider(role: Role) -> DeciderLink:
-        name = process_name(role, 0)
-        return DeciderLink(context.lane_writer(name), context.lane_reader(name), context.bell(role, 0))
+        name, process = process_name(role, 0), context.control.process(role, 0)
+        return DeciderLink(
+            context.lane_writer(name), context.lane_reader(name), context.bell(role, 0), lambda: process.load(ProcessWord.GENERATION)
+        )
 
-    coordinator = context.control.process(Role.COORDINATOR, 0)
-    scheduler = context.control.process(Role.SCHEDULER, 0)
     lane_half = int(settings["lane_bytes"]) // 2
     front = Front(
         transport=transport,
@@ -749,8 +693,6 @@ def build(context: ProcessContext, transport: Transport, files: LogFiles, pool: 
         connect_worker=connect,
         coordinator=decider(Role.COORDINATOR),
         scheduler=decider(Role.SCHEDULER),
-        coordinator_generation=lambda: coordinator.load(ProcessWord.READY_GENERATION),
-        scheduler_generation=lambda: scheduler.load(ProcessWord.READY_GENERATION),
         front_ports=lambda: [context.control.port(f).load() for f in range(int(settings["fronts"]))],
         routing=Routing(),
         reader=LogReader(files, spec.data_dirs, [context.table(d) for d in range(len(spec.data_dirs))], open_files_max()),

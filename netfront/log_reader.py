@@ -11,7 +11,7 @@ import errno
 import logging
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 from netfront.log_files import LogFiles
@@ -212,8 +212,10 @@ class LogReader:
         finally:
             self._files.close(fd)
 
-    def find_time(self, route: Assignment, timestamp_us: int) -> int | None:
-        """The base offset of the first batch with a record at or after `timestamp_us`, below the watermark; None: there is none."""
+    def find_time(self, route: Assignment, timestamp_us: int) -> Iterator[int | None]:
+        """Yields once for each segment looked at, None until the last: the base offset of the first batch with a record at or after `timestamp_us`, below
+        the watermark. At its end without one, there is none.
+        """
         state = self.state(route)
         bases = self._bases(route, state)
         for number, base in enumerate(bases):
@@ -223,10 +225,12 @@ class LogReader:
             try:
                 found = self._index(route, base).find_time(timestamp_us)
             except (IndexDamagedError, FileNotFoundError):
-                return max(base, state.log_start_offset)  # whoever asks looks through the batches from there
+                yield max(base, state.log_start_offset)  # whoever asks looks through the batches from there
+                return
             if found is not None and found.base_offset < following:
-                return max(found.base_offset, state.log_start_offset)
-        return None
+                yield max(found.base_offset, state.log_start_offset)
+                return
+            yield None
 
     def _index(self, route: Assignment, base: int) -> IndexReader:
         fd = self._open(self._path(route, base, INDEX_SUFFIX))

@@ -18,6 +18,8 @@ class Routing:
         self._routes: dict[tuple[bytes, int], Assignment] = {}
         self._topics: dict[str, bytes] = {}
         """Delay logs are no topics: they are found by id only."""
+        self._names: list[str] | None = []
+        """Of all topics, sorted; None: to be sorted anew."""
 
     def apply(self, assignment: Assignment) -> None:
         """Take in one partition's news."""
@@ -29,9 +31,12 @@ class Routing:
             self._routes.pop(key, None)
             if self._topics.get(assignment.topic) == assignment.topic_id:
                 del self._topics[assignment.topic]
+                self._names = None
             return
         self._routes[key] = assignment
         if not assignment.delay_of:
+            if assignment.topic not in self._topics:
+                self._names = None
             self._topics[assignment.topic] = assignment.topic_id
 
     def find(self, topic_id: bytes, partition: int) -> Assignment | None:
@@ -50,7 +55,10 @@ class Routing:
         return 0 if first is None else first.partition_count
 
     def names(self) -> list[str]:
-        return sorted(self._topics)
+        """Of all topics, ascending; another list after each change."""
+        if self._names is None:
+            self._names = sorted(self._topics)
+        return self._names
 
     def describe(self, topic: str) -> dict[str, Any] | None:
         """What a client needs to know of a topic, for JSON; None when there is none."""

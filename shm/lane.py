@@ -89,6 +89,15 @@ class LaneWriter:
         self._tail_word.store(self._tail)  # SYNC POINT: lane tail (the messages before it)
         return True
 
+    @property
+    def position(self) -> int:
+        """Behind the last message that was written."""
+        return self._tail
+
+    def consumed(self) -> int:
+        """Up to which position the reader has taken messages out."""
+        return self._consumed_word.load()  # SYNC POINT: lane consumed
+
     def is_empty(self) -> bool:
         """Whether the reader has consumed everything."""
         return self._consumed_word.load() == self._tail

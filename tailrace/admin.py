@@ -25,6 +25,8 @@ from tailrace.recurrence import Recurrence
 from tailrace.settings import DEFAULT_BOOTSTRAP
 from tailrace.topics import TopicInfo, topics_from_metadata
 
+TOPICS_AT_ONCE = 256
+OFFSETS_AT_ONCE = 1_024
 DELAYS_PAGE = 1_000
 DELAYS_AT_ONCE = 2_000
 LEASES_AT_ONCE = 1_000
@@ -157,12 +159,27 @@ class Admin:
 
     def partition_counts(self) -> dict[str, int]:
         """How many partitions each topic has; names ascending."""
-        answer = self._call(Api.METADATA, {"topics": None, "names_only": True})
-        return {topic["name"]: topic["partitions"] for topic in answer["topics"]}
+        counts: dict[str, int] = {}
+        after: str | None = ""
+        while after is not None:
+            answer = self._call(Api.METADATA, {"topics": None, "names_only": True, "after": after})
+            counts.update((topic["name"], topic["partitions"]) for topic in answer["topics"])
+            after = answer.get("after")
+        return counts
 
     def topic_info(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         """Schemas, settings and partition counts. Raises UnknownTopicError."""
-        return topics_from_metadata(self._call(Api.METADATA, {"topics": list(names)}), *names)
+        wanted, infos, count = list(names), dict[str, TopicInfo](), TOPICS_AT_ONCE
+        while wanted:
+            try:
+                infos.update(topics_from_metadata(self._call(Api.METADATA, {"topics": wanted[:count]}), *wanted[:count]))
+            except TailraceError as error:
+                if error.code is not ErrorCode.REQUEST_TOO_LARGE or count == 1:
+                    raise
+                count = max(1, count // 4)  # their schemas are large
+                continue
+            del wanted[:count]
+        return infos
 
     def describe_topics(self, names: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
         """Everything known of topics (None: of all): settings, schema, and per partition its offsets, bytes and state. Raises
@@ -196,11 +213,12 @@ class Admin:
         """What LIST_OFFSETS says of each partition, for "earliest", "latest" or a time in microseconds; check each with
         `check_offsets_answer`.
         """
-        if not wanted:
-            return {}
         items = [{"topic": tp.topic, "partition": tp.partition, "at": at} for tp, at in wanted.items()]
-        answer = self._call(Api.LIST_OFFSETS, {"partitions": items})
-        return {TopicPartition(item["topic"], item["partition"]): item for item in answer["offsets"]}
+        found: dict[TopicPartition, dict[str, Any]] = {}
+        for start in range(0, len(items), OFFSETS_AT_ONCE):
+            answer = self._call(Api.LIST_OFFSETS, {"partitions": items[start : start + OFFSETS_AT_ONCE]})
+            found.update((TopicPartition(item["topic"], item["partition"]), item) for item in answer["offsets"])
+        return found
 
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Delete the records below these offsets (-1: below the high watermark). Answers where each partition begins now. Raises

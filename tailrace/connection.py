@@ -38,6 +38,9 @@ REOPEN_MAX_NS = 1_000_000_000
 COPY_BELOW_BYTES = 64 << 10
 SHARED_WAIT_NS = 20_000_000
 """How long `call` sleeps at a time while others may use the connection: the answer may come to them."""
+ASK_AGAIN_CODES = frozenset({ErrorCode.NOT_READY, ErrorCode.TOO_MANY_REQUESTS})
+"""Nothing was done: `call` asks again."""
+ASK_AGAIN_NS = 50_000_000
 
 OnResponse = Callable[[Response | None], None]
 """Called with the answer, or with None when the connection was lost before one came."""
@@ -206,8 +209,8 @@ class Connection:
         connect_timeout_ms: int | None = None,
         lock: threading.RLock | None = None,
     ) -> Response:
-        """Send a request and wait for its answer, driving the connection; repeats it when the connection is lost. `lock`: the owner's, held once; others
-        may have it, and close the connection, while this sleeps.
+        """Send a request and wait for its answer, driving the connection; repeats it when the connection is lost, or the appliance cannot take it now.
+        `lock`: the owner's, held once; others may have it, and close the connection, while this sleeps.
 
         Raises NotReachableError when no connection came about within `connect_timeout_ms` (None: `timeout_ms`), RequestTimeoutError, ClientClosedError, or
         what the answer says.
@@ -218,6 +221,7 @@ class Connection:
         connect_by_ns = deadline_ns if connect_timeout_ms is None else min(deadline_ns, start_ns + connect_timeout_ms * 1_000_000)
         answers: list[Response | None] = []
         sent = False
+        ask_at_ns = start_ns
         was_ready = False
         while True:
             self.check_usable()
@@ -225,14 +229,16 @@ class Connection:
             if answers:
                 answer = answers.pop()
                 if answer is not None:
-                    if answer.code is not ErrorCode.OK:
+                    if answer.code is ErrorCode.OK:
+                        return answer
+                    ask_at_ns = self._now_ns() + ASK_AGAIN_NS
+                    if answer.code not in ASK_AGAIN_CODES or ask_at_ns >= deadline_ns:
                         raise error_for(answer.code, answer.detail())
-                    return answer
                 sent = False
             if self.fatal is not None:
                 raise self.fatal
             was_ready = was_ready or self.is_ready
-            if not sent:
+            if not sent and self._now_ns() >= ask_at_ns:
                 sent = self.request(api, body, answers.append)
                 if sent:
                     continue
@@ -244,6 +250,8 @@ class Connection:
             self.tick(now_ns)
             tick_ns = self.next_tick_ns()
             until_ns = deadline_ns if was_ready else connect_by_ns
+            if not sent and now_ns < ask_at_ns:
+                until_ns = min(until_ns, ask_at_ns)
             wait_ns = min(until_ns, tick_ns if tick_ns is not None else until_ns) - now_ns
             if lock is None:
                 self.wait(wait_ns)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace import arrow_batch
-from tailrace.admin import check_offsets_answer
+from tailrace.admin import OFFSETS_AT_ONCE, check_offsets_answer
 from tailrace.batch_header import BatchHeader
 from tailrace.connection import Connection
 from tailrace.environment import REAL, Environment
@@ -181,10 +181,13 @@ class Consumer:
 
     def _offsets(self, keys: Iterable[TopicPartition], at: str | int | dict[str, int]) -> dict[TopicPartition, int]:
         wanted = [{"topic": key[0], "partition": key[1], "at": at} for key in keys]
-        if not wanted:
-            return {}
-        answer = self._call(Api.LIST_OFFSETS, {"partitions": wanted})
-        return {TopicPartition(item["topic"], item["partition"]): check_offsets_answer(item)["offset"] for item in answer["offsets"]}
+        found: dict[TopicPartition, int] = {}
+        for start in range(0, len(wanted), OFFSETS_AT_ONCE):
+            answer = self._call(Api.LIST_OFFSETS, {"partitions": wanted[start : start + OFFSETS_AT_ONCE]})
+            found.update(
+                (TopicPartition(item["topic"], item["partition"]), check_offsets_answer(item)["offset"]) for item in answer["offsets"]
+            )
+        return found
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset of each partition."""

@@ -29,7 +29,7 @@ from tailrace.records import TopicPartition
 from tailrace.settings import ConsumerSettings
 from tailrace.topics import TopicInfo
 
-RETRIABLE = frozenset({ErrorCode.NOT_READY, ErrorCode.SHUTTING_DOWN})
+RETRIABLE = frozenset({ErrorCode.NOT_READY, ErrorCode.SHUTTING_DOWN, ErrorCode.TOO_MANY_REQUESTS})
 """Not worth telling."""
 RETRY_BACKOFF_MAX_MS = 1_000
 

@@ -26,10 +26,16 @@ import orjson
 
 from tailrace.checksum import Readable
 from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import JSON_MAX_BYTES, WireError
+from tailrace.protocol.wire import API_VERSIONS, JSON_MAX_BYTES, Api, WireError
 
 ACKS_ALL = -1
 JSON_DEPTH_MAX = 32
+JSON_VALUES_MAX = 65_536
+"""In one request: what takes longer to read than the loop of a front may be held."""
+HANDSHAKE_MAX_BYTES = 16 << 10
+CLIENT_ID_MAX = 100
+TOPICS_AT_ONCE_MAX = 4_096
+OFFSETS_AT_ONCE_MAX = 4_096
 MESSAGE_MAX = 1_000
 FETCH_PARTITIONS_MAX = 4096
 
@@ -40,6 +46,8 @@ _FETCH_ENTRY = struct.Struct("<16siiqII")
 _FETCHED = struct.Struct("<II")
 _FETCHED_ENTRY = struct.Struct("<16siHHiIqqq")
 _CREDIT = struct.Struct("<Q")
+_INT64_MAX = (1 << 63) - 1
+_INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 PRODUCED_DUPLICATE = 1
 
 
@@ -129,6 +137,8 @@ def decode_fetch(frame: Readable) -> FetchRequest:
     if len(frame) != _FETCH.size + count * _FETCH_ENTRY.size:
         raise _malformed(f"a fetch of {count} partitions has {_FETCH.size + count * _FETCH_ENTRY.size} bytes, this one {len(frame)}")
     entries = [FetchEntry(*fields[:5]) for fields in _FETCH_ENTRY.iter_unpack(memoryview(frame)[_FETCH.size :])]
+    if count > 1 and len({entry[:2] for entry in entries}) != count:
+        raise WireError(ErrorCode.INVALID_REQUEST, "a fetch names a partition twice; name each once")
     return FetchRequest(max_wait_ms, min_bytes, max_bytes, received_bytes, entries)
 
 
@@ -206,6 +216,110 @@ def decode_json(frame: Readable, limit: int = JSON_MAX_BYTES) -> dict[str, Any]:
     if _is_deeper(value, JSON_DEPTH_MAX):
         raise _malformed(f"the body is nested deeper than {JSON_DEPTH_MAX} levels")
     return value
+
+
+def decode_request(frame: Readable, limit: int = JSON_MAX_BYTES) -> dict[str, Any]:
+    """The JSON of a request: as `decode_json`, and of at most JSON_VALUES_MAX values. They are counted, a few too many, before they are made."""
+    data = bytes(frame)
+    if len(data) <= limit and data.count(b",") + data.count(b"[") + data.count(b"{") > JSON_VALUES_MAX:
+        raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"the JSON holds more than {JSON_VALUES_MAX} values; ask for less at once")
+    return decode_json(data, limit)
+
+
+class MetadataRequest(NamedTuple):
+    topics: list[str] | None
+    """Each once; None: all."""
+    names_only: bool
+    after: str | None
+    """With `names_only` of all: the last name of the page before, "" for the first page; None: all on one page."""
+
+
+def decode_metadata(frame: Readable) -> MetadataRequest:
+    request = decode_request(frame)
+    names, names_only, after = request.get("topics"), request.get("names_only", False), request.get("after")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise _malformed("`topics` must be a list of names, or null for all")
+    if names is not None and len(names) > TOPICS_AT_ONCE_MAX:
+        raise WireError(
+            ErrorCode.REQUEST_TOO_LARGE, f"{len(names)} topics in one request; {TOPICS_AT_ONCE_MAX} are allowed: ask for fewer at once"
+        )
+    if names_only is not None and not isinstance(names_only, bool):
+        raise _malformed("`names_only` must be true or false")
+    if after is not None and not isinstance(after, str):
+        raise _malformed("`after` must be a name, or null")
+    return MetadataRequest(None if names is None else list(dict.fromkeys(names)), bool(names_only), after)
+
+
+class WantedOffset(NamedTuple):
+    topic: str
+    partition: int
+    at: str | int
+    """`earliest`, `latest`, `behind`, or a time in microseconds."""
+    offset: int
+    """Of `behind`."""
+    code: ErrorCode
+    """INVALID_REQUEST: this entry makes no sense."""
+
+
+def decode_list_offsets(frame: Readable) -> list[WantedOffset]:
+    """What is wanted, in order. An entry that makes no sense is answered as such, the others are served."""
+    wanted = decode_request(frame).get("partitions")
+    if not isinstance(wanted, list) or not all(isinstance(item, dict) for item in wanted):
+        raise _malformed("`partitions` must be a list of {topic, partition, at}")
+    if len(wanted) > OFFSETS_AT_ONCE_MAX:
+        raise WireError(
+            ErrorCode.REQUEST_TOO_LARGE,
+            f"{len(wanted)} partitions in one request; {OFFSETS_AT_ONCE_MAX} are allowed: ask for fewer at once",
+        )
+    return [_wanted_offset(item) for item in wanted]
+
+
+def _wanted_offset(item: dict[str, Any]) -> WantedOffset:
+    topic, partition = item.get("topic"), item.get("partition")
+    at: Any = item.get("at")
+    known_topic = topic if isinstance(topic, str) else None
+    known_partition = partition if is_integer(partition, _INT32_MIN, _INT32_MAX) else None
+    behind = at.get("behind") if isinstance(at, dict) else None
+    if is_integer(behind, 0, _INT64_MAX):
+        at = "behind"
+    elif at not in ("earliest", "latest") and not is_integer(at, -_INT64_MAX, _INT64_MAX):
+        known_topic = None
+    if known_topic is None or known_partition is None:
+        echo = topic if isinstance(topic, str) else ""
+        return WantedOffset(echo, -1 if known_partition is None else known_partition, "", -1, ErrorCode.INVALID_REQUEST)
+    return WantedOffset(known_topic, known_partition, at, -1 if behind is None else behind, ErrorCode.OK)
+
+
+class HandshakeRequest(NamedTuple):
+    versions: dict[int, int]
+    """API number -> the version that both sides speak."""
+    client_id: str
+
+
+def decode_handshake(frame: Readable) -> HandshakeRequest:
+    request = decode_request(frame, HANDSHAKE_MAX_BYTES)
+    offered, client_id = request.get("versions"), request.get("client_id")
+    if not isinstance(offered, dict):
+        raise _malformed("the handshake needs `versions`: API number -> [lowest, highest]")
+    if client_id is not None and not isinstance(client_id, str):
+        raise _malformed("`client_id` must be text")
+    chosen: dict[int, int] = {}
+    for api, (low, high) in API_VERSIONS.items():
+        theirs = offered.get(str(int(api)))
+        if isinstance(theirs, list) and len(theirs) == 2 and all(is_integer(v, 0, 0xFFFF) for v in theirs):
+            common = min(high, theirs[1])
+            if common >= max(low, theirs[0]):
+                chosen[int(api)] = common
+    if Api.HANDSHAKE not in chosen:
+        raise WireError(
+            ErrorCode.UNSUPPORTED_VERSION, f"no version in common; this front speaks {API_VERSIONS[Api.HANDSHAKE]} of HANDSHAKE"
+        )
+    return HandshakeRequest(chosen, (client_id or "")[:CLIENT_ID_MAX])
+
+
+def is_integer(value: Any, lowest: int, highest: int) -> bool:
+    """Whether a JSON value is a number without a fraction (true and false are none) within these bounds."""
+    return isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest
 
 
 def _is_deeper(value: Any, limit: int) -> bool:

@@ -1,0 +1,126 @@
+"""METADATA and LIST_OFFSETS: what clients ask of topics and partitions, answered from the catalog and the partition tables.
+
+Each is a generator for `slices`: it yields what it has cost and sends its answer at its end.
+
+Owner: one front. Invariants: an answer takes at most ANSWER_MAX_BYTES, or is refused with a sentence that says what to ask instead; nothing that a client
+    has sent is parsed twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import orjson
+
+from netfront.log_reader import LogReader, LogReadError
+from netfront.routing import Routing
+from tailrace.protocol import requests
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.requests import TOPICS_AT_ONCE_MAX, WantedOffset
+from tailrace.protocol.wire import WireError
+
+logger = logging.getLogger(__name__)
+
+ANSWER_MAX_BYTES = 4 << 20
+OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""What a reader meets that has too few descriptors or too little memory: nothing is wrong with the disk."""
+_BYTES_PER_UNIT = 2_048
+_UNITS_OF_A_FILE = 24
+"""What opening or searching a file costs."""
+
+
+class Lookups:
+    """Both, for one front."""
+
+    def __init__(self, routing: Routing, reader: LogReader, front_ports: Callable[[], list[int]]) -> None:
+        self._routing = routing
+        self._reader = reader
+        self._front_ports = front_ports
+
+    def metadata(self, body: bytes, answer: Callable[[bytes], None]) -> Iterator[int]:
+        """Topics by name, or all (`topics` null; with `names_only` only their names, page by page)."""
+        request = requests.decode_metadata(body)
+        yield len(body) // _BYTES_PER_UNIT + 1
+        behind: list[bytes] = []
+        if request.topics is not None:
+            names = request.topics
+        elif request.names_only and request.after is not None:
+            every = self._routing.names()
+            start = bisect_right(every, request.after)
+            names = every[start : start + TOPICS_AT_ONCE_MAX]
+            following = names[-1] if start + len(names) < len(every) else None
+            behind.append(b'"after":' + orjson.dumps(following))
+        else:
+            names = self._routing.names()
+        if not request.names_only:
+            behind.append(b'"fronts":' + orjson.dumps([{"port": port} for port in self._front_ports()]))
+        pieces: list[bytes] = []
+        length = 0
+        for name in names:
+            piece = orjson.dumps(self._described(name, request.names_only))
+            pieces.append(piece)
+            length += len(piece) + 1
+            if length > ANSWER_MAX_BYTES:
+                raise WireError(
+                    ErrorCode.REQUEST_TOO_LARGE,
+                    f"what is known of these {len(names)} topics takes more than {ANSWER_MAX_BYTES} bytes: ask for fewer at once, by name",
+                )
+            yield 1 + len(piece) // _BYTES_PER_UNIT
+        answer(b'{"topics":[' + b",".join(pieces) + b"]" + b"".join(b"," + piece for piece in behind) + b"}")
+
+    def _described(self, name: str, names_only: bool) -> dict[str, Any]:
+        if names_only:
+            return {"name": name, "partitions": self._routing.partition_count(name)}
+        return self._routing.describe(name) or {"name": name, "code": int(ErrorCode.UNKNOWN_TOPIC)}
+
+    def list_offsets(self, body: bytes, answer: Callable[[bytes], None]) -> Iterator[int]:
+        """Offsets of partitions, in the order of the request."""
+        wanted = requests.decode_list_offsets(body)
+        yield len(body) // _BYTES_PER_UNIT + 1
+        pieces = []
+        for item in wanted:
+            found = yield from self._offset_of(item)
+            pieces.append(orjson.dumps(found))
+        answer(b'{"offsets":[' + b",".join(pieces) + b"]}")
+
+    def _offset_of(self, wanted: WantedOffset) -> Generator[int, None, dict[str, Any]]:
+        """One entry of a LIST_OFFSETS answer: `at` is "earliest", "latest", a time in microseconds, for which it is the offset of the batch to
+        look in (-1: none), or "behind" an offset, for which it is where the next batch begins.
+        """
+        topic, partition, at = wanted.topic, wanted.partition, wanted.at
+        answer: dict[str, Any] = {"topic": topic, "partition": partition, "code": int(wanted.code), "offset": -1}
+        yield 2
+        if wanted.code is not ErrorCode.OK:
+            return answer
+        route = self._routing.find_by_name(topic, partition)
+        if route is None:
+            known = self._routing.partition_count(topic)
+            return {**answer, "code": int(ErrorCode.PARTITION_OUT_OF_RANGE if known else ErrorCode.UNKNOWN_TOPIC)}
+        try:
+            state = self._reader.state(route)
+            answer.update(
+                beginning=state.log_start_offset, end=state.high_watermark, leader_epoch=state.leader_epoch, size_bytes=state.size_bytes,
+                max_timestamp_us=state.max_timestamp_us, state=state.state.name,
+            )  # fmt: skip
+            if at == "earliest":
+                answer["offset"] = state.log_start_offset
+            elif at == "latest":
+                answer["offset"] = state.high_watermark
+            elif isinstance(at, int):
+                for found in self._reader.find_time(route, at):
+                    yield _UNITS_OF_A_FILE
+                    if found is not None:
+                        answer["offset"] = found
+            else:
+                yield _UNITS_OF_A_FILE
+                answer["offset"] = self._reader.behind(route, state, wanted.offset)
+        except LogReadError as error:
+            answer["code"] = int(error.code)
+        except OSError as error:
+            logger.error("read_failed topic=%s partition=%d error=%r", topic, partition, str(error))
+            answer["code"] = int(ErrorCode.NOT_READY if error.errno in OUT_OF_RESOURCES else ErrorCode.STORAGE_ERROR)
+        return answer

@@ -1,0 +1,284 @@
+"""A front without processes, sockets and disks around it: its messages, lanes, partitions and clock are a test's own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import orjson
+
+from netfront.credits import Credit, CreditLedger
+from netfront.deciders import DeciderLink
+from netfront.front import Front
+from netfront.log_reader import ColdRead, LogReadError, Place, Span
+from netfront.router import Watched
+from netfront.routing import Routing
+from shm.assignments import Assignment, LaneKind
+from shm.control import Control, ProcessSlot
+from shm.doorbell import Doorbell
+from shm.lane import LaneMessage, LaneReader, LaneWriter
+from shm.layout import ControlLayout, LaneLayout, ProcessWord, RegionKind, Role, SlotState
+from shm.partition_table import PartitionState
+from tailrace.checksum import Readable
+from tailrace.protocol import requests
+from tailrace.protocol.errors import ErrorCode, code_of
+from tailrace.protocol.wire import API_VERSIONS, PUSH_CORRELATION_ID, Api, decode_response_header, encode_request
+from tests.kit.memory import simulated
+from workers.timing_wheel import NEVER_NS
+
+MS = 1_000_000
+LANE_BYTES = 1 << 18
+
+
+class SilentBell(Doorbell):
+    def __init__(self) -> None:
+        super().__init__(-1)
+
+    def ring(self) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
+
+
+class FakeTransport:
+    """Messages in lists."""
+
+    def __init__(self) -> None:
+        self.inbox: deque[list[bytes]] = deque()
+        self.answers: dict[bytes, deque[list[bytes]]] = {}
+        self.unsent: dict[bytes, int] = {}
+        self.others_unsent = 0
+
+    def try_receive(self) -> list[bytes] | None:
+        return self.inbox.popleft() if self.inbox else None
+
+    def try_send(self, identity: bytes, frames: Sequence[Readable]) -> bool:
+        self.answers.setdefault(identity, deque()).append([bytes(frame) for frame in frames])
+        return True
+
+    def try_send_buffer(self, identity: bytes, frames: Sequence[Readable], data: memoryview) -> bool:
+        return self.try_send(identity, [*frames, data])
+
+    def new_buffer(self, size: int) -> bytearray:
+        return bytearray(size)
+
+    def unsent_bytes(self, identity: bytes) -> int:
+        return self.unsent.get(identity, 0)
+
+    def unsent_total(self) -> int:
+        return self.others_unsent + sum(self.unsent.values())
+
+    watch_at_ns = NEVER_NS
+
+    def watch(self, now_ns: int) -> Watched:
+        del now_ns
+        return Watched([], 0)
+
+    def shaken(self, identity: bytes, credit: Credit | None) -> None:
+        """Nobody is closed here."""
+
+
+class FakeLog:
+    """`LogReader` over batches in memory; one letter is one byte of a batch, one batch is one offset."""
+
+    def __init__(self) -> None:
+        self.logs: dict[int, list[bytes]] = {}
+        self.looks = 0
+        self.reads = 0
+        self.failure: BaseException | None = None
+        self.is_cold = False
+        self.segments = 1
+
+    def state(self, route: Assignment) -> PartitionState:
+        self.looks += 1
+        if route.slot not in self.logs:
+            raise LogReadError(ErrorCode.NOT_READY, "not there")
+        state = PartitionState.empty(route.topic_id, route.partition, SlotState.ONLINE, 1)
+        return state._replace(high_watermark=len(self.logs[route.slot]), log_end_offset=len(self.logs[route.slot]))
+
+    def check_epoch(self, route: Assignment, state: PartitionState, epoch: int, offset: int) -> None:
+        pass
+
+    def read(
+        self, route: Assignment, state: PartitionState, offset: int, hint: Place | None, target: memoryview, blocking: bool
+    ) -> Span | int:
+        self.reads += 1
+        if self.failure is not None:
+            raise self.failure
+        if self.is_cold and not blocking:
+            raise ColdRead(0, 0, 1)
+        at, log = 0, self.logs[route.slot]
+        while offset < len(log) and at + len(log[offset]) <= len(target):
+            target[at : at + len(log[offset])] = log[offset]
+            at += len(log[offset])
+            offset += 1
+        if not at and offset < len(log):
+            return len(log[offset])
+        return Span(0, at, Place(offset, 0, offset))
+
+    def behind(self, route: Assignment, state: PartitionState, offset: int) -> int:
+        return offset + 1
+
+    def find_time(self, route: Assignment, at: int) -> Iterator[int | None]:
+        for _ in range(self.segments):
+            self.looks += 1
+            yield None
+
+    def forget(self, route: Assignment) -> None:
+        self.logs.pop(route.slot, None)
+
+
+class FakePool:
+    def __init__(self) -> None:
+        self.submitted: list[object] = []
+        self.done: list[object] = []
+
+    def submit(self, fd: int, position: int, length: int, token: object) -> None:
+        self.submitted.append(token)
+
+    def completed(self) -> list[object]:
+        done, self.done = self.done, []
+        return done
+
+
+class FakeDecider:
+    """A coordinator or scheduler at the other ends of its lanes."""
+
+    def __init__(self, control: Control, role: Role) -> None:
+        to_it, from_it = (simulated(RegionKind.LANE, LaneLayout(LANE_BYTES).size, LANE_BYTES) for _ in range(2))
+        self.slot = control.process(role, 0)
+        self.slot.store(ProcessWord.GENERATION, 1)
+        self._to_it = to_it
+        self.requests = LaneReader(to_it)
+        self.answers = LaneWriter(from_it)
+        self.link = DeciderLink(LaneWriter(to_it), LaneReader(from_it), SilentBell(), lambda: self.slot.load(ProcessWord.GENERATION))
+
+    def take(self) -> LaneMessage | None:
+        """Consume a request, as a decider does before it handles it."""
+        message = self.requests.peek()
+        if message is not None:
+            self.requests.advance(message)
+            self.requests.consume()
+        return message
+
+    def answer(self, message: LaneMessage, value: dict[str, Any]) -> None:
+        assert self.answers.try_write(
+            LaneKind.RESPONSE, message.slot, 0, message.session, message.correlation_id, 0, (orjson.dumps(value),)
+        )
+        self.answers.publish()
+
+    def restart(self) -> None:
+        """Killed; the supervisor has begun to start another."""
+        self.slot.store(ProcessWord.GENERATION, self.slot.load(ProcessWord.GENERATION) + 1)
+        self.requests = LaneReader(self._to_it)
+
+    def tell(self, assignment: Assignment) -> None:
+        assert self.answers.try_write(LaneKind.ASSIGN, 0, 0, 0, 0, 0, (assignment.encode(),))
+        self.answers.publish()
+
+
+class FakeFront:
+    """The front under test, with its world."""
+
+    def __init__(self) -> None:
+        control = Control(simulated(RegionKind.CONTROL, ControlLayout().size, 0))
+        self.slot: ProcessSlot = control.process(Role.FRONT, 0)
+        self.transport, self.log, self.pool, self.routing = FakeTransport(), FakeLog(), FakePool(), Routing()
+        self.coordinator, self.scheduler = FakeDecider(control, Role.COORDINATOR), FakeDecider(control, Role.SCHEDULER)
+        self.now_ns = 1_000 * MS
+        self._version = 0
+        self.front = Front(
+            transport=self.transport, generation=7, process_generation=1, workers={}, connect_worker=self._no_worker,
+            coordinator=self.coordinator.link, scheduler=self.scheduler.link, front_ports=lambda: [7420], routing=self.routing,
+            reader=self.log,  # type: ignore[arg-type]
+            pool=self.pool, ledger=CreditLedger(1 << 20, 1 << 20, 1 << 16), slot=self.slot, cluster_id="fake", auto_create_topics=False,
+            on_ready=lambda: None, start_ns=self.now_ns,
+        )  # fmt: skip
+        assert self.coordinator.answers.try_write(LaneKind.FED, 0, 0, 0, 1, 0, (b"",))
+        self.coordinator.answers.publish()
+        self.step()
+
+    @staticmethod
+    def _no_worker(_worker: int) -> Any:
+        return None
+
+    def step(self, after_ms: int = 0) -> int:
+        self.now_ns += after_ms * MS
+        return self.front.step(self.now_ns)
+
+    def settle(self, limit: int = 10_000) -> int:
+        """Step until there is nothing to do; returns how many steps did something."""
+        for count in range(limit):
+            if not self.step() and not self.front.has_more():
+                return count
+        raise AssertionError("the front never rests")
+
+    def add_topic(self, name: str, partitions: int, schema: bytes = b"") -> list[Assignment]:
+        """Make it, with an empty log each."""
+        self._version += 1
+        topic_id = self._version.to_bytes(16, "big")
+        first = len(self.log.logs)
+        made = [
+            Assignment(name, topic_id, p, partitions, first + p, self._version, 0, 0, 0, 0, schema, False, settings={"max.message.bytes": 1024})
+            for p in range(partitions)
+        ]  # fmt: skip
+        for assignment in made:
+            self.routing.apply(assignment)
+            self.log.logs[assignment.slot] = []
+        return made
+
+    def append(self, assignment: Assignment, batch: bytes = b"x") -> None:
+        """A batch becomes durable, and the front hears of it."""
+        self.log.logs[assignment.slot].append(batch)
+        self.front._fetches.on_settled({assignment.slot})
+
+    def connect(self, name: bytes) -> FakeClient:
+        return FakeClient(self, name)
+
+
+class FakeClient:
+    """One connection to it."""
+
+    def __init__(self, world: FakeFront, identity: bytes) -> None:
+        self._world = world
+        self.identity = identity
+        self._next = 1
+        versions = {str(int(api)): list(versions) for api, versions in API_VERSIONS.items()}
+        assert self.ask(Api.HANDSHAKE, {"versions": versions, "client_id": identity.decode()})[0] is ErrorCode.OK
+
+    def send(self, api: int, *body: bytes, correlation_id: int | None = None) -> int:
+        if correlation_id is None:
+            correlation_id, self._next = self._next, self._next + 1
+        version = API_VERSIONS[Api(api)][1]
+        frames = encode_request(api, version, correlation_id, body)
+        self._world.transport.inbox.append([self.identity, *(bytes(frame) for frame in frames)])
+        return correlation_id
+
+    def send_json(self, api: int, value: dict[str, Any]) -> int:
+        return self.send(api, orjson.dumps(value))
+
+    def fetch(
+        self, wanted: Sequence[Assignment], offset: int = 0, *, max_wait_ms: int = 500, min_bytes: int = 1, max_bytes: int = 1 << 20
+    ) -> int:
+        entries = [requests.FetchEntry(a.topic_id, a.partition, -1, offset, max_bytes) for a in wanted]
+        return self.send(Api.FETCH, requests.encode_fetch(requests.FetchRequest(max_wait_ms, min_bytes, max_bytes, 0, entries)))
+
+    def heard(self) -> dict[int, tuple[ErrorCode, list[bytes]]]:
+        """Correlation id -> answer, of those that have come since."""
+        result: dict[int, tuple[ErrorCode, list[bytes]]] = {}
+        answers = self._world.transport.answers.get(self.identity, deque())
+        while answers:
+            frames = answers.popleft()
+            header = decode_response_header(frames[0])
+            if header.correlation_id != PUSH_CORRELATION_ID:
+                assert header.correlation_id not in result, "answered twice"
+                result[header.correlation_id] = code_of(header.error), frames[1:]
+        return result
+
+    def ask(self, api: int, value: dict[str, Any]) -> tuple[ErrorCode, dict[str, Any]]:
+        correlation_id = self.send_json(api, value)
+        self._world.settle()
+        code, body = self.heard()[correlation_id]
+        return code, orjson.loads(body[0]) if body else {}
