@@ -134,7 +134,7 @@ def test_a_batch_unpacked_to_its_bound_passes(limit: int) -> None:
         pa.RecordBatch.from_arrays([pa.nulls(100_000_000)], ["a"]),
         pa.RecordBatch.from_arrays([pa.nulls(1 << 17)], ["a"]),
         pa.RecordBatch.from_arrays([pa.array(np.zeros(12_000_000, bool))], ["a"]),
-        pa.RecordBatch.from_arrays([pa.FixedSizeListArray.from_arrays(pa.nulls(100_000_000), 100_000_000)], ["a"]),
+        pa.RecordBatch.from_arrays([pa.FixedSizeListArray.from_arrays(pa.nulls(1 << 24), 1 << 24)], ["a"]),
         pa.RecordBatch.from_arrays([pa.ListArray.from_arrays(pa.array([0, 100_000_000], pa.int32()), pa.nulls(100_000_000))], ["a"]),
         pa.RecordBatch.from_arrays([pa.ListArray.from_arrays(pa.array([0, 100_000_000], pa.int32()), pa.array(np.zeros(100_000_000, bool)))], ["a"]),
         pa.RecordBatch.from_arrays([pa.StructArray.from_arrays([pa.nulls(100_000_000)], ["b"])], ["a"]),
