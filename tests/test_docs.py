@@ -182,8 +182,11 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
     check_part(ROOT / "docs/protocol.md", "exchanges", f"```\n{text}```\n")
 
 
-def test_the_tests_that_the_guarantees_name_exist() -> None:
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/guarantees.md").read_text()))
+@pytest.mark.parametrize("name", ["guarantees.md", "limits.md"])
+def test_the_tests_that_a_document_names_exist(name: str) -> None:
+    text = (ROOT / "docs" / name).read_text()
+    named = set(re.findall(r"`(test_\w+)`", text))
+    assert all((ROOT / path).exists() for path in re.findall(r"`(tests/[\w/.]+)`", text))
     defined = set(re.findall(r"def (test_\w+)", "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))))
     assert named
     assert named <= defined
