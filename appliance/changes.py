@@ -68,6 +68,9 @@ class Change:
         return self.is_begun and not self.undecided
 
 
+NO_MEMORY = "worker.dedicated: /dev/shm has no room for another worker's ring. The topic is made and takes records as soon as there is: enlarge /dev/shm, or delete it"
+
+
 class Changes:
     """See the module's docstring."""
 
@@ -188,6 +191,11 @@ class Changes:
             for topic, results in [pending for pending in change.pending.values() if self._is_over(pending[0])]:
                 del change.pending[topic.topic_id]
                 self._complete(topic, results, now_ns)
+            for topic, results in [pending for pending in change.pending.values() if self._telling.lacks_memory(pending[0])]:
+                del change.pending[topic.topic_id]
+                self._late[topic.topic_id] = topic
+                for result in results:
+                    result.update(code=int(ErrorCode.INVALID_SETTING), message=NO_MEMORY)
             if not change.pending:
                 self._changes.remove(change)
                 self._answer(change)

@@ -60,6 +60,11 @@ class DedicatedWorkers:
             f"topics with worker.dedicated have more partitions than dedicated_workers = {len(self._spares)}; raise it"
         )
 
+    def lacks_memory(self, partition_slot: int) -> bool:
+        """Whether a partition's worker cannot be started for want of shared memory."""
+        worker = self.worker_of(partition_slot)
+        return worker is not None and bool(self._spares[worker].load(ProcessWord.WITHOUT_MEMORY))
+
     def take_back(self, partition_slot: int) -> None:
         """The partition is gone."""
         worker = self.worker_of(partition_slot)

@@ -332,7 +332,10 @@ class Supervisor:
                 raise Halt(ExitCode.SHARED_MEMORY if isinstance(error, RegionError) else ExitCode.DATA_UNUSABLE, str(error)) from None
             logger.error("no_dedicated_worker index=%d error=%r again_ms=%d", index, str(error), HIRE_AGAIN_MS)
             self._hire_at_ns = now_ns + HIRE_AGAIN_MS * NS_PER_MS
+            self._control.process(Role.WORKER, index).store(ProcessWord.WITHOUT_MEMORY, 1)
+            self._bells[process_name(Role.COORDINATOR, 0)].ring()
             return
+        self._control.process(Role.WORKER, index).store(ProcessWord.WITHOUT_MEMORY, 0)
         child = Child(Role.WORKER, index, self._other_cores())
         self._children.append(child)
         self._try_spawn(child)

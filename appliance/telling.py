@@ -174,6 +174,11 @@ class Telling:
                 self._dedicated.give(row.slot, self._dir_index[row.data_dir])
             self._supervisor_bell.ring()
 
+    def lacks_memory(self, topic: Topic) -> bool:
+        """Whether a dedicated worker of a topic cannot be started for want of shared memory."""
+        is_dedicated = topic.given.get("worker.dedicated") and topic.state != "deleting"
+        return bool(is_dedicated) and any(self._dedicated.lacks_memory(row.slot) for row in topic.partitions)
+
     def take_workers_back(self, topic: Topic) -> None:
         """The topic is gone."""
         for row in topic.partitions:

@@ -159,8 +159,8 @@ class FetchService:
         full: set[int] = set()
         count = 0
         for fetch in list(self._held):
-            if fetch.session.number in full:
-                continue
+            if fetch not in self._held or fetch.session.number in full:
+                continue  # answering another has shown that this client is gone
             if not fetch.is_answering and not self._may_answer(fetch):
                 full.add(fetch.session.number)
                 continue

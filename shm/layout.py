@@ -224,6 +224,8 @@ class ProcessWord(IntEnum):
     RESTARTS = 3
     STOP = 4
     """The generation that is to finish what it has taken and end."""
+    WITHOUT_MEMORY = 5
+    """A spare worker's: 1 while it is wanted and shared memory has no room for its ring."""
     BEAT = 8
     READY_GENERATION = 9
     WORK_COUNT = 10

@@ -430,8 +430,7 @@ def test_a_flusher_out_of_descriptors_waits_takes_nothing_offline_and_goes_on(tm
         produce(running, 0, 3)
         flusher = children(running)["tr-flusher-0"]
         _, hard = resource.prlimit(flusher, resource.RLIMIT_NOFILE)
-        in_use = len(os.listdir(f"/proc/{flusher}/fd"))
-        resource.prlimit(flusher, resource.RLIMIT_NOFILE, (in_use, hard))
+        resource.prlimit(flusher, resource.RLIMIT_NOFILE, (1, hard))
         with Admin(running.address, request_timeout_ms=1500) as admin, pytest.raises(Exception, match=r".+"):
             admin.create_topics([NewTopic("other", 4)])
         with Producer(running.address, acks="all") as producer:
@@ -439,8 +438,9 @@ def test_a_flusher_out_of_descriptors_waits_takes_nothing_offline_and_goes_on(tm
             resource.prlimit(flusher, resource.RLIMIT_NOFILE, (hard, hard))
             handle.result(20)
         wait_until(lambda: "waiting_logs_opened" in pathlib.Path(running.log_path).read_text(), "the new partitions are opened")
-        produce(running, 0, 4, "other")
         with Admin(running.address) as admin:
+            wait_until(lambda: "other" in admin.list_topics(), "the topic is told to the front")
+            produce(running, 0, 4, "other")
             assert admin.describe_cluster()["offline"] == []
         assert children(running)["tr-flusher-0"] == flusher
         assert sorted(read(running, 4, "other")) == list(range(4))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import orjson
 import psutil
 import pytest
 
@@ -247,10 +246,8 @@ def end_offset(address: str, topic: str, partition: int) -> int:
 
 def open_sessions(appliance: EmbeddedAppliance) -> int:
     """As the front counts them in shared memory."""
-    with open(f"{appliance.data_dir}/instance.json", "rb") as file:
-        instance = bytes.fromhex(orjson.loads(file.read())["instance"])
     name = next(name for name in shared_memory(appliance) if name.endswith("-control"))
-    region = Region.attach(f"/{name}", RegionKind.CONTROL, instance)
+    region = Region.attach(f"/{name}", RegionKind.CONTROL)
     try:
         return Control(region).process(Role.FRONT, 0).load(ProcessWord.SESSIONS)
     finally:
