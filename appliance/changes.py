@@ -68,7 +68,10 @@ class Change:
         return self.is_begun and not self.undecided
 
 
-NO_MEMORY = "worker.dedicated: /dev/shm has no room for another worker's ring. The topic is made and takes records as soon as there is: enlarge /dev/shm, or delete it"
+NO_MEMORY = (
+    "worker.dedicated: /dev/shm has no room for another worker's ring. The topic is made, and takes records as soon as there is: "
+    "enlarge /dev/shm, or delete the topic"
+)
 
 
 class Changes:

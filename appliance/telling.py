@@ -26,6 +26,10 @@ from tailrace.protocol.errors import ErrorCode
 
 _READERS = (Role.FRONT, Role.SCHEDULER)
 """Who may only know what is finished."""
+NEWS_AT_ONCE = 4
+"""So many partitions a flusher makes, changes or deletes at a time: each costs some milliseconds of syncs, and batches of others lie behind it in the ring."""
+NEWS_PATIENCE_NS = 1_000_000_000
+"""News that is not carried out for so long (a disk that refuses, a process that is dead) holds back no other."""
 
 
 @dataclass(slots=True)
@@ -52,8 +56,12 @@ class Outgoing:
     queue: deque[Waiting] = field(default_factory=deque)
     feeding: int = 0
     """The generation that asked for the whole catalog and has not got all of it; 0: none."""
+    is_applied: Callable[[Assignment], bool] | None = None
+    """Of a worker: whether what it was told of a partition has been carried out. None: nobody waits for that."""
     _news: dict[tuple[bytes, int], Waiting] = field(default_factory=dict)
     """News in the queue, by partition."""
+    _under_way: list[tuple[int, Assignment]] = field(default_factory=list)
+    """(when it was sent, news) that is not carried out yet."""
 
     def put(
         self, kind: LaneKind, content: bytes | Assignment = b"", *, slot: int = 0, flags: int = 0, session: int = 0, correlation_id: int = 0
@@ -77,14 +85,19 @@ class Outgoing:
         while self.queue:
             waiting = self.queue[0]
             content = waiting.content
+            is_news = isinstance(content, Assignment) and not waiting.flags & REPLAY
+            if is_news and not self._may_tell_more(now_ns):
+                break
             payload = content if isinstance(content, bytes) else content.encode()
             if not self.lane.try_write(
                 waiting.kind, waiting.slot, waiting.flags, waiting.session, waiting.correlation_id, now_ns, (payload,)
             ):
                 break
             self.queue.popleft()
-            if isinstance(content, Assignment) and not waiting.flags & REPLAY:
+            if isinstance(content, Assignment) and is_news:
                 self._news.pop((content.topic_id, content.partition), None)
+                if self.is_applied is not None:
+                    self._under_way.append((now_ns, content))
             count += 1
         if self.lane.publish():
             self.bell.ring()
@@ -93,6 +106,14 @@ class Outgoing:
             self.slot.store(ProcessWord.FED_GENERATION, self.feeding)
             self.feeding = 0
         return count
+
+    def _may_tell_more(self, now_ns: int) -> bool:
+        """Whether few enough partitions are being made, changed or deleted behind this worker."""
+        if len(self._under_way) >= NEWS_AT_ONCE and self.is_applied is not None:
+            self._under_way = [
+                (sent_ns, news) for sent_ns, news in self._under_way if now_ns - sent_ns < NEWS_PATIENCE_NS and not self.is_applied(news)
+            ]
+        return len(self._under_way) < NEWS_AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +146,8 @@ class Telling:
         self._topics = topics
         self._outgoing = outgoing
         self._tables = tables
+        for out in outgoing:
+            self._pace(out)
         self._dir_index = {number: index for index, number in enumerate(dir_numbers)}
         """The catalog's number of a data directory -> its index in this run."""
         self._workers_of = [[w for w, d in enumerate(worker_dirs) if d == index] for index in range(len(dir_numbers))]
@@ -202,11 +225,21 @@ class Telling:
                 out = self._connect_worker(worker)
                 for assignment in self._unconnected.pop(worker, {}).values():
                     out.tell(assignment)
+                self._pace(out)
                 self._outgoing.append(out)
                 self._connected.add(worker)
                 self.to(Role.FLUSHER, self._dedicated.data_dir_of(worker)).put(LaneKind.FOLLOW, slot=worker)
                 count += 1
         return count
+
+    def _pace(self, out: Outgoing) -> None:
+        if out.role is Role.WORKER:
+            out.is_applied = self._is_applied
+
+    def _is_applied(self, assignment: Assignment) -> bool:
+        """Whether the flusher shows it, or something later in its place."""
+        state = self._tables[assignment.data_dir].read(assignment.slot)
+        return state.topic_id == assignment.topic_id and state.applied_version >= assignment.version
 
     # ---- assignments -----------------------------------------------------------------------------------------------------------------
 

@@ -157,7 +157,8 @@ class LogReader:
         bases = self._bases(route, state)
         number = bisect_right(bases, offset)
         if not number:
-            raise LogReadError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} lies before the first segment")
+            # Not out of range, or a reader that resets to the beginning would come back for ever: what the log should have is gone.
+            raise LogReadError(ErrorCode.CORRUPT_BATCH, f"no segment holds offset {offset}", self.behind(route, state, offset))
         base = bases[number - 1]
         try:
             found = self._index(route, base).find_offset(offset)
@@ -297,8 +298,9 @@ class LogReader:
                 place = result.following
                 continue
             if result == 0 or (length == 0 and following is not None):
-                if following is None:  # sealed a moment ago, its successor is not known yet
+                if following is None:  # sealed a moment ago, its successor is not known yet; or there is none, and what follows is lost
                     self._segments.pop(route.topic_id, None)
+                    self._check_damage(route, place.offset)
                     return Span(0, 0, Place(offset, place.segment_base, place.file_position))
                 raise LogReadError(
                     ErrorCode.CORRUPT_BATCH,
@@ -315,6 +317,13 @@ class LogReader:
                     self.behind(route, state, max(place.offset, offset)),
                 )
             raise ColdRead(fd, position, max(needed, PEEK_BYTES))
+
+    def _check_damage(self, route: Assignment, offset: int) -> None:
+        """Raise LogReadError where recovery has found that this offset is lost."""
+        known = self._partition_file(route)
+        damage = known.damage_at(offset) if known is not None else None
+        if damage is not None:
+            raise LogReadError(ErrorCode.CORRUPT_BATCH, f"offsets {damage.start} to {damage.end - 1} are lost", damage.end)
 
     def _read_into(self, fd: int, target: memoryview, position: int, blocking: bool) -> int:
         try:

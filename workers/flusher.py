@@ -73,6 +73,8 @@ class Stage:
         self.linger: Timer[Act] | None = None
         """Runs while more is waited for than the ring holds."""
         self.has_lingered = False
+        self.given_up = {Verdict.DELETED: 0, Verdict.FAILED: 0}
+        """Batches that were not written: of topics that are gone, of logs whose disk had refused what came before."""
 
     def end_linger(self) -> int:
         """The timer's act."""
@@ -349,7 +351,10 @@ class Flusher:
                 return self._follow(stage, now_ns)
         for stage in self._old:
             if stage.replay_below:
-                logger.info("ring_drained descriptors=%d", stage.replay_below)
+                logger.info(
+                    "ring_drained descriptors=%d of_deleted_topics=%d of_failed_logs=%d", stage.replay_below, stage.given_up[Verdict.DELETED],
+                    stage.given_up[Verdict.FAILED],
+                )  # fmt: skip
         self._old = []
         crash_point("recovery.after_journal")
         self._commit.sync_all(self._logs.all())
@@ -460,15 +465,12 @@ class Flusher:
         return group if group.entries else None
 
     def _log_of(self, stage: Stage, slot: int) -> PartitionLog | None:
-        log = self._logs.get(slot)
-        if stage.translate is None or log is None:
-            return log
-        return log if log.key == stage.translate(slot) else None
+        return self._logs.get(slot) if stage.translate is None else self._logs.find(stage.translate(slot), slot)
 
     def _place(self, stage: Stage, number: int, descriptor: Descriptor, group: Group) -> tuple[PartitionLog | None, Verdict] | None:
         """One descriptor into the group; None: the group must be settled first. Raises OSError only for what the host is short of."""
         log = self._log_of(stage, descriptor.slot)
-        if log is not None and not log.is_open and descriptor.slot in self._logs.waiting:
+        if log is not None and not log.is_open and log.assignment.slot in self._logs.waiting:
             raise OSError(errno.EMFILE, "the log is not open yet")
         if descriptor.result or not descriptor.has_bytes:
             if descriptor.result or log is None:
@@ -509,8 +511,8 @@ class Flusher:
             log.producers.deliver(descriptor.delay_ordinal, descriptor.delay_position)
         elif descriptor.flags & FLAG_CLOSED:
             log.producers.close_below(descriptor.delay_ordinal)
-        group.touched[descriptor.slot] = log
-        group.placed.setdefault(descriptor.slot, []).append(number)
+        group.touched[log.assignment.slot] = log
+        group.placed.setdefault(log.assignment.slot, []).append(number)
         group.byte_count += descriptor.length
         return log, self._good_verdict(log)
 
@@ -523,7 +525,7 @@ class Flusher:
             return None, Verdict.FAILED  # nobody placed it: what the log has there is another batch
         try:
             if log.write_again(descriptor.base_offset, outcome.segment_base, outcome.file_position, stage.ring.bytes_of(descriptor)):
-                group.touched[descriptor.slot] = log
+                group.touched[log.assignment.slot] = log
         except LogGapError as error:
             logger.error("not_what_was_placed directory=%s error=%r", log.directory, str(error))
             return None, Verdict.FAILED
@@ -553,8 +555,11 @@ class Flusher:
         if not committed:
             return False
         self._space.written(group.byte_count)
-        for number, log, verdict in group.entries:
-            stage.ring.judge(number, Verdict.FAILED if log is not None and log.refusal else verdict)
+        for number, log, good in group.entries:
+            verdict = Verdict.FAILED if log is not None and log.refusal else good
+            stage.ring.judge(number, verdict)
+            if verdict in stage.given_up:
+                stage.given_up[verdict] += 1
         for log in group.touched.values():
             log.settled()
             if not log.refusal:

@@ -44,6 +44,8 @@ class LogSet:
         self._table = table
         self._facts = facts
         self._logs: dict[int, PartitionLog] = {}
+        self._by_key: dict[tuple[bytes, int], PartitionLog] | None = None
+        """Made when it is asked for, forgotten with each change."""
         self.is_draining = False
         """Whether rings of an earlier run have batches for these logs, under the epochs that they had: new ones begin when they are drained."""
         self.waiting: dict[int, Assignment] = {}
@@ -71,6 +73,15 @@ class LogSet:
     def get(self, slot: int) -> PartitionLog | None:
         return self._logs.get(slot)
 
+    def find(self, key: tuple[bytes, int], slot: int) -> PartitionLog | None:
+        """The log of (topic id, partition), which an earlier run had at `slot`; a catalog that was made again may have given it another."""
+        log = self._logs.get(slot)
+        if log is not None and log.key == key:
+            return log
+        if self._by_key is None:
+            self._by_key = {known.key: known for known in self._logs.values()}
+        return self._by_key.get(key)
+
     def begin_epochs(self) -> None:
         """What was left in memory is drained. Raises OSError for a shortage: call again."""
         for log in self._logs.values():
@@ -88,6 +99,7 @@ class LogSet:
 
     def apply(self, assignment: Assignment, *, replay: bool, on_open: Callable[[PartitionLog], None]) -> PartitionLog | None:
         """Open, change or delete a partition; answers its log, None when it is gone. `on_open`: the log was opened, or is to be closed."""
+        self._by_key = None
         slot = assignment.slot
         log = self._logs.get(slot)
         same = log is not None and log.assignment.topic_id == assignment.topic_id
@@ -148,6 +160,8 @@ class LogSet:
         recovered = log.open(self._facts.run, hints=hints, revive=log.assignment.revive)
         try:
             replayed = self._take_from_journal(log, held)
+            if replayed and log.next_offset < recovered.known_durable and log.next_offset not in self.in_rings.get(log.key, ()):
+                log.lose_until(recovered.known_durable)  # recovery had counted on the journal, which has not all of it
         except OSError:
             log.give_up_opening()  # what was acknowledged is only in the journal: that must stay as it is
             raise

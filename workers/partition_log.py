@@ -18,7 +18,7 @@ from shm.crash_points import crash_point
 from tailrace import segment_index as index_format
 from tailrace.batch_header import END_OF_STREAM, BatchFormatError, verify_batch
 from tailrace.checksum import Readable
-from tailrace.partition_file import PARTITION_FILE, Decision, PartitionFile
+from tailrace.partition_file import PARTITION_FILE, Damage, Decision, PartitionFile
 from tailrace.segment import INDEX_SUFFIX, PRODUCERS_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
 from tailrace.segment_index import INDEX_ENTRY, INDEX_HEADER, IndexEntry
 from workers.checkpoint import Checkpoint, SealedSegment, write_checkpoint
@@ -379,6 +379,20 @@ class PartitionLog:
         if live is not None and live.synced_end != live.end:
             self._files.sync_data(live.fd)
             live.synced_end, live.synced_next = live.end, self.next_offset
+
+    def lose_until(self, end: int) -> None:
+        """What was durable once is nowhere: say so, and go on behind it in a segment of its own. Nothing may be pending. Raises OSError."""
+        start = self.next_offset
+        self.sync()
+        self.seal()
+        logger.error(
+            "corruption topic=%s partition=%d offsets=%d-%d damaged_ranges=1 reason=%r", self.assignment.topic, self.assignment.partition,
+            start, end - 1, "a segment's file is missing or damaged, and the journal has only a part of it",
+        )  # fmt: skip
+        self.file.damage = sorted([*self.file.damage, Damage(self.newest_base, 0, 0, start, end)])
+        self.next_offset = self.high_watermark = end
+        self._save_file()
+        self.checkpoint(sync=True)
 
     # ---- rolling ---------------------------------------------------------------------------------------------------------------------
 

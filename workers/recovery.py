@@ -108,6 +108,8 @@ class RecoveredLog:
     """Newly found."""
     producers: ProducerTable = field(default_factory=ProducerTable)
     checkpoint_number: int = 0
+    known_durable: int = 0
+    """Below this everything was durable once, by checkpoint, partition table or headers."""
 
 
 def encode_producers(table: ProducerTable) -> bytes:
@@ -249,6 +251,7 @@ class _Recovery:
                 result.segments[-1] if result.segments else -1, 0, 0, result.next_offset, self._known_durable, "whole segments are missing"
             )
             result.next_offset = self._known_durable
+        result.known_durable = self._known_durable
         return result
 
     def _usable(self, checkpoint: Checkpoint | None, bases: list[int]) -> Checkpoint | None:

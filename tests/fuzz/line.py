@@ -184,8 +184,10 @@ class Line:
                 self._is_live = header.error == 0
             sent_s, message = self.pending.pop(header.correlation_id, (now_s, None))
             self._outcome.slow += now_s - sent_s > SLOW_S
-            if message is not None and message.api == Api.HANDSHAKE and header.error == 0:
+            if header.api == Api.HANDSHAKE and header.error == 0:
                 self._is_live = True
+                if message is not None:  # whatever it was meant to be, it was taken for one: the old session's answers find nobody
+                    self.pending.clear()
         return found
 
     def _late(self, now_s: float) -> list[Finding]:
