@@ -19,7 +19,7 @@ from typing import Any
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAIRS = 9
+PAIRS = 6
 SECONDS = 1.5
 
 
