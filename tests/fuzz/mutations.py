@@ -131,7 +131,7 @@ def mutate_json(rng: random.Random, text: bytes, world: World) -> tuple[bytes, s
         return raws.write(value), f"json: beside {shown} one more, {new!r:.40}"
     if choice == 2 and isinstance(parent, dict):
         parent[f"{RAW_MARK}key"] = odd_value(rng, raws, old)
-        document = raws.write(value).replace(f"{RAW_MARK}key".encode(), str(key).encode())
+        document = raws.write(value).replace(f"{RAW_MARK}key".encode(), str(key).encode("utf-8", "surrogatepass"))
         return document, f"json: {shown} twice"
     parent[key] = new = odd_value(rng, raws, old)
     return raws.write(value), f"json: {shown} is {new!r:.40}"
