@@ -34,6 +34,7 @@ from tailrace.errors import (
     InvalidRecordError,
     PartitionOutOfRangeError,
     RecordTooLargeError,
+    SchemaMismatchError,
     TailraceError,
     UnknownTopicError,
     error_for,
@@ -194,7 +195,7 @@ class Producer:
         if type(key) is not bytes and key is not None:
             key = _as_bytes("key", key)
         if info.typed:
-            size = _row_size(value)
+            size = _row_size(value, info)
         else:
             if type(value) is not bytes and value is not None:
                 value = _as_bytes("value", value)
@@ -496,9 +497,14 @@ def _as_bytes(part: str, value: object) -> bytes:
     raise InvalidRecordError(f"{part} is a {type(value).__name__}; on this topic it must be bytes or text")
 
 
-def _row_size(value: object) -> int:
+def _row_size(value: object, info: TopicInfo) -> int:
     if not isinstance(value, dict):
         raise InvalidRecordError(f"value is a {type(value).__name__}; on a typed topic it must be a dict of column -> value")
+    if not info.columns.issuperset(value):
+        unknown = ", ".join(repr(name) for name in value if name not in info.columns)
+        raise SchemaMismatchError(
+            f"the row has {unknown[:200]}, which topic {info.delay_of or info.name!r} has not; its columns are {', '.join(sorted(info.columns))[:300]}"
+        )
     return 16 * len(value) + sum(len(v) if isinstance(v, (bytes, str, list, tuple)) else 8 for v in value.values())
 
 

@@ -9,7 +9,7 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from tailrace.batch_header import checksum_seed
-from tailrace.delays import delay_log_name
+from tailrace.delays import DELAY_COLUMNS, delay_log_name
 from tailrace.errors import MalformedRequestError, UnknownTopicError
 from tailrace.protocol.errors import ErrorCode
 
@@ -31,6 +31,7 @@ class TopicInfo:
         self.partitions: list[dict[str, int]] = described["partitions"]
         self.seeds = [checksum_seed(self.topic_id, p) for p in range(len(self.partitions))]
         self._schema: pa.Schema | None = None
+        self._columns: frozenset[str] | None = None
         self.delay_of = delay_of
         """Of a delay log: the topic's name."""
         self.delay_log: TopicInfo | None = None
@@ -45,6 +46,13 @@ class TopicInfo:
 
             self._schema = from_message(self.schema_message)
         return self._schema
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns that a row of a typed topic may have; of a delay log, those of its topic."""
+        if self._columns is None:
+            self._columns = frozenset(self.schema.names).difference(DELAY_COLUMNS if self.delay_of else ())
+        return self._columns
 
 
 def topics_from_metadata(answer: dict[str, Any], *wanted: str) -> dict[str, TopicInfo]:

@@ -12,9 +12,16 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from tailrace.errors import InvalidRecordError, TailraceError
+from tailrace.errors import InvalidRecordError, RecordTooLargeError, SchemaMismatchError, TailraceError
 from tailrace.producer import Producer
+from tailrace.protocol.errors import ErrorCode
 from tailrace.topics import TopicInfo
+
+
+class BadLineError(TailraceError):
+    """A line that cannot be a record of this topic."""
+
+    default_code = ErrorCode.INVALID_RECORD
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +58,12 @@ def send_lines(producer: Producer, info: TopicInfo, lines: Iterable[bytes], opti
         text = line.rstrip(b"\r\n")
         try:
             _send(producer, info, text, number, options, sent)
-        except InvalidRecordError as error:
+        except BadLineError as error:
             if options.bad_to is not None:
                 options.bad_to.write(line)
             if sent.skipped >= options.skip_bad:
                 producer.flush()
-                raise InvalidRecordError(f"{error.detail}; {_told(sent, number - 1)}") from None
+                raise BadLineError(f"{error.detail}; {_told(sent, number - 1)}", error.code) from None
             sent.skipped += 1
     producer.flush()
     if sent.failures:
@@ -75,13 +82,13 @@ def _send(producer: Producer, info: TopicInfo, text: bytes, number: int, options
     if options.key_separator is not None:
         key, found, text = text.partition(options.key_separator.encode())
         if not found:
-            raise InvalidRecordError(f"line {number} has no {options.key_separator!r} between key and value")
+            raise BadLineError(f"line {number} has no {options.key_separator!r} between key and value")
     value: Any = text
     if info.typed:
         try:
             value = orjson.loads(text)
         except orjson.JSONDecodeError as error:
-            raise InvalidRecordError(f"line {number} is no JSON object, which a typed topic needs: {error}") from None
+            raise BadLineError(f"line {number} is no JSON object, which a typed topic needs: {error}") from None
 
     def on_delivery(_metadata: object, error: TailraceError | None) -> None:
         if error is None:
@@ -94,5 +101,5 @@ def _send(producer: Producer, info: TopicInfo, text: bytes, number: int, options
             info.name, value, key, headers=list(options.headers) or None, partition=options.partition, timestamp=options.timestamp,
             deliver_at=options.due, on_delivery=on_delivery,
         )  # fmt: skip
-    except InvalidRecordError as error:
-        raise InvalidRecordError(f"line {number}: {error.detail}") from None
+    except (InvalidRecordError, SchemaMismatchError, RecordTooLargeError) as error:
+        raise BadLineError(f"line {number}: {error.detail}", error.code) from None

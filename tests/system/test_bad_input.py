@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import pathlib
 import random
@@ -123,6 +124,17 @@ def test_a_row_of_a_wrong_type_fails_its_handle_and_not_the_next_one(appliance: 
         assert producer.send(topic, {"a": 1}).result(10).offset == 0
         with pytest.raises(InvalidRecordError, match="must be a dict"):
             producer.send(topic, b"bytes")
+
+
+def test_a_row_with_a_column_that_the_topic_has_not_is_refused_and_names_it(appliance: EmbeddedAppliance, topic: str) -> None:
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(topic, schema=pa.schema([("a", pa.int32()), ("b", pa.string())]), configs={"delay.enabled": True})])
+    with Producer(appliance.address) as producer:
+        for deliver_after in (None, dt.timedelta(hours=1)):
+            with pytest.raises(SchemaMismatchError, match=f"'c', which topic '{topic}' has not; its columns are a, b") as caught:
+                producer.send(topic, {"a": 1, "c": 2}, deliver_after=deliver_after)
+            says_what_to_do(caught.value)
+        assert producer.send(topic, {"a": 1}).result(10).offset == 0
 
 
 def test_a_frame_that_does_not_match_the_schema(appliance: EmbeddedAppliance, topic: str) -> None:
