@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterable
 
 from appliance.catalog import Catalog, CatalogVersionError, error_kind
-from appliance.partition_survey import LiveSlot, SurveyError, partition_directories, restored_topics, survey
+from appliance.partition_survey import LiveSlot, SurveyError, partition_directories, restored_topics, says_it_is, survey
 from shm.layout import SlotState
 from shm.partition_table import PartitionTable
 from tailrace.data_directory import CATALOG_FILE
@@ -54,6 +54,7 @@ def open_catalog(directories: list[tuple[str, str]], slot_count: int, live: Iter
     try:
         try:
             catalog = _open_file(path, slot_count)
+            _check_age(catalog, [directory for _, directory in directories])
         except _DamagedError as reason:
             _rebuild(path, str(reason), directories, slot_count, list(live), now_us)
             catalog = _open_file(path, slot_count)
@@ -75,14 +76,29 @@ def open_catalog(directories: list[tuple[str, str]], slot_count: int, live: Iter
         raise CatalogUnusableError(f"{error.filename or path}: {error.strerror}; make it readable and writable for this user") from None
 
 
-def _say_what_it_does_not_know(catalog: Catalog, data_dirs: list[str]) -> None:
-    """A database from a backup may be older than the directories beside it."""
+def _unknown_directories(catalog: Catalog, data_dirs: list[str]) -> list[tuple[str, str]]:
+    """(name, path) of what has a partition's name and file, and is none of the catalog's."""
     known = {f"{topic.name}-{row.partition}" for topic in catalog.topics() for row in topic.partitions}
-    unknown = [path for name, path in partition_directories(data_dirs) if name not in known]
+    return [(name, path) for name, path in partition_directories(data_dirs) if name not in known]
+
+
+def _check_age(catalog: Catalog, data_dirs: list[str]) -> None:
+    """A topic is in the catalog before its directories are made, and until they are gone. So partitions that it does not know and that say themselves that
+    they belong here tell that it is older than they are: its log of changes was lost, or it is from a backup. Raises _DamagedError.
+    """
+    unknown = [path for name, path in _unknown_directories(catalog, data_dirs) if says_it_is(path, name)]
+    if unknown:
+        catalog.close()
+        raise _DamagedError(f"it is older than {len(unknown)} partitions that are here, such as {unknown[0]}")
+
+
+def _say_what_it_does_not_know(catalog: Catalog, data_dirs: list[str]) -> None:
+    """What somebody has put there."""
+    unknown = [path for _, path in _unknown_directories(catalog, data_dirs)]
     if unknown:
         logger.warning(
             "directories_of_no_topic count=%d first=%r advice=%r", len(unknown), unknown[0],
-            f"the catalog is older than they are, or they were copied there; to have it made again from all directories, move {CATALOG_FILE} away",
+            "they were copied or renamed there, or are of an older version: move them away",
         )  # fmt: skip
 
 

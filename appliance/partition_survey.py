@@ -87,6 +87,12 @@ def partition_directories(data_dirs: list[str]) -> list[tuple[str, str]]:
     ]
 
 
+def says_it_is(path: str, name: str) -> bool:
+    """Whether a directory's own file says that it is the partition that it is named as, and of what topic. Raises OSError."""
+    file = _look(path, "", 0, 0).file
+    return file is not None and file.decision is not None and f"{file.topic}-{file.partition}" == name
+
+
 def _look(path: str, topic: str, partition: int, data_dir: int) -> FoundPartition:
     file = None
     try:

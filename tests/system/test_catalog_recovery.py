@@ -20,7 +20,7 @@ from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.errors import NotReachableError, TailraceError, UnknownTopicError
 from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.private_appliance import EmbeddedAppliance, embedded, start_embedded
-from tests.kit.processes import kill_and_wait_for_successor, wait_until
+from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 
 DATABASE = "coordinator.db"
 RECORDS = 20
@@ -295,10 +295,11 @@ def test_files_of_an_older_build_are_restored_to_keep_everything(copy: tuple[pat
     running = start(directory)
     try:
         with Admin(running.address) as admin:
+            partitions = {name: topic["partitions"] for name, topic in expected.items()}
+            wait_until(
+                lambda: {name: t["partitions"] for name, t in described(admin).items()} == partitions, "all logs are open as they were"
+            )
             found = described(admin)
-            assert {name: topic["partitions"] for name, topic in found.items()} == {
-                name: topic["partitions"] for name, topic in expected.items()
-            }
             assert {name: (topic["typed"], topic["schema"]) for name, topic in found.items()} == {
                 name: (topic["typed"], topic["schema"]) for name, topic in expected.items()
             }
@@ -308,7 +309,7 @@ def test_files_of_an_older_build_are_restored_to_keep_everything(copy: tuple[pat
         assert running.stop() == 0
 
 
-def test_directories_that_a_catalog_from_a_backup_does_not_know_are_named(tmp_path: pathlib.Path) -> None:
+def test_a_catalog_that_is_older_than_the_partitions_beside_it_is_made_again_from_them(tmp_path: pathlib.Path) -> None:
     directory = tmp_path / "data"
     with embedded(data_dir=str(directory), auto_create_topics=False) as running, Admin(running.address) as admin:
         admin.create_topics([NewTopic("old"), NewTopic("new", 2)])
@@ -317,11 +318,31 @@ def test_directories_that_a_catalog_from_a_backup_does_not_know_are_named(tmp_pa
     db.execute("DELETE FROM topics WHERE name = 'new'")
     db.commit()
     db.close()
+    shutil.copytree(directory / "old-0", directory / "copied-0")
     with embedded(data_dir=str(directory), auto_create_topics=False) as running, Admin(running.address) as admin:
-        assert admin.list_topics() == ["old"]
+        assert admin.list_topics() == ["new", "old"]
         said = pathlib.Path(running.log_path).read_text()
-        assert "directories_of_no_topic count=2" in said
-        assert str(directory / "new-0") in said
+        assert "it is older than 2 partitions that are here" in said
+        assert f"directories_of_no_topic count=1 first='{directory}/copied-0'" in said, "what was copied there is none"
+
+
+def test_a_log_of_changes_that_is_lost_behind_a_kill_loses_no_topic_and_no_batch(tmp_path: pathlib.Path) -> None:
+    directory = tmp_path / "data"
+    running = start_embedded(data_dir=str(directory), auto_create_topics=False)
+    with Admin(running.address) as admin:
+        admin.create_topics([NewTopic("orders")])
+    os.kill(children(running)["tr-flusher-0"], signal.SIGSTOP)
+    with Producer(running.address, acks=1) as producer:
+        producer.send("orders", b"in memory").result(10)
+    os.kill(running.pid, signal.SIGKILL)
+    running.stop()
+    wait_until(lambda: not children(running), "the children have died")
+    (directory / f"{DATABASE}-wal").write_bytes(b"")
+    with (
+        embedded(data_dir=str(directory), auto_create_topics=False) as again,
+        Consumer("orders", bootstrap=again.address, auto_offset_reset="earliest") as consumer,
+    ):
+        assert [record.value for record in consumer.poll(10_000)] == [b"in memory"]
 
 
 def coordinator_of(running: EmbeddedAppliance) -> psutil.Process:
