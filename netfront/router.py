@@ -186,12 +186,16 @@ class Router:
         buffer = data.obj
         assert isinstance(buffer, bytearray)
         peer = self._peers.by_identity.get(identity)
-        if peer is None or len(data) < COPY_BELOW_BYTES:
-            sent = self.try_send(identity, [*frames, data])
+        marked = peer is not None and self._peers.wants_mark(peer, sum(map(len, frames)) + len(data) + MESSAGE_COST_BYTES)
+        if peer is not None and (marked or len(data) >= COPY_BELOW_BYTES):
+            return self._send_marked(peer, [identity, *frames], data, buffer)  # libzmq sends from the buffer: it is free at its mark
+        try:
+            self.socket.send_multipart([identity, *frames, data], _NOBLOCK)  # libzmq copies: the buffer is free now
+        except zmq.ZMQError:
+            return False
+        finally:
             self._give_back(buffer)
-            return sent
-        self._peers.wants_mark(peer, sum(map(len, frames)) + len(data) + MESSAGE_COST_BYTES)
-        return self._send_marked(peer, [identity, *frames], data, buffer)
+        return True
 
     def _send_marked(self, peer: Peer, frames: Sequence[Readable], last: Readable, buffer: bytearray | None) -> bool:
         """Send `frames` and `last`, of which libzmq tells when it lets go of it; False, and the peer is closed, when too much waits for it already."""

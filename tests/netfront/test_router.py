@@ -1,0 +1,53 @@
+"""The real socket of a front: what a client is sent, it gets, whichever buffer it was sent from and however late it takes it."""
+
+from __future__ import annotations
+
+import pytest
+import zmq
+
+from netfront.credits import Credit
+from netfront.peers import MARK_BYTES, Limits
+from netfront.router import COPY_BELOW_BYTES, Router
+
+MIB = 1 << 20
+LIMITS = Limits(
+    connections_max=10, unshaken_peer_max=MIB, unshaken_max=2 * MIB, untaken_max=8 * MIB, unsent_max=64 * MIB, memory_growth_max=512 * MIB
+)
+CLIENTS = 4
+ANSWERS = 64
+
+
+@pytest.mark.parametrize("size", [COPY_BELOW_BYTES // 16, COPY_BELOW_BYTES - 1, COPY_BELOW_BYTES, 3 * MARK_BYTES])
+def test_answers_that_are_taken_late_are_not_overwritten_by_those_of_others(size: int) -> None:
+    router = Router(["tcp://127.0.0.1:*"], MIB, LIMITS)
+    context = zmq.Context()
+    clients = []
+    identities = []
+    for _ in range(CLIENTS):
+        client = context.socket(zmq.DEALER)
+        client.setsockopt(zmq.RCVHWM, 1)
+        client.setsockopt(zmq.RCVTIMEO, 30_000)
+        client.connect(f"tcp://127.0.0.1:{router.port}")
+        client.send(b"hello")
+        assert router.socket.poll(30_000)
+        received = router.try_receive()
+        assert received is not None
+        router.shaken(received[0], Credit())
+        clients.append(client)
+        identities.append(received[0])
+    try:
+        for answer in range(ANSWERS):
+            for number, identity in enumerate(identities):
+                data = memoryview(router.new_buffer(size))[:size]
+                data[:] = bytes([answer * CLIENTS + number & 0xFF]) * size
+                assert router.try_send_buffer(identity, [b"head"], data)
+        for number, client in enumerate(clients):
+            for answer in range(ANSWERS):
+                head, body = client.recv_multipart()
+                assert head == b"head"
+                assert body == bytes([answer * CLIENTS + number & 0xFF]) * size
+    finally:
+        for client in clients:
+            client.close(0)
+        context.term()
+        router.close()
