@@ -74,7 +74,8 @@ class PartitionCursor:
         self.refusals += 1
 
     def drop_buffered(self, error: TailraceError) -> None:
-        """What is buffered begins with something that cannot be read."""
+        """What is buffered begins with something that cannot be read; what was asked for behind it is not wanted any more."""
+        self.version += 1
         self.buffered.clear()
         self.buffered_bytes = 0
         self.error = error
@@ -96,6 +97,8 @@ class PartitionCursor:
                 # What the header says of its length in offsets counts only if the header itself is intact.
                 intact = header_is_intact(data, self.info.seeds[self.key.partition])
                 raise corrupt_error(self.key, self.position, next_offset if intact else None, error.detail) from None
+            if self.position is not None and header.base_offset > self.position:
+                raise corrupt_error(self.key, self.position, header.base_offset, "the batch that holds it did not come")
             self.buffered.popleft()
             self.buffered_bytes -= len(data)
             position = header.base_offset if self.position is None else self.position

@@ -6,16 +6,20 @@ Invariants: nothing is skipped in silence; whatever ends the sending, the error 
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import orjson
 
+from tailrace.arrow_batch import rows_from_dicts
 from tailrace.errors import InvalidRecordError, RecordTooLargeError, SchemaMismatchError, TailraceError
 from tailrace.producer import Producer
 from tailrace.protocol.errors import ErrorCode
 from tailrace.topics import TopicInfo
+
+CALLBACKS_TIMEOUT_S = 30.0
 
 
 class BadLineError(TailraceError):
@@ -48,6 +52,22 @@ class Sent:
     skipped: int = 0
     failures: list[tuple[int, TailraceError]] = field(default_factory=list)
     """(line number, error) of records that were sent and not acknowledged."""
+    sent: int = 0
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def note(self, number: int, error: TailraceError | None) -> None:
+        """A record's fate; from whichever thread the producer calls."""
+        with self._changed:
+            if error is None:
+                self.acknowledged += 1
+            else:
+                self.failures.append((number, error))
+            self._changed.notify()
+
+    def wait(self) -> None:
+        """Until the fate of all that was sent is noted: a flush returns when it is known, and the callbacks come a moment later."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.acknowledged + len(self.failures) >= self.sent, CALLBACKS_TIMEOUT_S)
 
 
 def send_lines(producer: Producer, info: TopicInfo, lines: Iterable[bytes], options: LineOptions) -> Sent:
@@ -63,9 +83,11 @@ def send_lines(producer: Producer, info: TopicInfo, lines: Iterable[bytes], opti
                 options.bad_to.write(line)
             if sent.skipped >= options.skip_bad:
                 producer.flush()
+                sent.wait()
                 raise BadLineError(f"{error.detail}; {_told(sent, number - 1)}", error.code) from None
             sent.skipped += 1
     producer.flush()
+    sent.wait()
     if sent.failures:
         line_number, first = min(sent.failures, key=lambda failure: failure[0])
         raise TailraceError(f"line {line_number}: {first.detail}; of all {number} lines {sent.acknowledged} are acknowledged", first.code)
@@ -90,16 +112,13 @@ def _send(producer: Producer, info: TopicInfo, text: bytes, number: int, options
         except orjson.JSONDecodeError as error:
             raise BadLineError(f"line {number} is no JSON object, which a typed topic needs: {error}") from None
 
-    def on_delivery(_metadata: object, error: TailraceError | None) -> None:
-        if error is None:
-            sent.acknowledged += 1
-        else:
-            sent.failures.append((number, error))
-
     try:
+        if info.typed and isinstance(value, dict):
+            rows_from_dicts([value], info.schema)  # a batch with one row that does not fit would fail as a whole
         producer.send(
             info.name, value, key, headers=list(options.headers) or None, partition=options.partition, timestamp=options.timestamp,
-            deliver_at=options.due, on_delivery=on_delivery,
+            deliver_at=options.due, on_delivery=lambda _metadata, error: sent.note(number, error),
         )  # fmt: skip
+        sent.sent += 1
     except (InvalidRecordError, SchemaMismatchError, RecordTooLargeError) as error:
         raise BadLineError(f"line {number}: {error.detail}", error.code) from None

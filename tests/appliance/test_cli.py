@@ -199,10 +199,10 @@ def test_bad_lines_are_left_out_up_to_a_number_and_kept_in_a_file(appliance: Emb
     (tmp_path / "schema.csv").write_text("a,b\n1,x\n")
     run(appliance, "topic", "create", topic, "--schema", str(tmp_path / "schema.csv"))
     rejected = tmp_path / "rejected.jsonl"
-    lines = b'{"a": 1, "b": "x"}\ntext\n{"a": 2, "b": "y"}\n{"z": 5}\n'
-    done = run(appliance, "produce", topic, "--skip-bad", "2", "--bad-to", str(rejected), "--json", stdin=lines)
-    assert (json.loads(done.stdout)["records"], json.loads(done.stdout)["skipped"]) == (2, 2)
-    assert rejected.read_bytes() == b'text\n{"z": 5}\n'
+    lines = b'{"a": 1, "b": "x"}\ntext\n{"a": 2, "b": "y"}\n{"z": 5}\n{"a": "word", "b": "y"}\n'
+    done = run(appliance, "produce", topic, "--skip-bad", "3", "--bad-to", str(rejected), "--json", stdin=lines)
+    assert (json.loads(done.stdout)["records"], json.loads(done.stdout)["skipped"]) == (2, 3)
+    assert rejected.read_bytes() == b'text\n{"z": 5}\n{"a": "word", "b": "y"}\n'
     assert b"1 skipped" in run(appliance, "produce", topic, "--skip-bad", "1", stdin=lines, status=1).stderr
 
 

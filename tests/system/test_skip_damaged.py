@@ -101,6 +101,36 @@ def test_a_damaged_length_hides_what_follows_up_to_the_next_index_entry_and_no_m
         assert running.stop() == 0
 
 
+def read_on(consumer: Consumer, arrow: bool, offsets: list[int]) -> None:
+    """Read until something raises, adding what came to `offsets`."""
+    while True:
+        if arrow:
+            offsets += [n for batch in consumer.poll_arrow(5_000) for n in batch.offsets.to_pylist()]
+        else:
+            offsets += [record.offset for record in consumer.poll(5_000)]
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+def test_what_was_asked_for_ahead_does_not_carry_a_reader_over_damage(tmp_path: pathlib.Path, topic: str, arrow: bool) -> None:
+    fill(tmp_path, topic)
+    damage(tmp_path, topic, [5], "body")
+    running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
+    try:
+        for _ in range(5):
+            offsets: list[int] = []
+            with Consumer(
+                topic, bootstrap=running.address, auto_offset_reset="earliest", max_partition_fetch_bytes=1024, max_poll_records=1
+            ) as consumer:
+                with pytest.raises(CorruptBatchError) as caught:
+                    read_on(consumer, arrow, offsets)
+                assert offsets == list(range(5 * PER_BATCH))
+                assert (caught.value.first_offset, caught.value.next_offset) == (5 * PER_BATCH, 6 * PER_BATCH)
+                with pytest.raises(CorruptBatchError):
+                    consumer.poll(1_000)  # it stays there until it is told to go on
+    finally:
+        assert running.stop() == 0
+
+
 def intact_end(running: EmbeddedAppliance, topic: str) -> bool:
     key = TopicPartition(topic, 0)
     with Consumer(bootstrap=running.address) as consumer:
