@@ -137,6 +137,11 @@ class Catalog:
         return "" if row is None or row[0] == "ok" else str(row[0])
 
     @property
+    def slots_needed(self) -> int:
+        """One more than the highest slot that a partition has."""
+        return max(self._slots, default=-1) + 1
+
+    @property
     def database(self) -> sqlite3.Connection:
         """For what lies beside topics in the same database (`appliance.leases`)."""
         return self._db

@@ -58,6 +58,12 @@ def open_catalog(directories: list[tuple[str, str]], slot_count: int, live: Iter
         except _DamagedError as reason:
             _rebuild(path, str(reason), directories, slot_count, list(live), now_us)
             catalog = _open_file(path, slot_count)
+        if catalog.slots_needed > slot_count:
+            catalog.close()
+            raise CatalogUnusableError(
+                f"slots is {slot_count}, and the partitions that exist need {catalog.slots_needed}; set it to that or more (a deleted partition's slot is"
+                " used again: the number of partitions may be smaller)."
+            )
         numbers = catalog.register_dirs(directories)
         _say_what_it_does_not_know(catalog, [directory for _, directory in directories])
         return catalog, numbers

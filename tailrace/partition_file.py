@@ -111,16 +111,19 @@ class PartitionFile:
 
     @classmethod
     def decode(cls, data: bytes) -> PartitionFile | None:
-        """None when damaged."""
+        """None when damaged, or when it is another file that has a fitting checksum."""
         fields = checked_json.decode(data)
-        if fields is None or fields.pop("format") not in READ_VERSIONS:
+        if fields is None or fields.pop("format", None) not in READ_VERSIONS:
             return None
-        fields["topic_id"] = bytes.fromhex(fields["topic_id"])
-        fields["schemas"] = {int(number): _schema(message) for number, message in fields["schemas"].items()}
-        fields["epochs"] = [Epoch(*epoch) for epoch in fields["epochs"]]
-        fields["damage"] = [Damage(*damage) for damage in fields["damage"]]
-        fields["decision"] = Decision(**fields["decision"]) if fields.get("decision") else None
-        return cls(**fields)
+        try:
+            fields["topic_id"] = bytes.fromhex(fields["topic_id"])
+            fields["schemas"] = {int(number): _schema(message) for number, message in fields["schemas"].items()}
+            fields["epochs"] = [Epoch(*epoch) for epoch in fields["epochs"]]
+            fields["damage"] = [Damage(*damage) for damage in fields["damage"]]
+            fields["decision"] = Decision(**fields["decision"]) if fields.get("decision") else None
+            return cls(**fields)
+        except (KeyError, TypeError, ValueError, AttributeError):  # its checksum fits, but it is another file under this name
+            return None
 
 
 @lru_cache(maxsize=SHARED_COUNT)

@@ -386,3 +386,20 @@ def test_an_end_of_a_change_that_cannot_be_noted_is_noted_when_it_can(tmp_path: 
         wait_until(lambda: "slow" in admin.list_topics(), "it is tried again")
         with Producer(running.address, acks="all") as producer:
             assert producer.send("slow", b"x").result(20).offset == 0
+
+
+def test_fewer_slots_than_partitions_use_are_refused_with_the_number_to_set(tmp_path: pathlib.Path) -> None:
+    running = start(tmp_path)
+    try:
+        with Admin(running.address) as admin:
+            admin.create_topics([NewTopic("wide", 20)])
+    finally:
+        assert running.stop() == 0
+    with pytest.raises(NotReachableError, match="slots is 16, and the partitions that exist need 20"):
+        start(tmp_path, slots=16)
+    running = start(tmp_path, slots=20)
+    try:
+        with Admin(running.address) as admin:
+            assert len(admin.topic_info(["wide"])["wide"].partitions) == 20
+    finally:
+        assert running.stop() == 0

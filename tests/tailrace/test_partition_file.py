@@ -37,3 +37,12 @@ def test_versions(version: int, is_read: bool) -> None:
     if found is not None:
         assert found.decision is None
         assert asdict(found) == {**asdict(FILE), "decision": None}
+
+
+def test_another_checked_file_under_its_name_is_known_as_damage() -> None:
+    fields = checked_json.decode(FILE.encode())
+    assert fields is not None
+    assert PartitionFile.decode(checked_json.encode({"offset": 7})) is None
+    for name in set(fields) - {"decision", "run_id"}:
+        assert PartitionFile.decode(checked_json.encode({**fields, name: [1]})) != FILE
+        PartitionFile.decode(checked_json.encode({key: value for key, value in fields.items() if key != name}))
