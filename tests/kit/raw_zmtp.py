@@ -6,6 +6,7 @@ Nothing here waits longer than `TIMEOUT_S`; sending answers False when the other
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import struct
@@ -56,8 +57,9 @@ class RawPeer:
             self.socket.connect(rest)
         else:
             host, _, port = rest.rpartition(":")
-            self.socket.connect((host, int(port)))
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # accepted and closed at once: `send` tells
+                self.socket.connect((host, int(port)))
         self._received = bytearray()
 
     def __enter__(self) -> Self:
