@@ -13,13 +13,14 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from tailrace.delays import delay_log_name
 from tailrace.errors import DiskFullError, InvalidSchemaError, StorageError
 
 SCHEMA_VERSION = 3
@@ -75,6 +76,12 @@ class Topic:
 
 class MissingDirectoryError(RuntimeError):
     """A data directory that holds partitions is not configured."""
+
+
+def delay_log_of(topic: Topic, topics: Mapping[str, Topic]) -> Topic | None:
+    """The topic that holds its delayed records. One of that name may also be left of a topic that had the name before, and is still being deleted."""
+    found = topics.get(delay_log_name(topic.name))
+    return found if found is not None and found.delay_of == topic.topic_id else None
 
 
 class CatalogFullError(RuntimeError):

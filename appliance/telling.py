@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from appliance import topic_settings
-from appliance.catalog import PartitionRow, Topic
+from appliance.catalog import PartitionRow, Topic, delay_log_of
 from appliance.dedicated_workers import DedicatedWorkers
 from shm.assignments import REPLAY, Assignment, LaneKind
 from shm.control import ProcessSlot
@@ -21,7 +21,7 @@ from shm.doorbell import Doorbell
 from shm.lane import LaneWriter
 from shm.layout import ProcessWord, Role
 from shm.partition_table import PartitionTable
-from tailrace.delays import DELAY_SUFFIX, delay_log_name
+from tailrace.delays import DELAY_SUFFIX
 from tailrace.protocol.errors import ErrorCode
 
 _READERS = (Role.FRONT, Role.SCHEDULER)
@@ -244,7 +244,7 @@ class Telling:
     # ---- assignments -----------------------------------------------------------------------------------------------------------------
 
     def _assignments(self, topic: Topic, *, revive: bool = False) -> list[Assignment]:
-        delay_log = self._topics.get(delay_log_name(topic.name))
+        delay_log = delay_log_of(topic, self._topics)
         sizes = self._sizes
         settings = topic_settings.complete(topic.given, ring_bytes=sizes.ring_bytes, lane_bytes=sizes.lane_bytes)
         return [

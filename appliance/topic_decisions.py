@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from appliance import topic_settings
-from appliance.catalog import Catalog, PartitionRow, Topic
+from appliance.catalog import Catalog, PartitionRow, Topic, delay_log_of
 from appliance.dedicated_workers import DedicatedWorkers
 from appliance.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
 from shm.partition_table import PartitionState
@@ -118,6 +118,8 @@ class TopicDecisions:
         """
         if len(name) > topic_settings.DELAY_NAME_MAX:
             raise InvalidTopicNameError(f"a topic with delays has a name of at most {topic_settings.DELAY_NAME_MAX} characters")
+        if delay_log_name(name) in self._topics:
+            raise TopicExistsError(f"delayed records of a topic {name!r} that was deleted are still being removed; try again in a moment")
         if schema == DEFAULT_SCHEMA_MESSAGE:
             return DEFAULT_DELAY_SCHEMA_MESSAGE
         if item.get("delay_schema") is None:
@@ -176,10 +178,7 @@ class TopicDecisions:
         if validate_only:
             return []
         with self._catalog.together():
-            return [self._catalog.mark_deleting(each) for each in (topic, self._delay_log_of(topic)) if each is not None]
-
-    def _delay_log_of(self, topic: Topic) -> Topic | None:
-        return self._topics.get(delay_log_name(topic.name))
+            return [self._catalog.mark_deleting(each) for each in (topic, delay_log_of(topic, self._topics)) if each is not None]
 
     def alter(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
         topic = self.existing(item)
@@ -197,7 +196,7 @@ class TopicDecisions:
         topic_settings.complete(given, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
         if dedicated:
             self._dedicated.check_room(partitions - len(topic.partitions))
-        delay_log = self._delay_log_of(topic)
+        delay_log = delay_log_of(topic, self._topics)
         needs_log = delay_log is None and given.get("delay.enabled")
         delay_schema = self._checked_delay_schema(topic.name, item, topic.schema) if needs_log else b""
         if validate_only:

@@ -61,6 +61,15 @@ class World:
         payload = orjson.dumps({"topics": [{"name": name} for name in names]})
         self.changes.take(Requester(0, 1, 1), Api.CREATE_TOPICS, payload, now_ns)
 
+    def change(self, api: Api, entry: dict[str, Any]) -> dict[str, Any]:
+        """The result of a request of one entry."""
+        self.changes.take(Requester(0, 1, 1), api, orjson.dumps({"topics": [entry]}), 0)
+        self.run()
+        code, answer = self.answers.pop()
+        assert code is ErrorCode.OK
+        result: dict[str, Any] = answer["results"][0]
+        return result
+
     def run(self) -> int:
         """Steps until nothing waits; how many."""
         count = 0
@@ -115,3 +124,20 @@ def test_a_large_request_is_decided_a_few_at_a_time_and_before_what_came_later(t
     assert world.run() >= 4
     assert [result["code"] for result in world.answers[0][1]["results"]] == [0] * len(names)
     assert world.answers[1][1]["results"][0]["code"] == ErrorCode.TOPIC_EXISTS
+
+
+def test_the_delay_log_of_a_topic_that_had_the_name_before_is_left_to_its_deletion(tmp_path: pathlib.Path) -> None:
+    world = World(tmp_path)
+    assert world.change(Api.CREATE_TOPICS, {"name": "later", "configs": {"delay.enabled": True}})["code"] == 0
+    world.catalog.forget(world.topics.pop("later").topic_id)
+    (name,) = world.topics
+    log = world.topics[name] = world.catalog.mark_deleting(world.topics[name])
+    refused = world.change(Api.CREATE_TOPICS, {"name": "later", "configs": {"delay.enabled": True}})
+    assert (refused["code"], "try again" in refused["message"]) == (ErrorCode.TOPIC_EXISTS, True)
+    assert world.change(Api.CREATE_TOPICS, {"name": "later"})["code"] == 0
+    assert world.change(Api.ALTER_TOPICS, {"name": "later", "partitions": 3})["code"] == 0
+    refused = world.change(Api.ALTER_TOPICS, {"name": "later", "configs": {"delay.enabled": True}})
+    assert refused["code"] == ErrorCode.TOPIC_EXISTS
+    assert world.change(Api.DELETE_TOPICS, {"name": "later"})["code"] == 0
+    assert world.catalog.topics() == [log]
+    assert world.failures == []
