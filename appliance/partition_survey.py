@@ -96,10 +96,10 @@ def says_it_is(path: str, name: str) -> bool:
 def _look(path: str, topic: str, partition: int, data_dir: int) -> FoundPartition:
     file = None
     try:
-        fd = os.open(f"{path}/{PARTITION_FILE}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(f"{path}/{PARTITION_FILE}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as opened:
             file = PartitionFile.decode(opened.read())
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
+    except FileNotFoundError:
         pass  # as if it were damaged
     head = max((len(message) for message in file.schemas.values()), default=0) if file is not None else 0
     with os.scandir(path) as entries:

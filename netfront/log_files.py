@@ -28,7 +28,7 @@ class DiskLogFiles:
         self._nowait = os.RWF_NOWAIT
 
     def open_for_read(self, path: str) -> int:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in its place is an error, not a wait
 
     def close(self, fd: int) -> None:
         os.close(fd)

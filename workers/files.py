@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -48,14 +49,22 @@ class Files(Protocol):
     def allocate(self, path: str, size: int) -> None: ...
 
 
+def _plain(fd: int, path: str) -> int:
+    """`fd` of a plain file. Raises OSError, with the path, for anything else: its first read or write would fail, and not say where."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no plain file", path)
+    return fd
+
+
 class DiskFiles:
     """The real thing."""
 
     def open_for_write(self, path: str, *, exclusive: bool = False) -> int:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_EXCL if exclusive else 0), 0o600)
+        return _plain(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_EXCL if exclusive else 0), 0o600), path)
 
     def open_for_read(self, path: str) -> int:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return _plain(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path)  # a pipe would wait for a writer
 
     def close(self, fd: int) -> None:
         os.close(fd)

@@ -1,0 +1,78 @@
+"""A partition one of whose files is no file: it alone is out of service, the log names the file, and nothing is lost when the file is back."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+from tailrace import Admin, Consumer, NewTopic, Producer
+from tailrace.errors import TailraceError
+from tailrace.private_appliance import start_embedded
+
+RECORDS = 20
+SEGMENT = f"{0:020}.arrow"
+INDEX = f"{0:020}.index"
+
+
+def a_link(path: pathlib.Path) -> None:
+    path.symlink_to("/etc/hostname")
+
+
+def produce(address: str, topic: str, first: int) -> None:
+    with Producer(address, acks="all", delivery_timeout_ms=10_000) as producer:
+        for handle in [producer.send(topic, b"%d" % number) for number in range(first, first + RECORDS)]:
+            handle.result(20)
+
+
+def read(address: str, topic: str, count: int) -> list[int]:
+    found: list[int] = []
+    with Consumer(topic, bootstrap=address, auto_offset_reset="earliest") as consumer:
+        while len(found) < count:
+            found += [int(record.value) for record in consumer.poll(10_000)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "replace"),
+    [
+        (SEGMENT, os.mkdir), (SEGMENT, os.mkfifo), (SEGMENT, a_link),
+        (INDEX, os.mkdir), (INDEX, os.mkfifo), (INDEX, a_link),
+        ("partition.json", os.mkdir), ("partition.json", os.mkfifo),  # a link there is damage: the file is made again in its place
+    ],
+)  # fmt: skip
+def test_a_file_that_is_none_stops_its_partition_alone_until_it_is_back(
+    tmp_path: pathlib.Path, name: str, replace: Callable[[pathlib.Path], None]
+) -> None:
+    running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
+    with Admin(running.address) as admin:
+        admin.create_topics([NewTopic("odd", 1), NewTopic("sound", 1)])
+    for topic in ("odd", "sound"):
+        produce(running.address, topic, 0)
+    assert running.stop() == 0
+
+    odd = tmp_path / "odd-0" / name
+    odd.rename(tmp_path / "kept")
+    replace(odd)
+    running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
+    try:
+        assert read(running.address, "sound", RECORDS) == list(range(RECORDS))
+        produce(running.address, "sound", RECORDS)
+        with pytest.raises(TailraceError):
+            produce(running.address, "odd", RECORDS)
+        lines = [line for line in (tmp_path / "tailrace.log").read_text().splitlines() if "log_open_failed" in line]
+        assert any(str(odd) in line and "tailrace topic online odd" in line for line in lines), lines
+
+        if odd.is_dir() and not odd.is_symlink():
+            odd.rmdir()
+        else:
+            odd.unlink()
+        (tmp_path / "kept").rename(odd)
+        with Admin(running.address) as admin:
+            admin.bring_online("odd")
+        produce(running.address, "odd", RECORDS)
+        assert read(running.address, "odd", 2 * RECORDS) == list(range(2 * RECORDS))
+    finally:
+        assert running.stop() == 0
