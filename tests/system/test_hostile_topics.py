@@ -16,6 +16,7 @@ import pytest
 from appliance.changes import CHANGES_MAX, ENTRIES_MAX, OFFSETS_MAX
 from appliance.topic_decisions import SCHEMA_MAX_BYTES
 from appliance.topic_settings import DELAY_NAME_MAX, NAME_MAX
+from netfront.deciders import SESSION_REQUESTS_MAX
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.connection import Connection
 from tailrace.errors import InvalidTopicNameError, TailraceError
@@ -211,9 +212,10 @@ def test_the_longest_names_are_made_used_deleted_and_made_again(
 def test_more_changes_at_once_than_a_front_may_have_are_asked_to_come_again(connection: Connection, topic: str) -> None:
     """Pipelined, each of many entries, so that they are under way together."""
     ask(connection, Api.DESCRIBE_CLUSTER, {})
-    payload = orjson.dumps({"topics": [{"name": "no such topic"}] * 200})
+    payload = orjson.dumps({"topics": [{"name": "no such topic"}] * ENTRIES_MAX})
     codes: list[ErrorCode] = []
-    count = 3 * CHANGES_MAX
+    count = SESSION_REQUESTS_MAX  # more of one connection its front refuses
+    assert count > CHANGES_MAX
     for _ in range(count):
         assert connection.request(
             Api.DELETE_TOPICS, [payload], lambda answer: codes.append(answer.code if answer else ErrorCode.NOT_REACHABLE)
