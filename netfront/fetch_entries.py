@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
+from netfront.log_files import SHORTAGES
 from netfront.log_reader import ColdRead, LogReader, LogReadError, Place
-from netfront.lookups import OUT_OF_RESOURCES
 from netfront.parked import Fetch, Parked
 from netfront.routing import Routing
 from netfront.sessions import Session
@@ -80,7 +80,7 @@ class FetchEntries:
             return self._refusal(wanted, route, error.code, error.resume_offset)
         except OSError as error:
             self._say(route, f"read_failed error={str(error)!r} offset={wanted.offset}")
-            return self._refusal(wanted, route, ErrorCode.NOT_READY if error.errno in OUT_OF_RESOURCES else ErrorCode.STORAGE_ERROR)
+            return self._refusal(wanted, route, ErrorCode.NOT_READY if error.errno in SHORTAGES else ErrorCode.STORAGE_ERROR)
         if self._said:
             self._said.pop(route.slot, None)
         return entry

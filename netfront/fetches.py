@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from netfront.fetch_entries import FetchEntries, Outgoing
+from netfront.log_files import SHORTAGES
 from netfront.log_reader import ColdRead, LogReader, LogReadError
-from netfront.lookups import OUT_OF_RESOURCES
 from netfront.parked import Fetch, Parked
 from netfront.reader_pool import ReadAhead
 from netfront.routing import Routing
@@ -426,7 +426,7 @@ class FetchService:
         try:
             self._pool.submit(cold.fd, cold.position, cold.length, fetch)
         except OSError as error:
-            if error.errno not in OUT_OF_RESOURCES:
+            if error.errno not in SHORTAGES:
                 raise
             self._hold(fetch)
             return

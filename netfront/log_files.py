@@ -9,6 +9,9 @@ import errno
 import os
 from typing import Protocol
 
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors that say nothing about the disk: descriptors or memory are short."""
+
 
 class LogFiles(Protocol):
     """What a reader of logs needs of a file system."""

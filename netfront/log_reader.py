@@ -7,14 +7,13 @@ Invariants: what is handed out begins with the batch that holds the wanted offse
 
 from __future__ import annotations
 
-import errno
 import logging
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-from netfront.log_files import LogFiles
+from netfront.log_files import SHORTAGES, LogFiles
 from shm.assignments import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionState, PartitionTable
@@ -27,8 +26,6 @@ from tailrace.segment_index import IndexDamagedError, IndexReader
 logger = logging.getLogger(__name__)
 
 OPEN_FILES_MAX = 512
-_SCARCITY = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors that say nothing about the disk: descriptors or memory are short."""
 CLOSED_AT_ONCE = 8
 Opened = TypeVar("Opened")
 PEEK_BYTES = 64 << 10
@@ -130,7 +127,7 @@ class LogReader:
             try:
                 return opens(path)
             except OSError as error:
-                if error.errno not in _SCARCITY:
+                if error.errno not in SHORTAGES:
                     raise
                 if not self._open_files:
                     raise LogReadError(ErrorCode.NOT_READY, f"the front cannot open a file now: {error.strerror}; try again") from None
@@ -162,7 +159,7 @@ class LogReader:
         base = bases[number - 1]
         try:
             found = self._index(route, base).find_offset(offset)
-        except (IndexDamagedError, FileNotFoundError) as error:
+        except IndexDamagedError as error:
             logger.warning("index_damaged path=%s reason=%r", self._path(route, base, INDEX_SUFFIX), str(error))
             found = None
         return Place(found.base_offset, base, found.file_position) if found else Place(base, base, self._schema_end(route, base))
@@ -177,7 +174,7 @@ class LogReader:
         number = bisect_right(bases, offset)
         try:
             found = self._index(route, bases[number - 1]).find_behind(offset) if number else None
-        except (IndexDamagedError, FileNotFoundError):
+        except IndexDamagedError:
             found = None
         following = bases[number] if number < len(bases) else state.high_watermark
         return min(found.base_offset, following) if found is not None else following
@@ -225,7 +222,7 @@ class LogReader:
                 continue
             try:
                 found = self._index(route, base).find_time(timestamp_us)
-            except (IndexDamagedError, FileNotFoundError):
+            except IndexDamagedError:
                 yield max(base, state.log_start_offset)  # whoever asks looks through the batches from there
                 return
             if found is not None and found.base_offset < following:
@@ -234,8 +231,14 @@ class LogReader:
             yield None
 
     def _index(self, route: Assignment, base: int) -> IndexReader:
-        fd = self._open(self._path(route, base, INDEX_SUFFIX))
-        return IndexReader(lambda length, position: self._files.read_at(fd, length, position), self._files.size(fd), base)
+        """Raises IndexDamagedError, also when there is none or something else in its place, and OSError."""
+        try:
+            fd = self._open(self._path(route, base, INDEX_SUFFIX))
+            return IndexReader(lambda length, position: self._files.read_at(fd, length, position), self._files.size(fd), base)
+        except OSError as error:
+            if error.errno in SHORTAGES:
+                raise
+            raise IndexDamagedError(str(error)) from error
 
     def _schema_end(self, route: Assignment, base: int) -> int:
         """Where the batches of a segment begin: the index knows, also when the schema message is damaged."""
@@ -243,7 +246,7 @@ class LogReader:
             index = self._index(route, base)
             if index.count:
                 return index.entry(0).file_position
-        except (IndexDamagedError, FileNotFoundError):
+        except IndexDamagedError:
             pass
         head = self._files.read_at(self._open(self._path(route, base)), 8, 0)
         return 8 + int.from_bytes(head[4:8], "little")

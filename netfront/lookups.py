@@ -8,7 +8,6 @@ Owner: one front. Invariants: an answer takes at most ANSWER_MAX_BYTES, or is re
 
 from __future__ import annotations
 
-import errno
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from netfront.log_files import SHORTAGES
 from netfront.log_reader import LogReader, LogReadError
 from netfront.routing import Routing
 from tailrace.protocol import requests
@@ -26,8 +26,6 @@ from tailrace.protocol.wire import WireError
 logger = logging.getLogger(__name__)
 
 ANSWER_MAX_BYTES = 4 << 20
-OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""What a reader meets that has too few descriptors or too little memory: nothing is wrong with the disk."""
 _BYTES_PER_UNIT = 2_048
 _UNITS_OF_A_FILE = 24
 """What opening or searching a file costs."""
@@ -122,5 +120,5 @@ class Lookups:
             answer["code"] = int(error.code)
         except OSError as error:
             logger.error("read_failed topic=%s partition=%d error=%r", topic, partition, str(error))
-            answer["code"] = int(ErrorCode.NOT_READY if error.errno in OUT_OF_RESOURCES else ErrorCode.STORAGE_ERROR)
+            answer["code"] = int(ErrorCode.NOT_READY if error.errno in SHORTAGES else ErrorCode.STORAGE_ERROR)
         return answer

@@ -18,6 +18,8 @@ from tailrace.checksum import Readable
 
 IOV_MAX = 1024
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+NO_PLAIN_FILE = (errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENXIO)
+"""What opening a pipe, a directory, a link or a socket raises."""
 SHORTAGES = (*NO_SPACE, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -168,8 +170,11 @@ def write_durably(files: Files, directory: str, name: str, data: bytes) -> None:
 
 
 def remove_tree(files: Files, directory: str) -> None:
-    """Remove a flat directory and its files, if it is there. Raises OSError."""
+    """Remove a directory and what is in it, if it is there. Raises OSError."""
     if files.exists(directory):
         for name in files.list(directory):
-            files.unlink(f"{directory}/{name}")
+            try:
+                files.unlink(f"{directory}/{name}")
+            except IsADirectoryError:  # somebody put it there
+                remove_tree(files, f"{directory}/{name}")
         files.remove_directory(directory)

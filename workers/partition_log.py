@@ -30,6 +30,7 @@ from workers.recovery import (
     encode_producers,
     first_batch_is_of,
     index_is_right,
+    open_index,
     rebuild_index,
     record_producer,
     recover_log,
@@ -280,7 +281,7 @@ class PartitionLog:
         base, files = recovered.live_base, self._files
         fd = files.open_for_write(f"{self.directory}/{file_name(base)}")
         try:
-            index_fd = files.open_for_write(f"{self.directory}/{file_name(base, INDEX_SUFFIX)}")
+            index_fd = open_index(files, f"{self.directory}/{file_name(base, INDEX_SUFFIX)}")
         except OSError:
             files.close(fd)
             raise
@@ -420,7 +421,7 @@ class PartitionLog:
         index_fd = -1
         try:
             crash_point("flusher.in_roll")
-            index_fd = files.open_for_write(f"{self.directory}/{file_name(base, INDEX_SUFFIX)}")
+            index_fd = open_index(files, f"{self.directory}/{file_name(base, INDEX_SUFFIX)}")
             files.truncate(fd, 0)
             files.truncate(index_fd, 0)
             files.write_at(fd, [schema], 0)
@@ -497,7 +498,7 @@ class PartitionLog:
             files.write_at(opened[0], [self.assignment.schema, *(batch.data for batch in batches)], 0)
             files.sync_data(opened[0])
             crash_point("flusher.in_rewrite")
-            opened.append(files.open_for_write(f"{self.directory}/{file_name(start, INDEX_SUFFIX)}"))
+            opened.append(open_index(files, f"{self.directory}/{file_name(start, INDEX_SUFFIX)}"))
             files.rename(temporary, path)
             files.sync_directory(self.directory)
         except OSError:

@@ -46,7 +46,7 @@ from tailrace.segment import (
 )
 from tailrace.segment_index import INDEX_ENTRY, INDEX_HEADER, IndexEntry
 from workers.checkpoint import UNKNOWN_TIME_US, Checkpoint, SealedSegment, load_checkpoint
-from workers.files import Files, read_whole, write_durably
+from workers.files import NO_PLAIN_FILE, Files, read_whole, write_durably
 from workers.producer_state import ProducerTable
 
 logger = logging.getLogger(__name__)
@@ -322,9 +322,8 @@ class _Recovery:
 
     def _facts_from_index(self, segment: _Reader, base: int) -> SealedSegment:
         """Without a checkpoint: the newest entry of the index tells the largest timestamp, and where the last batch lies."""
-        path = f"{self._directory}/{file_name(base, INDEX_SUFFIX)}"
-        if self._files.exists(path):
-            fd = self._files.open_for_read(path)
+        fd = _open_if_plain(self._files, f"{self._directory}/{file_name(base, INDEX_SUFFIX)}")
+        if fd is not None:
             try:
                 reader = index_format.IndexReader(lambda n, at: self._files.read_at(fd, n, at), self._files.size(fd), base)
                 if reader.count:
@@ -503,7 +502,7 @@ class _Recovery:
         path = f"{self._directory}/{file_name(base, INDEX_SUFFIX)}"
         wanted = index_format.encode_entries(self._index)
         start = INDEX_HEADER.size + skipped * INDEX_ENTRY.size
-        fd = self._files.open_for_write(path)
+        fd = open_index(self._files, path)
         try:
             size = self._files.size(fd)
             if size < start or self._files.read_at(fd, INDEX_HEADER.size, 0) != index_format.encode_header(base):
@@ -546,12 +545,39 @@ def first_batch_is_of(files: Files, directory: str, base: int, seed: int) -> boo
 # ---- indexes -----------------------------------------------------------------------------------------------------------------------------
 
 
+def open_index(files: Files, path: str) -> int:
+    """An index, for writing, made if it is missing. Something else in its place is put aside: the segment has all that an index says. Raises OSError."""
+    try:
+        return files.open_for_write(path)
+    except OSError as error:
+        if error.errno not in NO_PLAIN_FILE:
+            raise
+        logger.warning("index_put_aside path=%s to=%s.aside reason=%r", path, path, str(error))
+    files.rename(path, f"{path}.aside")
+    return files.open_for_write(path)
+
+
+def _open_if_plain(files: Files, path: str) -> int | None:
+    """A file for reading; None: there is none. Raises OSError."""
+    try:
+        return files.open_for_read(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno in NO_PLAIN_FILE:
+            return None
+        raise
+
+
 def index_is_right(files: Files, directory: str, base: int, batch_count: int) -> bool:
     """Whether the index of a segment is there, whole, and as long as it should be (-1: as long as it is). Raises OSError."""
-    path = f"{directory}/{file_name(base, INDEX_SUFFIX)}"
-    if not files.exists(path):
+    fd = _open_if_plain(files, f"{directory}/{file_name(base, INDEX_SUFFIX)}")
+    if fd is None:
         return False
-    entries = index_format.decode(read_whole(files, path), base)
+    try:
+        entries = index_format.decode(files.read_at(fd, files.size(fd), 0), base)
+    finally:
+        files.close(fd)
     return entries is not None and batch_count in (-1, len(entries)) and (batch_count != -1 or bool(entries))
 
 
@@ -573,7 +599,7 @@ def rebuild_index(files: Files, directory: str, partition_file: PartitionFile, b
     finally:
         files.close(fd)
     path = f"{directory}/{file_name(base, INDEX_SUFFIX)}"
-    index_fd = files.open_for_write(path)
+    index_fd = open_index(files, path)
     try:
         files.truncate(index_fd, 0)
         files.write_at(index_fd, [index_format.encode_header(base) + index_format.encode_entries(entries)], 0)

@@ -1,4 +1,6 @@
-"""A partition one of whose files is no file: it alone is out of service, the log names the file, and nothing is lost when the file is back."""
+"""A partition one of whose files is no file: it alone is out of service, the log names the file, and nothing is lost when the file is back. An index is made
+again from its segment at once.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ import pytest
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.errors import TailraceError
 from tailrace.private_appliance import start_embedded
+from tests.kit.processes import wait_until
 
 RECORDS = 20
 SEGMENT = f"{0:020}.arrow"
@@ -35,11 +38,43 @@ def read(address: str, topic: str, count: int) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("replace", [os.mkdir, os.mkfifo, a_link])
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_an_index_that_is_no_file_is_put_aside_and_made_again(
+    tmp_path: pathlib.Path, is_sealed: bool, replace: Callable[[pathlib.Path], None]
+) -> None:
+    running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
+    with Admin(running.address) as admin:
+        admin.create_topics([NewTopic("odd", 1, {"segment.bytes": 65536})])
+    produce(running.address, "odd", 0)
+    if is_sealed:
+        with Producer(running.address, acks="all") as producer:
+            producer.send("odd", b"%d" % RECORDS, headers=[("large", os.urandom(70 << 10))]).result(20)
+    assert running.stop() == 0
+    count = RECORDS + is_sealed
+
+    odd = tmp_path / "odd-0" / INDEX
+    was = odd.read_bytes()
+    odd.unlink()
+    replace(odd)
+    running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
+    try:
+        assert read(running.address, "odd", count) == list(range(count))
+        produce(running.address, "odd", count)
+        assert read(running.address, "odd", count + RECORDS) == list(range(count + RECORDS))
+        wait_until(lambda: odd.is_file() and not odd.is_symlink() and odd.read_bytes()[: len(was)] == was, "the index is made again")
+        assert f"index_put_aside path={odd} " in (tmp_path / "tailrace.log").read_text()
+        with Admin(running.address) as admin:
+            admin.delete_topics(["odd"])
+        wait_until(lambda: not odd.parent.exists(), "what was put aside goes with its topic")
+    finally:
+        assert running.stop() == 0
+
+
 @pytest.mark.parametrize(
     ("name", "replace"),
     [
         (SEGMENT, os.mkdir), (SEGMENT, os.mkfifo), (SEGMENT, a_link),
-        (INDEX, os.mkdir), (INDEX, os.mkfifo), (INDEX, a_link),
         ("partition.json", os.mkdir), ("partition.json", os.mkfifo),  # a link there is damage: the file is made again in its place
     ],
 )  # fmt: skip
