@@ -374,7 +374,7 @@ class Front:
             handler = self._handlers.get(api)
             if handler is None:
                 raise WireError(ErrorCode.UNKNOWN_API, f"API {api} is unknown")
-            low, high = API_VERSIONS[Api(api)]
+            low, high = API_VERSIONS[api]
             if not low <= header.version <= high:
                 raise WireError(
                     ErrorCode.UNSUPPORTED_VERSION, f"version {header.version} of {Api(api).name}; this front speaks {low} to {high}"

@@ -22,6 +22,7 @@ from netfront.credits import Credit
 from netfront.peer_sockets import KernelPeerSockets, PeerSockets
 from netfront.peers import LOOK_NS, MESSAGE_COST_BYTES, UNSENT_PEER_MAX, Limits, Peer, Peers
 from tailrace.checksum import Readable
+from tailrace.environment import send_frames
 
 logger = logging.getLogger(__name__)
 
@@ -116,24 +117,23 @@ class Router:
         if self._discards:
             self._discard()
             return None
-        socket = self.socket
-        identity = socket.recv(_NOBLOCK)
+        receive = self.socket.recv
+        frame = receive(_NOBLOCK, False)  # a frame knows whether it is the last: asking the socket costs more
+        identity = frame.bytes
         frames = [identity]
         peer = self._peers.by_identity.get(identity)
         taken = 0
-        if peer is None and socket.get(_RCVMORE):
-            first = socket.recv(_NOBLOCK, copy=False)
-            peer = self._meet(identity, first)
-            if peer is None:
-                self._discards = True
-                self._discard()
-                return None
-            frames.append(first.bytes)
-            taken = _wire_bytes(len(first))
-        while socket.get(_RCVMORE):
-            part = socket.recv(_NOBLOCK)
+        while frame.more:
+            frame = receive(_NOBLOCK, False)
+            if peer is None and len(frames) == 1:
+                peer = self._meet(identity, frame)
+                if peer is None:
+                    self._discards = True
+                    self._discard()
+                    return None
+            part = frame.bytes
             length = len(part)
-            taken += length + 2 if length < 256 else length + 9
+            taken += length + 2 if length < 256 else length + 9  # on the wire: flags, length, body
             frames.append(part)
             if len(frames) > PARTS_MAX:
                 self._discards = True
@@ -175,7 +175,7 @@ class Router:
         peer = self._peers.by_identity.get(identity)
         if peer is None or not self._peers.wants_mark(peer, sum(map(len, frames)) + MESSAGE_COST_BYTES):
             try:
-                self.socket.send_multipart([identity, *frames], _NOBLOCK)
+                send_frames(self.socket, [identity, *frames])
             except zmq.ZMQError:
                 return False
             return True
@@ -190,7 +190,7 @@ class Router:
         if peer is not None and (marked or len(data) >= COPY_BELOW_BYTES):
             return self._send_marked(peer, [identity, *frames], data, buffer)  # libzmq sends from the buffer: it is free at its mark
         try:
-            self.socket.send_multipart([identity, *frames, data], _NOBLOCK)  # libzmq copies: the buffer is free now
+            send_frames(self.socket, [identity, *frames, data])  # libzmq copies: the buffer is free now
         except zmq.ZMQError:
             return False
         finally:
@@ -206,7 +206,8 @@ class Router:
                 self._peers.close(peer, f"it takes nothing, and {peer.unsent} bytes of answers wait for it")
                 return False
         try:
-            self.socket.send_multipart(frames, _SEND_FIRST)
+            for frame in frames:
+                self.socket.send(frame, _SEND_FIRST)
             tracker = self.socket.send(last, _NOBLOCK, copy=False, track=True)
         except zmq.ZMQError:
             return False
@@ -316,8 +317,3 @@ class Router:
         for path in self._socket_paths:
             if os.path.exists(path):
                 os.unlink(path)
-
-
-def _wire_bytes(length: int) -> int:
-    """Of a frame: flags, length, body."""
-    return length + 2 if length < 256 else length + 9

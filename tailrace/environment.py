@@ -21,7 +21,16 @@ from tailrace.protocol.wire import BATCH_CEILING_BYTES
 FRAME_MAX_BYTES = 2 * BATCH_CEILING_BYTES
 """What a fetch may answer, and a batch more: a peer that sends a larger frame is no appliance, and ZeroMQ drops it before reading."""
 _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
+_NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 """As plain numbers: an operation on members of an enumeration is Python code."""
+
+
+def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Readable], *, copy: bool = True) -> None:
+    """Queue one message, without waiting. A third of what `send_multipart` costs, which looks at each frame twice. Raises zmq.ZMQError."""
+    send = socket.send
+    for frame in frames[:-1]:
+        send(frame, _NOBLOCK_MORE, copy)
+    send(frames[-1], _NOBLOCK, copy)
 
 
 class ClientSocket(Protocol):
@@ -55,7 +64,7 @@ class DealerSocket:
     def try_send(self, frames: Sequence[Readable], *, copy: bool = True) -> bool:
         """Queue one message; False when the queue is full."""
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=copy)
+            send_frames(self._socket, frames, copy=copy)
         except zmq.Again:
             return False
         return True
@@ -65,7 +74,13 @@ class DealerSocket:
         # Asking first costs a third of the exception that says that there is nothing, which is the answer more often than not.
         if not int(self._socket.get(_EVENTS)) & _POLLIN:
             return None
-        return self._socket.recv_multipart(_NOBLOCK)
+        frames: list[bytes] = []
+        more = True
+        while more:
+            frame = self._socket.recv(_NOBLOCK, copy=False)  # it knows whether it is the last: asking the socket costs more
+            frames.append(frame.bytes)
+            more = frame.more
+        return frames
 
     def fileno(self) -> int:
         """Readable when something *may* have come."""

@@ -80,7 +80,7 @@ TOPIC_ID = (0, 16)
 
 
 def test_the_table_of_versions() -> None:
-    rows = [f"| {api.name} | {int(api)} | {low} to {high} |\n" for api, (low, high) in API_VERSIONS.items()]
+    rows = [f"| {Api(api).name} | {int(api)} | {low} to {high} |\n" for api, (low, high) in API_VERSIONS.items()]
     check_part(ROOT / "docs/protocol.md", "versions", "| API | number | versions |\n|---|---|---|\n" + "".join(rows))
 
 

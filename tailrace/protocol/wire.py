@@ -64,7 +64,7 @@ class Api(IntEnum):
     DESCRIBE_DELAYS = 17
 
 
-API_VERSIONS: dict[Api, tuple[int, int]] = {**dict.fromkeys(Api, (1, 1)), Api.FETCH: (2, 2)}
+API_VERSIONS: dict[int, tuple[int, int]] = {**dict.fromkeys(Api, (1, 1)), Api.FETCH: (2, 2)}
 """Lowest and highest version of each API that this build speaks. HANDSHAKE's JSON is version 1 for ever."""
 
 
