@@ -176,8 +176,8 @@ class Router:
         if peer is None or not self._peers.wants_mark(peer, sum(map(len, frames)) + MESSAGE_COST_BYTES):
             try:
                 send_frames(self.socket, [identity, *frames])
-            except zmq.ZMQError:
-                return False
+            except zmq.ZMQError as error:
+                return self._not_sent(peer, error)
             return True
         return self._send_marked(peer, [identity, *frames[:-1]], frames[-1], None)
 
@@ -191,8 +191,8 @@ class Router:
             return self._send_marked(peer, [identity, *frames], data, buffer)  # libzmq sends from the buffer: it is free at its mark
         try:
             send_frames(self.socket, [identity, *frames, data])  # libzmq copies: the buffer is free now
-        except zmq.ZMQError:
-            return False
+        except zmq.ZMQError as error:
+            return self._not_sent(peer, error)
         finally:
             self._give_back(buffer)
         return True
@@ -209,11 +209,17 @@ class Router:
             for frame in frames:
                 self.socket.send(frame, _SEND_FIRST)
             tracker = self.socket.send(last, _NOBLOCK, copy=False, track=True)
-        except zmq.ZMQError:
-            return False
+        except zmq.ZMQError as error:
+            return self._not_sent(peer, error)
         assert tracker is not None
         self._peers.mark(peer, tracker, buffer, self._now_ns)
         return True
+
+    def _not_sent(self, peer: Peer | None, error: zmq.ZMQError) -> bool:
+        """False. A client that does not get one of its answers is told so by the end of its connection: it would wait for it."""
+        if peer is not None and error.errno == zmq.EAGAIN:
+            self._peers.close(peer, f"it takes nothing, and {QUEUE_MESSAGES} answers wait for it")
+        return False
 
     def unsent_bytes(self, identity: bytes) -> int:
         """What libzmq still holds of answers to this client, in bytes; 0 where that is no more than a little."""

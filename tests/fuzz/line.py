@@ -179,14 +179,15 @@ class Line:
                 found.append(Finding("answer", f"an answer that is none: {error.detail}"))
                 continue
             self._outcome.codes["push" if header.correlation_id == 0 and not header.error else code_of(header.error).name] += 1
-            if self._shaking_since_s and header.correlation_id == 1:
+            is_first = bool(self._shaking_since_s) and header.correlation_id == 1
+            if is_first:
                 self._shaking_since_s = 0.0
                 self._is_live = header.error == 0
-            sent_s, message = self.pending.pop(header.correlation_id, (now_s, None))
+            sent_s, _ = self.pending.pop(header.correlation_id, (now_s, None))
             self._outcome.slow += now_s - sent_s > SLOW_S
             if header.api == Api.HANDSHAKE and header.error == 0:
                 self._is_live = True
-                if message is not None:  # whatever it was meant to be, it was taken for one: the old session's answers find nobody
+                if not is_first:  # whatever it was meant to be, it was taken for one: the old session's answers find nobody
                     self.pending.clear()
         return found
 

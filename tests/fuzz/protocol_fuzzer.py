@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import pathlib
 import random
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,6 +31,8 @@ from tests.fuzz.watch import Finding, Watch
 
 LINES = 10
 CULPRIT_S = 60.0
+LOG_LINES = 200
+"""Of the appliance's log, in a report of findings."""
 REPLAY_LINGER_S = 5.0
 ACK_P99_MAX_MS = 100.0
 WITNESS_TOPIC = "witness"
@@ -132,7 +137,8 @@ def run(
     meanwhile: Callable[[EmbeddedAppliance], None] | None = None,
 ) -> Outcome:
     """One appliance, one seed. `scripts`: these and no more; `strict`: the witness's acks are timed; `meanwhile`: called once everything runs."""
-    appliance = start_embedded(settings=SETTINGS, auto_create_topics=False)
+    directory = tempfile.TemporaryDirectory(prefix="tailrace-fuzz-")
+    appliance = start_embedded(data_dir=os.path.join(directory.name, "data"), settings=SETTINGS, auto_create_topics=False)
     try:
         world = make_world(appliance.address, random.Random(seed), time.time_ns() // 1000)
         world.without = without
@@ -163,6 +169,10 @@ def run(
         outcome.findings = [finding for finding in outcome.findings if finding.kind != "internal_error"]
     if status != 0 and not outcome.findings:
         outcome.findings.append(Finding("stop", f"the appliance ended with status {status}"))
+    if outcome.findings:
+        said = pathlib.Path(directory.name, "data", "tailrace.log").read_text(errors="replace").splitlines()
+        outcome.report += [line for line in said if "request_refused" not in line][-LOG_LINES:]
+    directory.cleanup()
     return outcome
 
 

@@ -51,3 +51,24 @@ def test_answers_that_are_taken_late_are_not_overwritten_by_those_of_others(size
             client.close(0)
         context.term()
         router.close()
+
+
+def test_a_client_whose_queue_of_answers_is_full_is_closed_so_that_it_does_not_wait_for_what_it_missed() -> None:
+    router = Router(["tcp://127.0.0.1:*"], MIB, LIMITS)
+    context = zmq.Context()
+    client = context.socket(zmq.DEALER)
+    client.setsockopt(zmq.RCVHWM, 1)
+    client.connect(f"tcp://127.0.0.1:{router.port}")
+    client.send(b"hello")
+    try:
+        assert router.socket.poll(30_000)
+        received = router.try_receive()
+        assert received is not None
+        router.shaken(received[0], Credit())
+        while router.try_send(received[0], [b"head", b"x" * 200]):
+            pass
+        assert router.watch(0).closed_count == 1
+    finally:
+        client.close(0)
+        context.term()
+        router.close()
