@@ -7,11 +7,12 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer
-from tailrace.errors import TailraceError
+from tailrace.errors import StorageError, TailraceError
 from tailrace.private_appliance import start_embedded
 from tests.kit.processes import wait_until
 
@@ -109,5 +110,28 @@ def test_a_file_that_is_none_stops_its_partition_alone_until_it_is_back(
             admin.bring_online("odd")
         produce(running.address, "odd", RECORDS)
         assert read(running.address, "odd", 2 * RECORDS) == list(range(2 * RECORDS))
+    finally:
+        assert running.stop() == 0
+
+
+def test_pending_records_whose_log_cannot_be_opened_are_not_listed_as_none(tmp_path: pathlib.Path) -> None:
+    running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
+    with Admin(running.address) as admin, Producer(running.address, acks="all") as producer:
+        admin.create_topics([NewTopic("later", 1, {"delay.enabled": True})])
+        producer.send("later", b"x", deliver_after=timedelta(days=1)).result(20)
+    assert running.stop() == 0
+
+    odd = tmp_path / "later@delay-0" / "partition.json"
+    odd.rename(tmp_path / "kept")
+    odd.mkdir()
+    running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
+    try:
+        with Admin(running.address) as admin:
+            with pytest.raises(StorageError, match="pending"):
+                list(admin.list_delays("later"))
+            odd.rmdir()
+            (tmp_path / "kept").rename(odd)
+            admin.bring_online("later")
+            assert [delay.topic for delay in admin.list_delays("later")] == ["later"]
     finally:
         assert running.stop() == 0

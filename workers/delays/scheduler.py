@@ -28,7 +28,7 @@ from shm.boundary import Boundary
 from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
 from shm.lane import LaneError, LaneReader, LaneWriter
-from shm.layout import Phase, RegionKind, Role
+from shm.layout import Phase, RegionKind, Role, SlotState
 from shm.partition_table import PartitionTable
 from shm.process import ProcessContext, configure_logging, process_name, run, start
 from tailrace.pending_files import PendingDamagedError
@@ -245,6 +245,9 @@ class Scheduler:
                 gc.collect()
                 gc.freeze()  # what was imported now stays: a collection that looks through it takes 15 ms
             try:
+                state = self._tables[log.data_dir].read(log.slot)
+                if state.state is SlotState.UNREADABLE and state.topic_id == log.topic_id:
+                    raise OSError("the delay log could not be opened")  # it is not empty: nobody knows what is in it
                 self._open[key] = DelayPartition(
                     self._files, f"{self._data_dirs[log.data_dir]}/{log.directory_name}", log, topic,
                     lambda log=log: self._tables[log.data_dir].read(log.slot),  # type: ignore[misc]
