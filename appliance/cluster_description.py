@@ -31,6 +31,7 @@ class ClusterDescription:
         telling: Telling,
         describe_processes: Callable[[], list[dict[str, Any]]],
         describe_dirs: Callable[[], list[dict[str, Any]]],
+        describe_console: Callable[[], str | None],
         read_partition_file: Callable[[int, str], PartitionFile | None],
         cluster_id: str,
         answer_max: int,
@@ -39,6 +40,7 @@ class ClusterDescription:
         self._telling = telling
         self._describe_processes = describe_processes
         self._describe_dirs = describe_dirs
+        self._describe_console = describe_console
         self._read_partition_file = read_partition_file
         self._cluster_id = cluster_id
         self._page_bytes_max = answer_max // 2
@@ -61,6 +63,7 @@ class ClusterDescription:
             "cluster_id": self._cluster_id,
             "processes": self._describe_processes(),
             "data_dirs": self._describe_dirs(),
+            "console": self._describe_console(),
             "topics": sum(not topic.delay_of for topic in self._topics.values()),
             "partitions": count,
             "bytes": size,

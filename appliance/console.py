@@ -15,6 +15,7 @@ Run as `python -P -m appliance.console`.
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import logging
 import os
@@ -31,7 +32,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from appliance.metrics import Observed, ProcessState, families
-from appliance.settings import split_host_port
+from appliance.settings import Settings, split_host_port
+from shm.cell import Cell
 from shm.control import Control
 from shm.layout import Phase, ProcessWord, Role
 from shm.process import ProcessContext, configure_logging, run, start
@@ -237,10 +239,14 @@ class _Server(WSGIServer):
 class Console:
     """An agent (see `shm.process`)."""
 
-    def __init__(self, host: str, port: int, reader: StateReader) -> None:
+    def __init__(self, host: str, port: int, reader: StateReader, port_cell: Cell, *, may_move: bool) -> None:
+        """`port_cell`: where its port is shown; `may_move`: to a free port when another program has this one."""
         self._host = host
         self._port = port
         self._reader = reader
+        self._port_cell = port_cell
+        self._may_move = may_move
+        port_cell.store(0)
         self._server: _Server | None = None
         self._bind_at_ns: int | None = 0
 
@@ -259,7 +265,7 @@ class Console:
 
     def _bind(self, now_ns: int) -> None:
         try:
-            self._server = _Server(self._host, self._port)
+            self._server = self._listen()
         except OSError as error:
             if not self._bind_at_ns:
                 logger.error(
@@ -269,7 +275,21 @@ class Console:
             return
         self._bind_at_ns = None
         self._server.set_app(pages(self._reader))
+        self._port_cell.store(self._server.server_port)
         logger.info("console address=http://%s:%d", self._host, self._server.server_port)
+
+    def _listen(self) -> _Server:
+        """Raises OSError."""
+        try:
+            return _Server(self._host, self._port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not self._may_move:
+                raise
+        server = _Server(self._host, 0)
+        logger.warning(
+            "console_moved port=%d taken=%d advice='set http.listen to a port of its own, so that it stays'", server.server_port, self._port
+        )
+        return server
 
     def has_more(self) -> bool:
         return False
@@ -302,8 +322,11 @@ def build(context: ProcessContext) -> Console:
         address = front_address(settings["listen"][0], 0, context.control.port(0).load())
         return address.replace("//*:", "//127.0.0.1:").replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
-    host, port = split_host_port(settings["http.listen"])
-    return Console(host, port, StateReader(context.control, roles, address))
+    listen = settings["http.listen"]
+    return Console(
+        *split_host_port(listen), StateReader(context.control, roles, address), context.slot.cell(ProcessWord.HTTP_PORT),
+        may_move=listen == Settings().http_listen,
+    )  # fmt: skip
 
 
 def main() -> None:

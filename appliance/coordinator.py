@@ -188,12 +188,16 @@ def build(context: ProcessContext, catalog: Catalog, dir_numbers: list[int], mac
                 {
                     "name": process_name(role, index),
                     "pid": slot.load(ProcessWord.PID),
-                    "live": slot.is_live(),
+                    "live": slot.is_live() and (role is not Role.CONSOLE or bool(slot.load(ProcessWord.HTTP_PORT))),
                     "restarts": slot.load(ProcessWord.RESTARTS),
                     "internal_errors": slot.load(ProcessWord.INTERNAL_ERRORS),
                 }
             )
         return rows
+
+    def describe_console() -> str | None:
+        port = control.process(Role.CONSOLE, 0).load(ProcessWord.HTTP_PORT) if settings["http.listen"] else 0
+        return f"http://{settings['http.listen'].rpartition(':')[0]}:{port}" if port else None
 
     def describe_dirs() -> list[dict[str, Any]]:
         rows = []
@@ -237,7 +241,7 @@ def build(context: ProcessContext, catalog: Catalog, dir_numbers: list[int], mac
             lambda to, code, value: telling.answer(to.front, to.session, to.correlation_id, *encode_reply(code, value, answer_max)),
         ),
         description=ClusterDescription(
-            topics, telling, describe_processes, describe_dirs,
+            topics, telling, describe_processes, describe_dirs, describe_console,
             lambda index, directory: machine.read_partition_file(f"{spec.data_dirs[index]}/{directory}"), spec.instance, answer_max,
         ),
         boundary=Boundary(context.slot),

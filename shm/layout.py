@@ -245,6 +245,8 @@ class ProcessWord(IntEnum):
     """A spare worker's: the index + 1 of the data directory whose flusher follows its ring, once that is decided."""
     INTERNAL_ERRORS = 24
     """How many messages, over all generations, failed in a way that nobody expected (see `shm.boundary`)."""
+    HTTP_PORT = 25
+    """The console's: where it listens; 0 while it does not."""
 
 
 class Phase(IntEnum):

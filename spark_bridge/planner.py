@@ -54,8 +54,12 @@ class OffsetRange:
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
     """Options of spark.read. Raises InvalidSettingError naming the option."""
     options = {name.lower(): value for name, value in given.items()}
+    if "kafka.bootstrap.servers" in options:  # as Spark's own Kafka source calls it
+        servers = options.pop("kafka.bootstrap.servers")
+        if options.setdefault("bootstrap", servers) != servers:
+            raise InvalidSettingError("the options bootstrap and kafka.bootstrap.servers name two appliances; give one of them")
     for name in options:
-        if name not in KNOWN_OPTIONS and name != "kafka.bootstrap.servers":
+        if name not in KNOWN_OPTIONS:
             raise InvalidSettingError(
                 f"unknown option {name!r} of the tailrace data source; known are bootstrap, subscribe, assign, startingOffsets, endingOffsets, includeHeaders, "
                 "maxUnpackedBatchBytes"

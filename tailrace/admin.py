@@ -10,19 +10,29 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from tailrace.arguments import name_list, partition_of
 from tailrace.connection import Connection
 from tailrace.delays import due_time_us, moment_us
 from tailrace.environment import REAL, Environment
-from tailrace.errors import InvalidRequestError, OffsetOutOfRangeError, TailraceError, error_for
+from tailrace.errors import (
+    DelayNotEnabledError,
+    InvalidRequestError,
+    InvalidSettingError,
+    NotSupportedError,
+    OffsetOutOfRangeError,
+    TailraceError,
+    UnknownTopicError,
+    error_for,
+)
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.wire import Api
 from tailrace.records import TopicPartition
 from tailrace.recurrence import Recurrence
-from tailrace.settings import DEFAULT_BOOTSTRAP
+from tailrace.settings import DEFAULT_BOOTSTRAP, merged
 from tailrace.topics import TopicInfo, topics_from_metadata
 
 TOPICS_AT_ONCE = 256
@@ -38,7 +48,27 @@ class NewTopic:
     timestamp and headers.
     """
 
-    def __init__(self, name: str, partitions: int = 1, configs: Mapping[str, Any] | None = None, schema: Any = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        partitions: int = 1,
+        configs: Mapping[str, Any] | None = None,
+        schema: Any = None,
+        *,
+        num_partitions: int | None = None,
+        replication_factor: int = 1,
+    ) -> None:
+        """`num_partitions`: Kafka's name for `partitions`. Raises InvalidSettingError for a wrong part, NotSupportedError for more than one replica."""
+        if num_partitions is not None:
+            partitions = num_partitions
+        if not isinstance(name, str):
+            raise InvalidSettingError(f"the name of a topic is {name!r:.100}; it must be text")
+        if not isinstance(partitions, int) or isinstance(partitions, bool):
+            raise InvalidSettingError(f"partitions is {partitions!r:.100}; it takes a whole number")
+        if configs is not None and not isinstance(configs, Mapping):
+            raise InvalidSettingError(f"configs is a {type(configs).__name__}; it takes a dict of setting -> value")
+        if replication_factor not in (1, -1):
+            raise NotSupportedError("replication is not part of this version: leave replication_factor out")
         self.name = name
         self.partitions = partitions
         self.configs = dict(configs or {})
@@ -79,22 +109,42 @@ def _delay_schema_of(schema_message: bytes) -> str:
     return base64.b64encode(to_message(delay_schema(from_message(schema_message)))).decode("ascii")
 
 
+def partition_counts(call: Callable[[Api, dict[str, Any]], dict[str, Any]]) -> dict[str, int]:
+    """Topic -> how many partitions it has, names ascending, asked for page by page through `call(api, request)`."""
+    counts: dict[str, int] = {}
+    after: str | None = ""
+    while after is not None:
+        answer = call(Api.METADATA, {"topics": None, "names_only": True, "after": after})
+        counts.update((topic["name"], topic["partitions"]) for topic in answer["topics"])
+        after = answer.get("after")
+    return counts
+
+
 class Admin:
     """A connection for administration."""
 
     def __init__(
         self,
-        bootstrap: str = DEFAULT_BOOTSTRAP,
+        bootstrap: str | Mapping[str, Any] | None = None,
         *,
+        bootstrap_servers: str | None = None,
         request_timeout_ms: int = 30_000,
         connect_timeout_ms: int | None = None,
         client_id: str = "tailrace-admin",
         environment: Environment = REAL,
     ) -> None:
-        """`connect_timeout_ms`: how long to try an appliance that does not answer at all; None: as long as a request may take."""
+        """`bootstrap`: the address, or Kafka's dict (`{"bootstrap.servers": "localhost:7420"}`). `connect_timeout_ms`: how long to try an appliance that
+        does not answer at all; None: as long as a request may take. Raises InvalidSettingError.
+        """
+        settings = merged(
+            bootstrap if isinstance(bootstrap, Mapping) else {"bootstrap": bootstrap or bootstrap_servers or DEFAULT_BOOTSTRAP}, {}
+        )
+        unknown = sorted(set(settings) - {"bootstrap"})
+        if unknown:
+            raise InvalidSettingError(f"unknown setting {unknown[0]!r} of an Admin; what is not the address is given as a keyword argument")
         self._timeout_ms = request_timeout_ms
         self._connect_timeout_ms = connect_timeout_ms
-        self._connection = Connection(bootstrap, client_id, environment, "admin client")
+        self._connection = Connection(settings.get("bootstrap", DEFAULT_BOOTSTRAP), client_id, environment, "admin client")
 
     def __enter__(self) -> Admin:
         return self
@@ -121,10 +171,12 @@ class Admin:
 
     # ---- topics ----------------------------------------------------------------------------------------------------------------------
 
-    def create_topics(self, topics: Sequence[NewTopic], *, validate_only: bool = False) -> None:
+    def create_topics(self, topics: NewTopic | Iterable[NewTopic], *, validate_only: bool = False) -> None:
         """Make topics. Raises TopicExistsError, InvalidTopicNameError, InvalidSettingError, InvalidSchemaError."""
         items = []
-        for topic in topics:
+        for topic in [topics] if isinstance(topics, NewTopic) else topics:
+            if not isinstance(topic, NewTopic):
+                raise InvalidRequestError(f"{topic!r:.100} is no NewTopic; write NewTopic(name, partitions)")
             message = None
             if topic.schema is not None:
                 from tailrace.schema import schema_of, to_message
@@ -133,9 +185,9 @@ class Admin:
             items.append(create_request(topic.name, topic.partitions, topic.configs, message))
         self._change(Api.CREATE_TOPICS, items, validate_only)
 
-    def delete_topics(self, names: Sequence[str]) -> None:
-        """Delete topics with everything in them. Raises UnknownTopicError."""
-        self._change(Api.DELETE_TOPICS, [{"name": name} for name in names])
+    def delete_topics(self, names: str | Iterable[str]) -> None:
+        """Delete topics (a name, or several) with everything in them. Raises UnknownTopicError."""
+        self._change(Api.DELETE_TOPICS, [{"name": name} for name in name_list("names", names)])
 
     def alter_topics(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
         """Change settings: topic -> {setting: value}; others stay. Raises UnknownTopicError, InvalidSettingError."""
@@ -159,17 +211,11 @@ class Admin:
 
     def partition_counts(self) -> dict[str, int]:
         """How many partitions each topic has; names ascending."""
-        counts: dict[str, int] = {}
-        after: str | None = ""
-        while after is not None:
-            answer = self._call(Api.METADATA, {"topics": None, "names_only": True, "after": after})
-            counts.update((topic["name"], topic["partitions"]) for topic in answer["topics"])
-            after = answer.get("after")
-        return counts
+        return partition_counts(self._call)
 
-    def topic_info(self, names: Sequence[str]) -> dict[str, TopicInfo]:
+    def topic_info(self, names: str | Iterable[str]) -> dict[str, TopicInfo]:
         """Schemas, settings and partition counts. Raises UnknownTopicError."""
-        wanted, infos, count = list(names), dict[str, TopicInfo](), TOPICS_AT_ONCE
+        wanted, infos, count = name_list("names", names), dict[str, TopicInfo](), TOPICS_AT_ONCE
         while wanted:
             try:
                 infos.update(topics_from_metadata(self._call(Api.METADATA, {"topics": wanted[:count]}), *wanted[:count]))
@@ -181,7 +227,7 @@ class Admin:
             del wanted[:count]
         return infos
 
-    def describe_topics(self, names: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
+    def describe_topics(self, names: str | Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Everything known of topics (None: of all): settings, schema, and per partition its offsets, bytes and state. Raises
         UnknownTopicError.
         """
@@ -203,7 +249,7 @@ class Admin:
             }  # fmt: skip
         return result
 
-    def describe_configs(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def describe_configs(self, names: str | Iterable[str]) -> dict[str, dict[str, Any]]:
         """Settings of topics, complete. Raises UnknownTopicError."""
         return {name: dict(info.settings) for name, info in self.topic_info(names).items()}
 
@@ -213,7 +259,9 @@ class Admin:
         """What LIST_OFFSETS says of each partition, for "earliest", "latest" or a time in microseconds; check each with
         `check_offsets_answer`.
         """
-        items = [{"topic": tp.topic, "partition": tp.partition, "at": at} for tp, at in wanted.items()]
+        items = [
+            {"topic": key.topic, "partition": key.partition, "at": at} for key, at in ((partition_of(tp), at) for tp, at in wanted.items())
+        ]
         found: dict[TopicPartition, dict[str, Any]] = {}
         for start in range(0, len(items), OFFSETS_AT_ONCE):
             answer = self._call(Api.LIST_OFFSETS, {"partitions": items[start : start + OFFSETS_AT_ONCE]})
@@ -226,7 +274,8 @@ class Admin:
         """
         wanted: dict[str, dict[str, int]] = {}
         for key, offset in offsets.items():
-            wanted.setdefault(key[0], {})[str(key[1])] = offset
+            topic, partition = partition_of(key)
+            wanted.setdefault(topic, {})[str(partition)] = offset
         results = self._change(Api.DELETE_RECORDS, [{"name": name, "partitions": partitions} for name, partitions in wanted.items()])
         starts = {result["name"]: result["log_start_offsets"] for result in results}
         return {TopicPartition(*key): int(starts[key[0]][str(key[1])]) for key in offsets}
@@ -265,7 +314,12 @@ class Admin:
 
     def _pages(self, request: dict[str, Any]) -> Iterator[PendingDelay]:
         while True:
-            answer = self._call(Api.LIST_DELAYS, request)
+            try:
+                answer = self._call(Api.LIST_DELAYS, request)
+            except UnknownTopicError:
+                if request["topic"] in self.partition_counts():
+                    raise DelayNotEnabledError(f"topic {request['topic']!r} has no delayed records: delay.enabled is false") from None
+                raise
             for row in answer["delays"]:
                 yield PendingDelay(
                     row["delay_id"], row["topic"], row["partition"], _EPOCH + dt.timedelta(microseconds=row["due_us"]),
@@ -275,13 +329,13 @@ class Admin:
             if answer["after"] is None:
                 return
 
-    def cancel_delays(self, delay_ids: Sequence[str], *, topic: str | None = None) -> dict[str, TailraceError | None]:
+    def cancel_delays(self, delay_ids: str | Iterable[str], *, topic: str | None = None) -> dict[str, TailraceError | None]:
         """Have delayed records not delivered. Answers for each id None, or why not: UnknownDelayError when it came too late. `topic`: ids of other topics
         are refused. Raises InvalidRequestError, RequestTimeoutError.
         """
         return {
             name: found if isinstance(found, TailraceError) else None
-            for name, found in self._change_delays(dict.fromkeys(delay_ids), topic).items()
+            for name, found in self._change_delays(dict.fromkeys(name_list("delay_ids", delay_ids)), topic).items()
         }
 
     def reschedule_delays(self, dues: Mapping[str, dt.datetime], *, topic: str | None = None) -> dict[str, str | TailraceError]:

@@ -33,6 +33,8 @@ PING_AFTER_NS = 250_000_000
 DEAD_AFTER_NS = 5_000_000_000
 """Silence after which the socket is given up."""
 HANDSHAKE_RETRY_NS = 1_000_000_000
+SAID_AFTER_NS = 1_000_000_000
+"""Without an appliance for so long, the log says what is waited for: a program that blocks in silence looks hung."""
 REOPEN_FIRST_NS = 20_000_000
 REOPEN_MAX_NS = 1_000_000_000
 COPY_BELOW_BYTES = 64 << 10
@@ -46,13 +48,23 @@ OnResponse = Callable[[Response | None], None]
 """Called with the answer, or with None when the connection was lost before one came."""
 
 
-def check_bootstrap(address: str) -> str:
-    """The address, if it is one. Raises InvalidSettingError."""
-    if not isinstance(address, str) or not address.startswith(("tcp://", "ipc://")):
-        raise InvalidSettingError(
-            f"bootstrap is {address!r}; it takes an address such as tcp://127.0.0.1:7420 or ipc:///run/tailrace/tailrace.sock"
-        )
-    return address
+def check_bootstrap(address: object) -> str:
+    """The address as ZeroMQ takes it. Kafka's spellings are taken too: `host:port`, and a list of one. Raises InvalidSettingError."""
+    if isinstance(address, str) and "," in address:
+        address = [part.strip() for part in address.split(",") if part.strip()]
+    if isinstance(address, (list, tuple)):
+        if len(address) > 1:
+            raise InvalidSettingError(f"bootstrap names {len(address)} addresses; an appliance is one host: give one")
+        address = address[0] if address else ""
+    if isinstance(address, str):
+        if address.startswith(("tcp://", "ipc://")):
+            return address
+        host, _, port = address.rpartition(":")
+        if host and port.isdecimal() and "/" not in address:
+            return f"tcp://{address}"
+    raise InvalidSettingError(
+        f"bootstrap is {address!r}; it takes an address such as tcp://127.0.0.1:7420, localhost:7420 or ipc:///run/tailrace/tailrace.sock"
+    )
 
 
 class Connection:
@@ -75,6 +87,8 @@ class Connection:
         self._pinged_ns = 0
         self._reopen_at_ns = 0
         self._failures = 0
+        self._away_since_ns = self._now_ns()
+        """Since when there is no appliance; 0: there is one, or it was said."""
         self.fatal: TailraceError | None = None
         """A refusal that no retry mends (no common protocol version)."""
         self._oddity = ""
@@ -140,6 +154,7 @@ class Connection:
                 break
             if self.is_ready and not was_ready:
                 self._failures = 0
+                self._away_since_ns = 0
                 self._oddity = ""
             if response is not None:
                 on_response = self._pending.pop(response.correlation_id, None)
@@ -178,6 +193,9 @@ class Connection:
         """Reopen, repeat the handshake, ping, or give up on a silent front."""
         if self.fatal is not None or self._refusal is not None:
             return
+        if self._away_since_ns and now_ns - self._away_since_ns >= SAID_AFTER_NS:
+            self._away_since_ns = 0
+            logger.warning("the %s gets no answer at %s%s; it goes on trying", self._owner, self._address, self.met())
         if self._socket is None:
             if now_ns >= self._reopen_at_ns:
                 self._reopen()
@@ -296,6 +314,7 @@ class Connection:
         self._close_socket()
         if code is ErrorCode.UNSUPPORTED_VERSION:
             self.fatal = error_for(code, reason)
+        self._away_since_ns = self._away_since_ns or self._now_ns()
         delay_ns = min(REOPEN_MAX_NS, REOPEN_FIRST_NS << min(self._failures, 10))
         self._failures += 1
         self._reopen_at_ns = self._now_ns() + int(delay_ns * (0.5 + self._environment.random() / 2))

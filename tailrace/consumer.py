@@ -18,12 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace import arrow_batch
-from tailrace.admin import OFFSETS_AT_ONCE, check_offsets_answer
+from tailrace.admin import OFFSETS_AT_ONCE, check_offsets_answer, partition_counts
+from tailrace.arguments import name_list, partition_list, partition_of
 from tailrace.batch_header import BatchHeader
 from tailrace.connection import Connection
 from tailrace.environment import REAL, Environment
 from tailrace.errors import (
     CorruptBatchError,
+    InvalidRecordError,
     InvalidRequestError,
     NotReachableError,
     NotSupportedError,
@@ -34,7 +36,7 @@ from tailrace.errors import (
 from tailrace.fetcher import Fetcher, PartitionCursor, corrupt_error
 from tailrace.protocol.wire import Api
 from tailrace.records import OffsetAndTimestamp, Record, TopicBatch, TopicPartition, to_timestamp_us
-from tailrace.settings import GROUPS_LATER, ConsumerSettings, build
+from tailrace.settings import GROUPS_LATER, ConsumerSettings, build, merged
 from tailrace.topics import TopicInfo, topics_from_metadata
 
 DECODED_RECORDS_MAX = 16_384
@@ -46,10 +48,22 @@ UNREACHABLE_AFTER_NS = 60_000_000_000
 class Consumer:
     """Reads partitions. See `tailrace.settings.ConsumerSettings` for the keyword arguments."""
 
-    def __init__(self, *topics: str, bootstrap: str | None = None, environment: Environment = REAL, **settings: Any) -> None:
+    def __init__(
+        self,
+        *topics: str | Iterable[str] | Mapping[str, Any],
+        bootstrap: str | None = None,
+        environment: Environment = REAL,
+        **settings: Any,
+    ) -> None:
+        """`topics`: names, or a list of them; a dict first holds settings with Kafka's names (`{"bootstrap.servers": "localhost:7420"}`). Raises
+        InvalidSettingError, UnknownTopicError, NotReachableError.
+        """
+        first = topics[0] if topics and isinstance(topics[0], Mapping) else None
+        names = [name for given in topics[1 if first is not None else 0 :] for name in name_list("topics", given)]
         if bootstrap is not None:
             settings["bootstrap"] = bootstrap
-        self.settings = build(ConsumerSettings, settings)
+        self.settings = build(ConsumerSettings, merged(first, settings))
+        self._deserializes = self.settings.key_deserializer is not None or self.settings.value_deserializer is not None
         self._connection = Connection(self.settings.bootstrap, self.settings.client_id, environment, "consumer")
         self._now_ns = environment.monotonic_ns
         self._fetcher = Fetcher(self._connection, self.settings, self._now_ns)
@@ -63,9 +77,9 @@ class Consumer:
         self._away_since_ns = 0
         self._closed = False
         self._counters = {"records_consumed": 0, "batches_consumed": 0, "bytes_consumed": 0}
-        if topics:
+        if names:
             try:
-                self.assign([TopicPartition(topic, p) for topic in topics for p in self.partitions_for(topic)])
+                self.assign([TopicPartition(topic, p) for topic in names for p in self.partitions_for(topic)])
             except BaseException:
                 self.close()
                 raise
@@ -100,6 +114,11 @@ class Consumer:
         """The topic's partition numbers. Raises UnknownTopicError."""
         return list(range(len(self._info(topic).partitions)))
 
+    def topics(self) -> list[str]:
+        """Names of all topics of the appliance, ascending."""
+        self._check_open()
+        return list(partition_counts(self._call))
+
     # ---- assignment ------------------------------------------------------------------------------------------------------------------
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
@@ -107,8 +126,7 @@ class Consumer:
         PartitionOutOfRangeError.
         """
         cursors: dict[TopicPartition, PartitionCursor] = {}
-        for given in partitions:
-            key = TopicPartition(*given)
+        for key in partition_list(partitions):
             info = self._info(key.topic)
             if not 0 <= key.partition < len(info.partitions):
                 raise PartitionOutOfRangeError(f"topic {key.topic!r} has partitions 0 to {len(info.partitions) - 1}, not {key.partition}")
@@ -126,9 +144,10 @@ class Consumer:
 
     def _cursor(self, partition: TopicPartition) -> PartitionCursor:
         self._check_open()
-        cursor = self._cursors.get(TopicPartition(*partition))
+        key = partition_of(partition)
+        cursor = self._cursors.get(key)
         if cursor is None:
-            raise InvalidRequestError(f"{partition[0]}-{partition[1]} is not assigned to this consumer")
+            raise InvalidRequestError(f"{key.topic}-{key.partition} is not assigned to this consumer")
         return cursor
 
     def pause(self, *partitions: TopicPartition) -> None:
@@ -191,11 +210,16 @@ class Consumer:
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset of each partition."""
-        return self._offsets(partitions, "earliest")
+        return self._offsets(partition_list(partitions), "earliest")
 
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The high watermark of each partition: the offset behind the last record that can be read."""
-        return self._offsets(partitions, "latest")
+        return self._offsets(partition_list(partitions), "latest")
+
+    def highwater(self, partition: TopicPartition) -> int:
+        """The high watermark of one partition, asked for now."""
+        key = partition_of(partition)
+        return self.end_offsets([key])[key]
 
     def lag(self, partition: TopicPartition) -> int:
         """How many offsets lie between the position and the end."""
@@ -206,7 +230,7 @@ class Consumer:
         """For each partition the first record at or after a time (datetime or int milliseconds), None where there is none."""
         result: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         for given, when in timestamps.items():
-            key = TopicPartition(*given)
+            key = partition_of(given)
             try:
                 when_us = to_timestamp_us(when)
             except (TypeError, ValueError) as error:
@@ -350,7 +374,56 @@ class Consumer:
         # The next answer comes while the caller works on this one.
         self._connection.process()
         self._fetcher.begin(self._cursors.values())
+        if self._deserializes:
+            result = self._deserialized(result)
         self._counters["records_consumed"] += len(result)
+        return result
+
+    def consume(self, num_messages: int = 1, timeout: float = -1.0) -> list[Record]:
+        """Up to `num_messages` records, as confluent-kafka's: waits until there are as many or `timeout` seconds are over (-1: without end). Raises what
+        `poll` does; what came before an error is handed out first.
+        """
+        deadline_ns = None if timeout < 0 else self._now_ns() + int(timeout * 1e9)
+        result: list[Record] = []
+        while len(result) < num_messages:
+            left_ms = 1_000 if deadline_ns is None else max(0, deadline_ns - self._now_ns()) // 1_000_000
+            try:
+                result += self.poll(min(left_ms, 1_000), num_messages - len(result))
+            except TailraceError:
+                if not result:
+                    raise
+                break  # the next call meets it again
+            if deadline_ns is not None and self._now_ns() >= deadline_ns:
+                break
+        return result
+
+    def _deserialized(self, records: list[Record]) -> list[Record]:
+        """What the deserializers make of records. One that fails is met when it is the first: what comes from it on is handed out again."""
+        keys = self.settings.key_deserializer or (lambda key: key)
+        values = self.settings.value_deserializer or (lambda value: value)
+        result: list[Record] = []
+        try:
+            for record in records:
+                result.append(
+                    record._replace(
+                        key=None if record.key is None else keys(record.key), value=None if record.value is None else values(record.value)
+                    )
+                )
+        except Exception as error:
+            again: dict[TopicPartition, int] = {}
+            for record in records[len(result) :]:
+                again.setdefault(TopicPartition(record.topic, record.partition), record.offset)
+            for key, offset in again.items():
+                self.seek(key, offset)
+            if not result:
+                failed = records[0]
+                refusal = InvalidRecordError(
+                    f"a deserializer failed at offset {failed.offset} of {failed.topic}-{failed.partition}: {type(error).__name__}: {error}; "
+                    "seek to the offset behind it to go on without it"
+                )
+                refusal.key = TopicPartition(failed.topic, failed.partition)
+                refusal.first_offset, refusal.next_offset = failed.offset, failed.offset + 1
+                raise refusal from error
         return result
 
     def _take_records(self, cursor: PartitionCursor, *, swallow: bool) -> None:

@@ -54,7 +54,7 @@ class DealerSocket:
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.MAXMSGSIZE, FRAME_MAX_BYTES)
             socket.setsockopt(zmq.RECONNECT_IVL, 20)
-            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 60)  # who is there before the appliance hears of it within 100 ms
             socket.connect(address)
             self._fd = int(socket.getsockopt(zmq.FD))
         except zmq.ZMQError as error:

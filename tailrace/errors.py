@@ -155,7 +155,14 @@ class ClientClosedError(TailraceError):
 
 
 class InvalidRecordError(TailraceError, TypeError):
+    """Of a consumer whose deserializer failed: the record at `first_offset` of partition `key`; `consumer.seek(error.key, error.next_offset)` goes on
+    behind it.
+    """
+
     default_code = ErrorCode.INVALID_RECORD
+    key: TopicPartition | None = None
+    first_offset: int | None = None
+    next_offset: int | None = None
 
 
 class InvalidRequestError(TailraceError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from time import time_ns
@@ -45,7 +45,7 @@ from tailrace.protocol.wire import Api
 from tailrace.records import to_timestamp_us
 from tailrace.recurrence import Recurrence, RecurrenceError
 from tailrace.sender import Sender
-from tailrace.settings import ProducerSettings, build
+from tailrace.settings import ProducerSettings, build, merged
 from tailrace.topics import TopicInfo, topics_from_metadata
 
 if TYPE_CHECKING:
@@ -93,10 +93,13 @@ def _first_occurrence(delay: Delay, now_us: int) -> datetime:
 class Producer:
     """Sends records to topics. Thread-safe; a context manager; see `tailrace.settings.ProducerSettings` for its keyword arguments."""
 
-    def __init__(self, bootstrap: str | None = None, *, environment: Environment = REAL, **settings: Any) -> None:
-        if bootstrap is not None:
-            settings["bootstrap"] = bootstrap
-        self.settings = build(ProducerSettings, settings)
+    def __init__(self, bootstrap: str | Mapping[str, Any] | None = None, *, environment: Environment = REAL, **settings: Any) -> None:
+        """`bootstrap`: the address, or a dict of settings with Kafka's names (`{"bootstrap.servers": "localhost:7420", "linger.ms": 5}`). Raises
+        InvalidSettingError.
+        """
+        first = bootstrap if isinstance(bootstrap, Mapping) or bootstrap is None else {"bootstrap": bootstrap}
+        self.settings = build(ProducerSettings, merged(first, settings))
+        self._serializes = self.settings.key_serializer is not None or self.settings.value_serializer is not None
         chosen = self.settings.partitioner
         self._partitioner: Callable[[str, bytes | None, int], int] = chosen or DefaultPartitioner()
         self._sender = Sender(self.settings, self._on_keyless_batch, environment)
@@ -119,8 +122,8 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: bytes | str | dict[str, Any] | None = None,
-        key: bytes | str | None = None,
+        value: Any = None,
+        key: Any = None,
         headers: Headers = None,
         partition: int | None = None,
         timestamp: datetime | int | None = None,
@@ -132,7 +135,7 @@ class Producer:
     ) -> Handle:
         """Add one record to its partition's batch; sends the batch when it is full. Answers at once, unless `buffer_memory` is full.
 
-        `value` and `key` are bytes (text is taken as UTF-8); on a typed topic `value` is a dict of column -> value.
+        `value` and `key` are bytes (text is taken as UTF-8), or what the serializers take; on a typed topic `value` is a dict of column -> value.
         `on_delivery(metadata, error)` is called once the record has ended, in whatever thread finds out.
         On a topic with `delay.enabled`, `deliver_at` (a datetime with a time zone) or `deliver_after` has it delivered then, and `repeat` again and again from
         then on; its metadata has a `delay_id` and no offset.
@@ -161,6 +164,8 @@ class Producer:
                 finally:
                     self._release()
         delay = None if deliver_at is None and deliver_after is None and repeat is None else Delay(deliver_at, deliver_after, repeat)
+        if self._serializes:
+            key, value = self._serialized("key", key), self._serialized("value", value)
         if (
             delay is not None
             and type(value) is bytes
@@ -173,6 +178,16 @@ class Producer:
             if handle is not None:
                 return handle
         return self._send_any(topic, value, key, headers, partition, timestamp, on_delivery, delay)
+
+    def _serialized(self, part: str, given: Any) -> Any:
+        """What a serializer makes of a key or value. Raises InvalidRecordError."""
+        serializer = self.settings.key_serializer if part == "key" else self.settings.value_serializer
+        if serializer is None or given is None:
+            return given
+        try:
+            return serializer(given)
+        except Exception as error:
+            raise InvalidRecordError(f"{part}_serializer failed: {type(error).__name__}: {error}") from error
 
     def _send_any(
         self,
@@ -206,7 +221,9 @@ class Producer:
             headers, header_bytes = _checked_headers(headers)
             size += header_bytes
         partition_count = len(info.partitions)
-        is_default_choice = partition is None and not info.typed and isinstance(self._partitioner, DefaultPartitioner)
+        is_default_choice = (
+            partition is None and not info.typed and not self._serializes and isinstance(self._partitioner, DefaultPartitioner)
+        )
         if partition is None:
             partition = self._partitioner(topic, key, partition_count)
         if not 0 <= partition < partition_count:
@@ -494,7 +511,7 @@ def _as_bytes(part: str, value: object) -> bytes:
         return bytes(value)
     if isinstance(value, bytes):
         return value
-    raise InvalidRecordError(f"{part} is a {type(value).__name__}; on this topic it must be bytes or text")
+    raise InvalidRecordError(f"{part} is a {type(value).__name__}; on this topic it must be bytes or text or have a {part}_serializer")
 
 
 def _row_size(value: object, info: TopicInfo) -> int:

@@ -34,7 +34,8 @@ class Record(NamedTuple):
     """Milliseconds since 1970 UTC, as in Kafka's clients."""
     timestamp_type: int
     """0: the producer's clock (CreateTime), 1: the appliance's when it appended (LogAppendTime)."""
-    key: bytes | None
+    key: Any
+    """Bytes or None, or what `key_deserializer` made of them; `value` alike."""
     value: Any
     headers: list[tuple[str, bytes]]
     timestamp_us: int

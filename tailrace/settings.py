@@ -27,7 +27,7 @@ class ProducerSettings:
 
     bootstrap: str = field(default=DEFAULT_BOOTSTRAP, metadata={"doc": "Address of the appliance."})
     acks: int | str = field(
-        default="all", metadata={"doc": '0: not answered; 1: appended (survives SIGKILL of everything); "all": on the disk.'}
+        default="all", metadata={"doc": '0: not answered; 1: appended (survives SIGKILL of everything); "all", -1: on the disk.'}
     )
     linger_ms: int = _number(5, "How long a batch waits for more records, ms.")
     batch_size: int = _number(256 << 10, "A batch is sent when it has this many bytes.", 1024, 64 << 20)
@@ -43,8 +43,16 @@ class ProducerSettings:
     request_timeout_ms: int = _number(30_000, "How long the appliance may take to answer a batch before it is sent again, ms.", 1)
     client_id: str = field(default="tailrace-producer", metadata={"doc": "Name in the appliance's log."})
     partitioner: Any = field(default=None, metadata={"doc": "Callable (topic, key, partition_count) -> partition; None: Kafka's default."})
+    key_serializer: Any = field(
+        default=None, metadata={"doc": "Callable that makes bytes of each key of send(); None: bytes and text as they are."}
+    )
+    value_serializer: Any = field(default=None, metadata={"doc": "The same for values."})
 
     def __post_init__(self) -> None:
+        for spelling, meant in (("0", 0), ("1", 1), ("-1", "all"), (-1, "all")):
+            if self.acks == spelling:
+                object.__setattr__(self, "acks", meant)
+        _check_callables(self, "key_serializer", "value_serializer")
         _check_numbers(self)
         if self.acks not in (0, 1, "all") or isinstance(self.acks, bool):
             raise InvalidSettingError(f'acks is {self.acks!r}; allowed are 0, 1 and "all"')
@@ -90,13 +98,29 @@ class ConsumerSettings:
         default=True, metadata={"doc": "Validate what is inside each batch before touching it; False trusts whoever wrote the topic."}
     )
     client_id: str = field(default="tailrace-consumer", metadata={"doc": "Name in the appliance's log."})
+    enable_auto_commit: bool = field(default=False, metadata={"doc": "Commit offsets by itself; needs a group, so only False is taken."})
+    key_deserializer: Any = field(
+        default=None, metadata={"doc": "Callable that is given each key (bytes) that poll() hands out; None: bytes as they are."}
+    )
+    value_deserializer: Any = field(default=None, metadata={"doc": "The same for values."})
 
     def __post_init__(self) -> None:
         _check_numbers(self)
-        if self.group_id is not None:
+        _check_callables(self, "key_deserializer", "value_deserializer")
+        if self.group_id is not None or self.enable_auto_commit:
             raise NotSupportedError(GROUPS_LATER)
         if self.auto_offset_reset not in ("earliest", "latest", "none"):
             raise InvalidSettingError(f"auto_offset_reset is {self.auto_offset_reset!r}; allowed are earliest, latest and none")
+
+
+ALIASES = {"bootstrap_servers": "bootstrap"}
+"""Kafka's names that are others here."""
+
+
+def _check_callables(settings: Any, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) is not None and not callable(getattr(settings, name)):
+            raise InvalidSettingError(f"{name} is a {type(getattr(settings, name)).__name__}; it takes a callable")
 
 
 def _check_numbers(settings: Any) -> None:
@@ -108,10 +132,30 @@ def _check_numbers(settings: Any) -> None:
                 raise InvalidSettingError(f"{item.name} is {value!r}; it takes a whole number from {low} to {high}")
 
 
+def merged(settings: Mapping[str, Any] | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A dict of settings, as Kafka's clients take it, and keyword arguments: names with underscores, ours for Kafka's. Raises InvalidSettingError for one
+    that is given twice.
+    """
+    result: dict[str, Any] = {}
+    for source in (settings or {}, given):
+        for name, value in source.items():
+            if not isinstance(name, str):
+                raise InvalidSettingError(f"the name of a setting is {name!r}; it must be text")
+            plain = name.replace(".", "_")
+            plain = ALIASES.get(plain, plain)
+            if plain in result:
+                raise InvalidSettingError(f"{name} is given twice")
+            result[plain] = value
+    return result
+
+
 def build(kind: type[Kind], given: Mapping[str, Any]) -> Kind:
-    """Settings from keyword arguments. Raises InvalidSettingError for unknown names and wrong values."""
-    known = [item.name for item in fields(kind)]  # type: ignore[arg-type]
-    for name in given:
+    """Settings from what `merged` made. A number may be text, as in a file of settings. Raises InvalidSettingError for unknown names and wrong values."""
+    known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
+    given = dict(given)
+    for name, value in given.items():
+        if name in known and "minimum" in known[name].metadata and isinstance(value, str) and value.strip().isdecimal():
+            given[name] = int(value)
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, 0.5)
             hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"

@@ -29,7 +29,9 @@ def command(bootstrap: str, as_json: bool) -> None:
         print_json(state)
         return
     click.echo(
-        f"appliance {state['cluster_id'][:12]} at {bootstrap}: {state['topics']} topics, {state['partitions']} partitions, {human_bytes(state['bytes'])}\n"
+        f"appliance {state['cluster_id'][:12]} at {bootstrap}: {state['topics']} topics, {state['partitions']} partitions, {human_bytes(state['bytes'])}"
+        + (f"\nconsole {state['console']}" if state.get("console") else "")
+        + "\n"
     )
     print_table(
         ["PROCESS", "PID", "STATE", "RESTARTS", "ERRORS"],

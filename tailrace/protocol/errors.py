@@ -104,7 +104,7 @@ ERROR_TABLE: dict[ErrorCode, ErrorRow] = dict(
         _row(_C.BUFFER_EXHAUSTED, True, "buffer_memory stayed full for max_block_ms.", "Send more slowly, raise buffer_memory or max_block_ms, or find out what slows the appliance."),
         _row(_C.NOT_REACHABLE, True, "No appliance answers at this address.", "Start one with `tailrace serve`, or check the address."),
         _row(_C.CLIENT_CLOSED, False, "The client is closed.", "Create a new one."),
-        _row(_C.INVALID_RECORD, False, "The record has a part of a wrong type.", "Pass bytes for key and value (a dict on a typed topic), and a list of (str, bytes) for headers."),
+        _row(_C.INVALID_RECORD, False, "The record has a part of a wrong type.", "Correct the part that the message names."),
         _row(_C.INTERNAL_ERROR, False, "The appliance failed in a way that it should not.", "Look at its log and report it."),
         _row(_C.INVALID_REQUEST, False, "The request asks for something that makes no sense.", "Correct what the message names."),
         _row(_C.DELAY_NOT_ENABLED, False, "The topic takes no delayed records.", "Allow them with `tailrace topic alter NAME --config delay.enabled=true`, or send the record when it is due."),

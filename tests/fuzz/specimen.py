@@ -106,7 +106,7 @@ def _send(
         for row in range(count) if topic in topics else ():
             text = f"{topic}-{partition}-{number}-{row}-"
             value: object = {"carrier": text, "delay": row} if topic == "flights" else text.encode() + os.urandom(120).hex().encode()
-            handles.append((topic, partition, value, producer.send(topic, value, partition=partition)))  # type: ignore[arg-type]
+            handles.append((topic, partition, value, producer.send(topic, value, partition=partition)))
     for topic, partition, value, handle in handles:
         offset = handle.result(30).offset
         assert offset is not None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import errno
 import os
 import re
 import shutil
@@ -16,6 +18,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from appliance.settings import Settings
 from tailrace import Admin, NewTopic, Producer
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
@@ -163,3 +166,31 @@ def test_a_port_that_is_taken_is_said_and_stops_nobody() -> None:
             wait_until(is_said, "it is said")
         finally:
             assert running.stop() == 0
+
+
+@pytest.fixture
+def taken_usual_port() -> Iterator[str]:
+    """The console's default address, which a program has: we, or whoever had it before."""
+    usual = Settings().http_listen
+    host, _, port = usual.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(socket.create_server((host, int(port))))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        yield usual
+
+
+def test_the_usual_port_that_is_taken_is_left_to_whoever_has_it_and_the_status_says_where_the_console_is(taken_usual_port: str) -> None:
+    running = start_embedded(settings={"http.listen": taken_usual_port})
+    try:
+        with Admin(running.address) as admin:
+            wait_until(lambda: admin.describe_cluster()["console"], "the console listens")
+            cluster = admin.describe_cluster()
+            assert cluster["console"].startswith("http://127.0.0.1:")
+            assert not cluster["console"].endswith(taken_usual_port)
+            assert get(cluster["console"], "/health/live") == (200, "alive\n")
+            assert all(process["live"] for process in cluster["processes"])
+    finally:
+        assert running.stop() == 0

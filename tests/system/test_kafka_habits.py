@@ -1,0 +1,111 @@
+"""Calls that somebody makes who knows Kafka's clients: they do what they do there, or say what to write instead."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+
+import pytest
+
+from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
+from tailrace.errors import DelayNotEnabledError, InvalidRecordError, InvalidRequestError, NotReachableError, UnknownTopicError
+from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+
+
+def test_a_name_deletes_one_topic_and_not_those_named_like_its_letters(appliance: EmbeddedAppliance, topic: str) -> None:
+    letters = sorted(set(topic))
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(name) for name in [topic, *letters] if name not in admin.list_topics()])
+        assert list(admin.describe_topics(topic)) == [topic]
+        admin.delete_topics(topic)
+        left = admin.list_topics()
+        assert topic not in left
+        assert set(letters) <= set(left)
+        admin.delete_topics(letters)
+
+
+def test_arguments_that_are_none_say_what_to_write(appliance: EmbeddedAppliance, topic: str) -> None:
+    with Admin(appliance.address) as admin:
+        admin.create_topics(NewTopic(topic, num_partitions=2))
+        with pytest.raises(InvalidRequestError, match="NewTopic"):
+            admin.create_topics([topic])  # type: ignore[list-item]
+        with pytest.raises(InvalidRequestError, match="TopicPartition"):
+            admin.delete_records({topic: 3})  # type: ignore[dict-item]
+        with pytest.raises(DelayNotEnabledError, match=r"delay\.enabled"):
+            list(admin.list_delays(topic))
+        with pytest.raises(UnknownTopicError):
+            list(admin.list_delays("not-" + topic))
+    with Consumer([topic], bootstrap=appliance.address.removeprefix("tcp://")) as consumer:
+        assert len(consumer.assignment()) == 2
+        assert topic in consumer.topics()
+        assert consumer.highwater(TopicPartition(topic, 0)) == 0
+        with pytest.raises(InvalidRequestError, match="TopicPartition"):
+            consumer.assign(topic)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequestError, match="TopicPartition"):
+            consumer.seek(topic, 0)  # type: ignore[arg-type]
+
+
+def test_serializers_there_and_back(appliance: EmbeddedAppliance, topic: str) -> None:
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(topic)])
+    with Producer(
+        {"bootstrap.servers": appliance.address},
+        key_serializer=lambda key: b"%d" % key,
+        value_serializer=lambda value: json.dumps(value).encode(),
+    ) as producer:
+        for number in range(100):
+            producer.send(topic, {"n": number}, key=number)
+        with pytest.raises(InvalidRecordError, match="value_serializer failed: TypeError"):
+            producer.send(topic, object())
+        producer.send(topic, None, key=100).result(10)
+    with Consumer(
+        topic, bootstrap_servers=appliance.address, auto_offset_reset="earliest", key_deserializer=int, value_deserializer=json.loads
+    ) as consumer:
+        records = consumer.consume(101, timeout=20)
+    assert [(record.key, record.value) for record in records] == [*((n, {"n": n}) for n in range(100)), (100, None)]
+
+
+def test_a_deserializer_that_fails_hands_out_what_came_before_and_names_the_record(appliance: EmbeddedAppliance, topic: str) -> None:
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(topic)])
+    with Producer(appliance.address) as producer:
+        for value in (b"0", b"1", b"two", b"3"):
+            producer.send(topic, value)
+    with Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest", value_deserializer=int) as consumer:
+        assert [record.value for record in consumer.consume(4, timeout=20)] == [0, 1]
+        with pytest.raises(InvalidRecordError, match=r"offset 2 of .*: ValueError") as caught:
+            consumer.poll(10_000)
+        assert caught.value.key is not None
+        assert caught.value.next_offset is not None
+        consumer.seek(caught.value.key, caught.value.next_offset)
+        assert [record.value for record in consumer.poll(10_000)] == [3]
+
+
+def test_who_waits_for_an_appliance_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.WARNING, "tailrace"),
+        Producer("localhost:1", max_block_ms=2_500) as producer,
+        pytest.raises(NotReachableError),
+    ):
+        producer.send("t", b"x")
+    assert [record.message for record in caplog.records] == ["the producer gets no answer at tcp://localhost:1; it goes on trying"]
+
+
+def test_a_client_that_was_there_first_is_served_as_soon_as_the_appliance_is(tmp_path_factory: pytest.TempPathFactory) -> None:
+    address = f"ipc://{tmp_path_factory.mktemp('s')}/front"
+    done = threading.Event()
+    with Producer(address) as producer:
+
+        def send() -> None:
+            producer.send("t", b"x").result(30)
+            done.set()
+
+        waiting = threading.Thread(target=send)
+        waiting.start()
+        running = start_embedded(listen=[address])
+        try:
+            assert done.wait(30)
+        finally:
+            waiting.join()
+            assert running.stop() == 0

@@ -1,0 +1,112 @@
+"""What a Kafka user writes is taken, and what makes no sense is refused with a sentence before anything is opened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tailrace import Consumer, NewTopic, Producer, TopicPartition
+from tailrace.arguments import name_list, partition_list, partition_of
+from tailrace.connection import check_bootstrap
+from tailrace.errors import InvalidRequestError, InvalidSettingError, NotSupportedError
+from tailrace.settings import ConsumerSettings, ProducerSettings, build, merged
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("tcp://127.0.0.1:7420", "tcp://127.0.0.1:7420"), ("localhost:7420", "tcp://localhost:7420"), (["localhost:7420"], "tcp://localhost:7420"),
+        ("localhost:7420,", "tcp://localhost:7420"), ("[::1]:7420", "tcp://[::1]:7420"), ("ipc:///run/t.sock", "ipc:///run/t.sock"),
+    ],
+)  # fmt: skip
+def test_addresses_in_kafkas_spellings_are_taken(given: object, meant: str) -> None:
+    assert check_bootstrap(given) == meant
+
+
+@pytest.mark.parametrize(
+    "given", ["", "localhost", "localhost:", ":7420", "http://localhost:7420", [], ["a:1", "b:2"], "a:1,b:2", 7420, None, {}]
+)
+def test_what_is_no_address_is_refused_with_a_sentence(given: object) -> None:
+    with pytest.raises(InvalidSettingError, match="bootstrap"):
+        check_bootstrap(given)
+
+
+@pytest.mark.parametrize(("given", "meant"), [("0", 0), ("1", 1), ("-1", "all"), (-1, "all"), ("all", "all"), (0, 0), (1, 1)])
+def test_acks_in_every_spelling(given: object, meant: object) -> None:
+    assert build(ProducerSettings, {"acks": given}).acks == meant
+
+
+@pytest.mark.parametrize("given", [2, "2", True, None, "leader", 0.5])
+def test_acks_that_mean_nothing(given: object) -> None:
+    with pytest.raises(InvalidSettingError, match="acks"):
+        build(ProducerSettings, {"acks": given})
+
+
+def test_a_dict_with_dotted_names_and_keyword_arguments_together() -> None:
+    given = merged({"bootstrap.servers": "localhost:7420", "linger.ms": "7", "compression.type": "zstd"}, {"acks": "1"})
+    settings = build(ProducerSettings, given)
+    assert (settings.bootstrap, settings.linger_ms, settings.compression_type, settings.acks) == ("localhost:7420", 7, "zstd", 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "keywords", "sentence"),
+    [
+        ({"linger.ms": 5}, {"linger_ms": 5}, "given twice"), ({"bootstrap": "a:1"}, {"bootstrap_servers": "a:1"}, "given twice"),
+        ({"lingr.ms": 5}, {}, "did you mean linger_ms"), ({3: 5}, {}, "must be text"), ({"linger.ms": "5ms"}, {}, "whole number"),
+        ({"value.serializer": "json"}, {}, "takes a callable"),
+    ],
+)  # fmt: skip
+def test_settings_that_contradict_themselves_or_are_unknown(settings: dict[Any, Any], keywords: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidSettingError, match=sentence):
+        build(ProducerSettings, merged(settings, keywords))
+
+
+def test_auto_commit_without_a_group_is_off_and_cannot_be_on() -> None:
+    assert build(ConsumerSettings, {"enable_auto_commit": False}).enable_auto_commit is False
+    with pytest.raises(NotSupportedError, match="groups"):
+        build(ConsumerSettings, {"enable_auto_commit": True})
+
+
+def test_a_client_is_made_from_kafkas_dict() -> None:
+    with Producer({"bootstrap.servers": "localhost:1", "delivery.timeout.ms": 100}) as producer:
+        assert producer.settings.delivery_timeout_ms == 100
+    with Consumer({"bootstrap.servers": "localhost:1", "auto.offset.reset": "earliest"}) as consumer:
+        assert consumer.settings.auto_offset_reset == "earliest"
+
+
+def test_one_name_is_one_name() -> None:
+    assert name_list("names", "abc") == ["abc"]
+    assert name_list("names", ("a", "b")) == ["a", "b"]
+    assert partition_list(TopicPartition("t", 1)) == [("t", 1)]
+    assert partition_list([("t", 1)]) == [TopicPartition("t", 1)]
+
+
+@pytest.mark.parametrize("given", [None, 3, b"abc", [b"abc"], [None], {"a": 1}.items()])
+def test_what_are_no_names_is_refused_with_a_sentence(given: object) -> None:
+    with pytest.raises(InvalidRequestError, match="names"):
+        name_list("names", given)
+
+
+@pytest.mark.parametrize("given", ["t", ("t",), ("t", "0"), ("t", True), (0, "t"), None, ("t", 0, 1)])
+def test_what_is_no_partition_is_refused_with_a_sentence(given: object) -> None:
+    with pytest.raises(InvalidRequestError, match="TopicPartition"):
+        partition_of(given)
+    with pytest.raises(InvalidRequestError, match="TopicPartition"):
+        partition_list([given])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"name": b"t"}, InvalidSettingError), ({"name": "t", "partitions": "2"}, InvalidSettingError), ({"name": "t", "configs": [1]}, InvalidSettingError),
+        ({"name": "t", "replication_factor": 3}, NotSupportedError),
+    ],
+)  # fmt: skip
+def test_a_topic_that_makes_no_sense_is_refused_before_it_is_sent(arguments: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        NewTopic(**arguments)
+
+
+def test_kafkas_words_for_a_topic() -> None:
+    assert NewTopic("t", num_partitions=3, replication_factor=1).partitions == 3
