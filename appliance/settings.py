@@ -18,6 +18,7 @@ from typing import Any
 from appliance.cores import CorePlan, plan_cores
 from shm.layout import FLUSHERS_MAX, FRONTS_MAX, WORKERS_MAX
 from tailrace.errors import InvalidSettingError
+from tailrace.units import examples, whole_number
 
 ENVIRONMENT_PREFIX = "TAILRACE_"
 _INTERNAL_VARIABLES = ("TAILRACE_PROCESS", "TAILRACE_BOOTSTRAP", "TAILRACE_CRASH_POINT")
@@ -217,13 +218,10 @@ def _known(name: str, where: str) -> str:
 def _typed(name: str, item: Any, value: Any) -> Any:
     """`value`, from TOML or as text, as the field's type."""
     if item.type == "int":
-        try:
-            number = int(value) if not isinstance(value, (bool, float)) else None
-        except (TypeError, ValueError):
-            number = None
+        number = whole_number(name, value)
         low, high = item.metadata["minimum"], item.metadata["maximum"]
         if number is None or not low <= number <= high:
-            raise InvalidSettingError(f"{name} is {value!r}; it takes a whole number from {low} to {high}")
+            raise InvalidSettingError(f"{name} is {value!r}; it takes a whole number from {low} to {high}{examples(name)}")
         return number
     if item.type == "bool":
         known = {"true": True, "false": False, True: True, False: False}

@@ -13,6 +13,7 @@ from typing import Any
 
 from tailrace.delays import DELAY_SUFFIX, parse_levels
 from tailrace.errors import InvalidSettingError, InvalidTopicNameError
+from tailrace.units import examples, whole_number
 
 PARTITIONS_MAX = 1024
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -43,7 +44,7 @@ _TABLE = (
     TopicSetting("segment.bytes", int, 256 << 20, "A segment is sealed and a new one begun before it grows beyond this.", minimum=64 << 10, maximum=1 << 40),
     TopicSetting("segment.ms", int, 7 * 86_400_000, "A segment is sealed this long after its first batch, also when nothing follows.", minimum=100),
     TopicSetting("max.message.bytes", int, 1 << 20, "Largest batch accepted; at most a quarter of ring_bytes and less than half of lane_bytes.", minimum=1024, maximum=64 << 20),
-    TopicSetting("compression.type", str, "none", "Buffer compression that producers use unless told otherwise.", allowed=("none", "lz4", "zstd")),
+    TopicSetting("compression.type", str, "producer", "Buffer compression that producers use unless told otherwise; producer: what each chooses, else none.", allowed=("producer", "none", "lz4", "zstd")),
     TopicSetting("message.timestamp.type", str, "CreateTime", "Whose clock a record's timestamp is: the producer's, or the appliance's when it appends.", allowed=("CreateTime", "LogAppendTime")),
     TopicSetting("cleanup.policy", str, "delete", "What becomes of old records: delete removes segments by retention.ms and retention.bytes.", allowed=("delete",)),
     TopicSetting("retention.ms", int, 7 * 86_400_000, "A segment is removed when its newest record is older than this (records that are old when they come stay five minutes; with delay.enabled it counts from delivery), ms; -1: never.", minimum=-1),
@@ -109,13 +110,10 @@ def parse(name: str, value: Any) -> Any:
         hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(TOPIC_SETTINGS)}"
         raise InvalidSettingError(f"unknown topic setting {shown(name)}{hint}")
     if setting.kind is int:
-        try:
-            number = int(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else None
-        except (TypeError, ValueError):
-            number = None
+        number = whole_number(name, value)
         if number is None or not setting.minimum <= number <= setting.maximum:
             raise InvalidSettingError(
-                f"topic setting {name} is {shown(value)}; it takes a whole number from {setting.minimum} to {setting.maximum}"
+                f"topic setting {name} is {shown(value)}; it takes a whole number from {setting.minimum} to {setting.maximum}{examples(name)}"
             )
         return number
     if setting.kind is bool and (isinstance(value, bool) or value in setting.allowed):

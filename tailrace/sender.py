@@ -361,6 +361,7 @@ class Sender:
     def _encoded(self, queue: PartitionQueue, batch: ProducerBatch) -> bytearray | None:
         """The bytes of the first ready batch. None: it was split or failed; look at what is first now."""
         compression = self._settings.compression_type or queue.info.settings["compression.type"]
+        compression = "none" if compression == "producer" else compression
         try:
             data = batch.encode(compression)
         except Exception as error:  # one batch that cannot be made costs no other

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from tailrace.errors import InvalidSettingError, NotSupportedError
+from tailrace.units import examples, whole_number
 
 DEFAULT_BOOTSTRAP = "tcp://127.0.0.1:7420"
 COMPRESSIONS = ("none", "lz4", "zstd")
@@ -129,7 +130,7 @@ def _check_numbers(settings: Any) -> None:
             value = getattr(settings, item.name)
             low, high = item.metadata["minimum"], item.metadata["maximum"]
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise InvalidSettingError(f"{item.name} is {value!r}; it takes a whole number from {low} to {high}")
+                raise InvalidSettingError(f"{item.name} is {value!r}; it takes a whole number from {low} to {high}{examples(item.name)}")
 
 
 def merged(settings: Mapping[str, Any] | None, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,12 +151,13 @@ def merged(settings: Mapping[str, Any] | None, given: Mapping[str, Any]) -> dict
 
 
 def build(kind: type[Kind], given: Mapping[str, Any]) -> Kind:
-    """Settings from what `merged` made. A number may be text, as in a file of settings. Raises InvalidSettingError for unknown names and wrong values."""
+    """Settings from what `merged` made. A number may be text, with a unit where the setting has one ("1h30m", "64MiB"). Raises InvalidSettingError for unknown names and wrong values."""
     known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
     given = dict(given)
     for name, value in given.items():
-        if name in known and "minimum" in known[name].metadata and isinstance(value, str) and value.strip().isdecimal():
-            given[name] = int(value)
+        if name in known and "minimum" in known[name].metadata:
+            number = whole_number(name, value)
+            given[name] = value if number is None else number
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, 0.5)
             hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"

@@ -119,7 +119,7 @@ def test_topic_names_that_are_allowed() -> None:
     [
         ({"segment.byte": 1}, "did you mean segment.bytes"),
         ({"segment.bytes": "x"}, "whole number"),
-        ({"compression.type": "gzip"}, "allowed are none, lz4, zstd"),
+        ({"compression.type": "gzip"}, "allowed are producer, none, lz4, zstd"),
         ({"durability": "replicated"}, "allowed are disk, memory"),
         ({"min.insync.replicas": 2}, "not supported by this version"),
         ({"max.message.bytes": 8 << 20}, "what a ring of"),

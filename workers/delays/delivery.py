@@ -74,6 +74,7 @@ class Deliveries:
         if not is_single and batch.nbytes > min(DELIVERY_BYTES, limit):
             return None
         compression = str(topic.settings["compression.type"]) if batch.nbytes <= limit else "none"
+        compression = "none" if compression == "producer" else compression  # who sent it does not write this batch
         first, largest = arrow_batch.timestamp_range(batch, wall_us)
         header = BatchHeader(
             attributes=ATTRIBUTE_DELAYED, record_count=batch.num_rows, last_offset_delta=batch.num_rows - 1, first_timestamp_us=first,

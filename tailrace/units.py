@@ -1,0 +1,61 @@
+"""Numbers with a unit, as people write them: "1h30m" where milliseconds are asked for, "64MiB" where bytes are.
+
+Pure. Which unit a setting has, its name says (`retention.ms`, `segment.bytes`); a plain number is in that unit.
+"""
+
+from __future__ import annotations
+
+import re
+
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\s*", re.ASCII)
+_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b", re.ASCII | re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE_NAMES = ("bytes", "_size", "_memory")
+TEXT_MAX = 60
+
+
+def whole_number(name: str, given: object) -> int | None:
+    """The value of the setting `name` in its own unit, from a number or text; None: it is no whole number of that."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    if not isinstance(given, str) or len(given) > TEXT_MAX:
+        return None
+    text = given.strip()
+    if re.fullmatch(r"-?\d+", text, re.ASCII):
+        return int(text)
+    plain = name.replace(".", "_")
+    if plain.endswith("_ms"):
+        return _milliseconds(text)
+    return _bytes(text) if plain.endswith(_SIZE_NAMES) else None
+
+
+def examples(name: str) -> str:
+    """For the sentence of a refusal: what may be written, too."""
+    plain = name.replace(".", "_")
+    if plain.endswith("_ms"):
+        return " (in ms), or a time such as 500ms, 1h30m or 7d"
+    return " (of bytes), or a size such as 64MiB or 1GB" if plain.endswith(_SIZE_NAMES) else ""
+
+
+def _milliseconds(text: str) -> int | None:
+    total, position = 0.0, 0
+    while position < len(text):
+        part = _DURATION_PART.match(text, position)
+        if part is None:
+            return None
+        total += float(part[1]) * _MS[part[2]]
+        position = part.end()
+    return _whole(total) if text else None
+
+
+def _bytes(text: str) -> int | None:
+    found = _SIZE.fullmatch(text)
+    if found is None or (found[3] and not found[2]):
+        return None
+    return _whole(float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2].lower()])
+
+
+def _whole(number: float) -> int | None:
+    """Floats are exact for whole numbers far beyond any setting's maximum."""
+    return int(number) if number == int(number) and number < 2**53 else None

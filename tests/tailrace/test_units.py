@@ -1,0 +1,39 @@
+"""Units as people write them, and what is no number of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailrace.units import examples, whole_number
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "meant"),
+    [
+        ("retention.ms", "1d", 86_400_000), ("retention.ms", "1h30m", 5_400_000), ("linger_ms", "500ms", 500), ("segment.ms", "1.5s", 1_500),
+        ("retention.ms", "2w 3 d", 17 * 86_400_000), ("retention.ms", "-1", -1), ("retention.ms", 7, 7), ("segment.bytes", "64MiB", 64 << 20),
+        ("segment.bytes", "1 GB", 10**9), ("batch_size", "256kib", 256 << 10), ("buffer_memory", "1.5KiB", 1536), ("segment.bytes", "100B", 100),
+        ("fronts", "2", 2), (" x.ms", " 5 ", 5),
+    ],
+)  # fmt: skip
+def test_what_is_a_number(name: str, given: object, meant: int) -> None:
+    assert whole_number(name, given) == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("retention.ms", "1y"), ("retention.ms", ""), ("retention.ms", "d"), ("retention.ms", "1d-1h"), ("retention.ms", "0.5ms"), ("retention.ms", "64MiB"),
+        ("segment.bytes", "64"[:0]), ("segment.bytes", "1d"), ("segment.bytes", "1iB"), ("segment.bytes", "0.3KB1"), ("segment.bytes", "9e9MiB"),
+        ("fronts", "1d"), ("fronts", True), ("fronts", 1.0), ("fronts", None), ("retention.ms", "1" * 61), ("retention.ms", "\u0661d"),
+        ("retention.ms", "9" * 20 + "d"),
+    ],
+)  # fmt: skip
+def test_what_is_none(name: str, given: object) -> None:
+    assert whole_number(name, given) is None
+
+
+def test_a_refusal_shows_what_may_be_written() -> None:
+    assert "7d" in examples("retention.ms")
+    assert "MiB" in examples("ring_bytes")
+    assert not examples("fronts")
