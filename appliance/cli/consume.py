@@ -5,20 +5,31 @@ Exit status 4 (EXIT_SKIPPED): everything that can be read was printed, and damag
 
 from __future__ import annotations
 
-import base64
+import datetime as dt
+import fnmatch
 import sys
-from typing import Any
 
 import click
-import orjson
 import pyarrow as pa
 
 from appliance.cli.main import CONNECT_TIMEOUT_MS
-from appliance.cli.options import bootstrap_option
+from appliance.cli.options import SINCE_HELP, PastMoment, bootstrap_option
 from appliance.cli.output import complain
+from appliance.cli.record_output import (
+    BINARY_FORMATS,
+    FORMATS,
+    TEMPLATE_HELP,
+    json_line,
+    template,
+    value_line,
+    write_arrow,
+    write_csv,
+    write_lines,
+    write_parquet,
+)
 from tailrace.admin import Admin
 from tailrace.consumer import Consumer
-from tailrace.errors import CorruptBatchError, NotSupportedError
+from tailrace.errors import CorruptBatchError, NotSupportedError, OffsetOutOfRangeError, UnknownTopicError
 from tailrace.records import Record, TopicPartition
 from tailrace.settings import GROUPS_LATER
 
@@ -27,21 +38,25 @@ EXIT_SKIPPED = 4
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
 @click.option("--partition", type=int, help="Only this partition.")
 @click.option("--group", help="Consumer group (not in this version).")
-@click.option("--from-beginning", is_flag=True, help="Begin with the first record and end at the end (unless --follow).")
-@click.option("--offset", type=click.IntRange(0), help="Begin at this offset and end at the end (unless --follow).")
+@click.option("--from-beginning", is_flag=True, help="Begin with the first record.")
+@click.option("--offset", type=click.IntRange(0), help="Begin at this offset.")
+@click.option("--since", type=PastMoment(), help=f"Begin with the first record of this time or later: {SINCE_HELP}")
+@click.option("--tail", type=click.IntRange(1), metavar="N", help="Begin with the last N records of each partition.")
+@click.option("--until", type=PastMoment(), help=f"End before the first record of this time or later: {SINCE_HELP}")
 @click.option("--max", "maximum", type=click.IntRange(1), help="End after this many records.")
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["value", "json", "arrow", "parquet"]),
+    type=click.Choice(FORMATS),
     default="value",
     show_default=True,
     help="arrow and parquet write one file to standard output.",
 )
-@click.option("--follow", is_flag=True, help="Wait for new records.")
+@click.option("--template", "-f", "text", metavar="TEXT", help=f"Each record as TEXT says, as kcat's -f: {TEMPLATE_HELP}.")
+@click.option("--follow", is_flag=True, help="Wait for new records at the end.")
 @click.option(
     "--skip-damaged",
     is_flag=True,
@@ -49,48 +64,122 @@ EXIT_SKIPPED = 4
 )
 @bootstrap_option
 def command(
-    topic: str,
+    topics: tuple[str, ...],
     partition: int | None,
     group: str | None,
     from_beginning: bool,
     offset: int | None,
+    since: dt.datetime | None,
+    tail: int | None,
+    until: dt.datetime | None,
     maximum: int | None,
     form: str,
+    text: str | None,
     follow: bool,
     skip_damaged: bool,
     bootstrap: str,
 ) -> int:
-    """Print a topic's records. Without --from-beginning or --offset it waits for new ones, like `tail -f`.
+    """Print the records of one or more topics; a pattern such as 'orders-*' stands for all that match. With --from-beginning, --offset, --since, --tail or
+    --until it ends at the end that there is now, unless --follow is given; without, it waits for new records, like `tail -f`.
 
     \b
     Example:
       tailrace consume orders --from-beginning --format json
+      tailrace consume orders --since 2h --template '%t %p %o %k %v\\n'
       tailrace consume flights --from-beginning --format parquet > flights.parquet
     """
     if group is not None:
         raise NotSupportedError(GROUPS_LATER)
-    if from_beginning and offset is not None:
-        raise click.UsageError("--from-beginning and --offset exclude each other")
+    start = Start(from_beginning, offset, since, tail)
+    if text is not None and form != "value":
+        raise click.UsageError("--template and --format exclude each other")
+    line = template(text) if text is not None else json_line if form == "json" else value_line
+    if form in BINARY_FORMATS and sys.stdout.isatty():
+        raise click.UsageError(f"{form} is no text for a terminal; write it to a file: > records.{form}")
     with Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
-        info = admin.topic_info([topic])[topic]
-    with Consumer(bootstrap=bootstrap, auto_offset_reset="earliest" if from_beginning else "latest") as consumer:
-        keys = [TopicPartition(topic, p) for p in ([partition] if partition is not None else range(len(info.partitions)))]
+        infos = admin.topic_info(_matching(topics, admin))
+    schemas = {name: info.schema for name, info in infos.items()}
+    schema = next(iter(schemas.values()))
+    is_typed = next(iter(infos.values())).typed
+    if form not in ("value", "json") and any(other != schema for other in schemas.values()):
+        raise click.UsageError(f"the topics have different schemas, which one file of {form} cannot hold; read them one by one")
+    with Consumer(bootstrap=bootstrap, auto_offset_reset="earliest" if start.is_given else "latest") as consumer:
+        keys = [
+            TopicPartition(name, p)
+            for name, info in infos.items()
+            for p in ([partition] if partition is not None else range(len(info.partitions)))
+        ]
         consumer.assign(keys)
-        ends = None if follow or not (from_beginning or offset is not None) else consumer.end_offsets(keys)
-        if offset is not None:
-            for key in keys:
-                consumer.seek(key, offset)
+        start.seek(consumer, keys)
+        ends = None if follow or not (start.is_given or until is not None) else consumer.end_offsets(keys)
+        if until is not None:
+            last = consumer.offsets_for_times(dict.fromkeys(keys, until))
+            ends = {
+                key: found.offset if (found := last[key]) is not None else end for key, end in (ends or consumer.end_offsets(keys)).items()
+            }
         reader = Reader(consumer, ends, maximum, skip_damaged)
         if form == "arrow":
-            _write_arrow(reader, info.schema)
+            write_arrow(reader, schema)
         elif form == "parquet":
-            _write_parquet(reader, info.schema)
+            write_parquet(reader, schema)
+        elif form == "csv":
+            write_csv(reader, schema.names if is_typed else None)
         else:
-            _write_lines(reader, form)
+            write_lines(reader, line)
     if reader.skipped_offsets:
         complain(f"skipped {reader.skipped_offsets} damaged offsets in {reader.skipped_ranges} places; `tailrace log verify` tells more")
         return EXIT_SKIPPED
     return 0
+
+
+def _matching(topics: tuple[str, ...], admin: Admin) -> list[str]:
+    """Names, and what patterns stand for. Raises UnknownTopicError when one stands for nothing."""
+    names: dict[str, None] = {}
+    for given in topics:
+        found = [given]
+        if any(character in given for character in "*?["):
+            found = fnmatch.filter(admin.list_topics(), given)
+            if not found:
+                raise UnknownTopicError(f"no topic matches {given!r}")
+        names.update(dict.fromkeys(found))
+    return list(names)
+
+
+class Start:
+    """Where reading begins: one of the ways that the options name, else with what comes from now on."""
+
+    def __init__(self, from_beginning: bool, offset: int | None, since: dt.datetime | None, tail: int | None) -> None:
+        """Raises UsageError."""
+        self._from_beginning, self._offset, self._since, self._tail = from_beginning, offset, since, tail
+        given = [from_beginning, offset is not None, since is not None, tail is not None]
+        self.is_given = any(given)
+        if sum(given) > 1:
+            raise click.UsageError("--from-beginning, --offset, --since and --tail exclude each other")
+
+    def seek(self, consumer: Consumer, keys: list[TopicPartition]) -> None:
+        """Raises OffsetOutOfRangeError when the offset is behind the end of every partition."""
+        ends = consumer.end_offsets(keys)
+        if self._from_beginning:
+            consumer.seek_to_beginning(*keys)
+        elif self._offset is not None:
+            beyond = [key for key in keys if ends[key] < self._offset]
+            for key in beyond:
+                sentence = f"{key.topic}-{key.partition} ends at offset {ends[key]}; it has no offset {self._offset}"
+                if len(beyond) == len(keys):
+                    raise OffsetOutOfRangeError(sentence)
+                complain(sentence)
+            for key in keys:
+                consumer.seek(key, min(self._offset, ends[key]))
+        elif self._since is not None:
+            for key, found in consumer.offsets_for_times(dict.fromkeys(keys, self._since)).items():
+                consumer.seek(key, ends[key] if found is None else found.offset)
+        elif self._tail is not None:
+            begins = consumer.beginning_offsets(keys)
+            for key in keys:
+                consumer.seek(key, max(begins[key], ends[key] - self._tail))
+        else:
+            for key in keys:
+                consumer.seek(key, ends[key])
 
 
 class Reader:
@@ -148,56 +237,3 @@ class Reader:
             if batch.num_rows:
                 result.append(batch)
         return result
-
-
-def _text(value: Any) -> Any:
-    """Bytes as text where they are text, else as {"base64": ...}."""
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return {"base64": base64.b64encode(value).decode("ascii")}
-    return value
-
-
-def _default(value: Any) -> Any:
-    return _text(value) if isinstance(value, bytes) else str(value)
-
-
-def to_json(record: Record) -> bytes:
-    """A record as one line of JSON."""
-    return orjson.dumps(
-        {
-            "topic": record.topic, "partition": record.partition, "offset": record.offset, "timestamp": record.timestamp, "key": _text(record.key),
-            "value": _text(record.value), "headers": [[name, _text(value)] for name, value in record.headers],
-        },
-        default=_default,
-    )  # fmt: skip
-
-
-def _write_lines(reader: Reader, form: str) -> None:
-    out = sys.stdout.buffer
-    while not reader.is_finished():
-        for record in reader.records():
-            if form == "json":
-                line = to_json(record)
-            else:
-                line = orjson.dumps(record.value, default=_default) if isinstance(record.value, dict) else record.value or b""
-            out.write(line + b"\n")
-        out.flush()
-
-
-def _write_arrow(reader: Reader, schema: pa.Schema) -> None:
-    with pa.ipc.new_stream(sys.stdout.buffer, schema) as writer:
-        while not reader.is_finished():
-            for batch in reader.batches():
-                writer.write_batch(batch)
-
-
-def _write_parquet(reader: Reader, schema: pa.Schema) -> None:
-    import pyarrow.parquet as parquet
-
-    with parquet.ParquetWriter(sys.stdout.buffer, schema) as writer:
-        while not reader.is_finished():
-            for batch in reader.batches():
-                writer.write_batch(batch)

@@ -36,6 +36,19 @@ class Moment(click.ParamType[dt.datetime]):
         return moment
 
 
+SINCE_HELP = "2027-01-31T08:00:00Z (or another offset from UTC), or that long ago: 90s, 15m, 2h, 3d."
+
+
+class PastMoment(Moment):
+    """A point in time; a duration says how long ago."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dt.datetime:
+        if isinstance(value, str) and value[-1:] in _UNITS and value[:-1].isdigit():
+            now = dt.datetime.now(dt.UTC)
+            return now - (super().convert(value, param, ctx) - now)
+        return super().convert(value, param, ctx)
+
+
 def bootstrap_option(function: Function) -> Function:
     """--bootstrap: which appliance."""
     option = click.option(

@@ -1,0 +1,138 @@
+"""How `tailrace consume` writes records to standard output: lines, templates as kcat's, CSV, JSON; Arrow and Parquet as one file.
+
+Each writer reads until the Reader is finished, and leaves whole lines behind whatever ends it.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import re
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pyarrow as pa
+
+from tailrace.errors import InvalidSettingError
+from tailrace.records import Record
+
+if TYPE_CHECKING:
+    from appliance.cli.consume import Reader
+
+TEMPLATE_HELP = (
+    "%t topic, %p partition, %o offset, %T timestamp (ms), %k key, %v (or %s) value, %K and %S their bytes, %h headers, %% a percent sign; "
+    "\\n, \\t, \\\\"
+)
+FORMATS = ("value", "json", "csv", "arrow", "parquet")
+BINARY_FORMATS = ("arrow", "parquet")
+_RECORD_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
+_ESCAPES = {"\\n": b"\n", "\\t": b"\t", "\\r": b"\r", "\\0": b"\0", "\\\\": b"\\"}
+
+
+def _text(value: Any) -> Any:
+    """Bytes as text where they are text, else as {"base64": ...}."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(value).decode("ascii")}
+    return value
+
+
+def _default(value: Any) -> Any:
+    return _text(value) if isinstance(value, bytes) else str(value)
+
+
+def _bytes(value: Any) -> bytes:
+    """A key or value as it is; a typed topic's row as JSON; nothing for null."""
+    if isinstance(value, dict):
+        return orjson.dumps(value, default=_default)
+    return value or b""
+
+
+def json_line(record: Record) -> bytes:
+    """A record as one line of JSON."""
+    return orjson.dumps(
+        {
+            "topic": record.topic, "partition": record.partition, "offset": record.offset, "timestamp": record.timestamp, "key": _text(record.key),
+            "value": _text(record.value), "headers": [[name, _text(value)] for name, value in record.headers],
+        },
+        default=_default,
+        option=orjson.OPT_APPEND_NEWLINE,
+    )  # fmt: skip
+
+
+def value_line(record: Record) -> bytes:
+    """A record's value, and nothing else of it."""
+    return _bytes(record.value) + b"\n"
+
+
+def _headers(record: Record) -> bytes:
+    return b",".join(name.encode() + b"=" + (value or b"") for name, value in record.headers)
+
+
+_TOKENS: dict[str, Callable[[Record], bytes]] = {
+    "t": lambda r: r.topic.encode(), "p": lambda r: b"%d" % r.partition, "o": lambda r: b"%d" % r.offset, "T": lambda r: b"%d" % r.timestamp,
+    "k": lambda r: _bytes(r.key), "v": lambda r: _bytes(r.value), "s": lambda r: _bytes(r.value), "K": lambda r: b"%d" % len(_bytes(r.key)),
+    "S": lambda r: b"%d" % len(_bytes(r.value)), "h": _headers, "%": lambda _: b"%",
+}  # fmt: skip
+
+
+def template(text: str) -> Callable[[Record], bytes]:
+    """What makes bytes of a record by kcat's template. Raises InvalidSettingError."""
+    pieces: list[bytes | Callable[[Record], bytes]] = []
+    for piece in re.split(r"(%.?|\\.)", text, flags=re.DOTALL):
+        if piece.startswith("%"):
+            token = _TOKENS.get(piece[1:])
+            if token is None:
+                raise InvalidSettingError(f"the template has {piece!r}; known are {TEMPLATE_HELP}")
+            pieces.append(token)
+        elif piece:
+            pieces.append(_ESCAPES.get(piece, piece.encode()))
+    return lambda record: b"".join(piece if isinstance(piece, bytes) else piece(record) for piece in pieces)
+
+
+def write_lines(reader: Reader, line: Callable[[Record], bytes]) -> None:
+    """Each record by itself, as bytes."""
+    out = sys.stdout.buffer
+    while not reader.is_finished():
+        for record in reader.records():
+            out.write(line(record))
+        out.flush()
+
+
+def write_csv(reader: Reader, columns: list[str] | None) -> None:
+    """A row a record under a line of names: `columns` of typed topics, else where the record is, its key and its value."""
+    out = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="", write_through=True)
+    rows = csv.writer(out)
+    rows.writerow(columns or _RECORD_COLUMNS)
+    while not reader.is_finished():
+        for record in reader.records():
+            values = [record.value.get(name) for name in columns] if columns else [*record[:4], record.key, record.value]
+            rows.writerow([_cell(value) for value in values])
+        out.flush()
+    out.detach()
+
+
+def _cell(value: Any) -> Any:
+    text = _text(value)
+    return orjson.dumps(text, default=_default).decode() if isinstance(text, (dict, list)) else text
+
+
+def write_arrow(reader: Reader, schema: pa.Schema) -> None:
+    with pa.ipc.new_stream(sys.stdout.buffer, schema) as writer:
+        while not reader.is_finished():
+            for batch in reader.batches():
+                writer.write_batch(batch)
+
+
+def write_parquet(reader: Reader, schema: pa.Schema) -> None:
+    import pyarrow.parquet as parquet
+
+    with parquet.ParquetWriter(sys.stdout.buffer, schema) as writer:
+        while not reader.is_finished():
+            for batch in reader.batches():
+                writer.write_batch(batch)

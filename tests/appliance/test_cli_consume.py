@@ -1,0 +1,113 @@
+"""`tailrace consume`: where it begins and ends, what it prints, and what it refuses, as somebody types it who knows kcat and rpk."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import io
+import os
+import pty
+import subprocess
+
+import pyarrow as pa
+import pytest
+
+from tailrace import Admin, NewTopic, Producer
+from tailrace.private_appliance import EmbeddedAppliance
+from tests.appliance.test_cli import TAILRACE, run
+
+T0 = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+
+
+@pytest.fixture
+def ten(appliance: EmbeddedAppliance, topic: str) -> str:
+    """A topic of two partitions with five records each, an hour apart, keys k0 to k9."""
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics([NewTopic(topic, 2, {"retention.ms": -1})])
+        for number in range(10):
+            producer.send(topic, b"v%d" % number, b"k%d" % number, partition=number % 2, timestamp=T0 + dt.timedelta(hours=number))
+    return topic
+
+
+def lines(appliance: EmbeddedAppliance, *arguments: str) -> list[bytes]:
+    return sorted(run(appliance, "consume", *arguments).stdout.splitlines())
+
+
+def test_it_begins_and_ends_where_it_is_told(appliance: EmbeddedAppliance, ten: str) -> None:
+    assert lines(appliance, ten, "--tail", "1") == [b"v8", b"v9"]
+    assert lines(appliance, ten, "--tail", "100") == lines(appliance, ten, "--from-beginning")
+    assert lines(appliance, ten, "--since", "2024-01-01T07:00:00Z") == [b"v7", b"v8", b"v9"]
+    assert lines(appliance, ten, "--since", "2024-01-01T02:00:00Z", "--until", "2024-01-01T04:00:00Z") == [b"v2", b"v3"]
+    assert lines(appliance, ten, "--from-beginning", "--until", "2024-01-01T00:30:00Z") == [b"v0"]
+    assert lines(appliance, ten, "--since", "1h") == []
+    assert lines(appliance, ten, "--offset", "4") == [b"v8", b"v9"]
+
+
+def test_templates_are_kcats(appliance: EmbeddedAppliance, ten: str) -> None:
+    text = "%t|%p|%o|%k|%v|%s|%K|%S|%T|%h|%%\\n"
+    printed = run(appliance, "consume", ten, "--partition", "1", "--tail", "1", "-f", text).stdout
+    assert printed == b"%s|1|4|k9|v9|v9|2|2|%d||%%\n" % (ten.encode(), (T0 + dt.timedelta(hours=9)).timestamp() * 1000)
+    assert run(appliance, "consume", ten, "--partition", "0", "--tail", "1", "-f", r"a\tb\\").stdout == b"a\tb\\"
+    assert b"'%x'" in run(appliance, "consume", ten, "--tail", "1", "-f", "%x", status=1).stderr
+    assert b"exclude" in run(appliance, "consume", ten, "--tail", "1", "-f", "%v", "--format", "json", status=2).stderr
+
+
+def test_csv_has_names_and_quotes_what_needs_it(appliance: EmbeddedAppliance, ten: str) -> None:
+    rows = list(csv.DictReader(io.StringIO(run(appliance, "consume", ten, "--from-beginning", "--format", "csv").stdout.decode())))
+    assert sorted((row["key"], row["value"]) for row in rows) == [(f"k{n}", f"v{n}") for n in range(10)]
+    assert {row["topic"] for row in rows} == {ten}
+
+
+def test_csv_of_a_typed_topic_has_its_columns(appliance: EmbeddedAppliance, topic: str) -> None:
+    frame = pa.table({"a": [1, 2], "b": ['x,"y"', None]})
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics([NewTopic(topic, schema=frame)])
+        producer.send_arrow(topic, frame)
+    assert run(appliance, "consume", topic, "--from-beginning", "--format", "csv").stdout == b'a,b\r\n1,"x,""y"""\r\n2,\r\n'
+    assert (
+        b"different schemas"
+        in run(appliance, "consume", topic, make(appliance, topic + "x"), "--tail", "1", "--format", "csv", status=2).stderr
+    )
+
+
+def make(appliance: EmbeddedAppliance, name: str) -> str:
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(name)])
+    return name
+
+
+def test_several_topics_and_patterns(appliance: EmbeddedAppliance, topic: str) -> None:
+    names = [make(appliance, f"{topic}-{letter}") for letter in "ab"]
+    with Producer(appliance.address) as producer:
+        for name in names:
+            producer.send(name, name)
+    assert lines(appliance, *names, "--from-beginning") == [name.encode() for name in names]
+    assert lines(appliance, f"{topic}-*", "--from-beginning") == [name.encode() for name in names]
+    assert b"no topic matches" in run(appliance, "consume", f"{topic}-none*", status=1).stderr
+
+
+def test_an_offset_behind_the_end_is_said(appliance: EmbeddedAppliance, ten: str) -> None:
+    refused = run(appliance, "consume", ten, "--partition", "0", "--offset", "6", status=1).stderr
+    assert f"{ten}-0 ends at offset 5; it has no offset 6".encode() in refused
+    with Producer(appliance.address) as producer:
+        producer.send(ten, b"v10", partition=0).result(10)
+    partly = run(appliance, "consume", ten, "--offset", "6")
+    assert partly.stdout == b""
+    assert f"{ten}-1 ends at offset 5".encode() in partly.stderr
+
+
+@pytest.mark.parametrize("options", [("--tail", "1", "--offset", "3"), ("--since", "1h", "--from-beginning")])
+def test_two_beginnings_are_one_too_many(appliance: EmbeddedAppliance, topic: str, options: tuple[str, ...]) -> None:
+    assert b"exclude each other" in run(appliance, "consume", topic, *options, status=2).stderr
+
+
+def test_a_terminal_gets_no_binary_file(appliance: EmbeddedAppliance, ten: str) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        command = [TAILRACE, "consume", ten, "--from-beginning", "--format", "parquet", "--bootstrap", appliance.address]
+        done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, timeout=60, check=False)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert done.returncode == 2
+    assert b"> records.parquet" in done.stderr
