@@ -15,8 +15,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from tailrace import live_clients
@@ -60,8 +60,8 @@ class EmbeddedAppliance:
         self._lifeline.close()
         self._process.returncode = 0  # not a child of this process: there is nothing to wait for
 
-    def end(self) -> None:
-        """`stop`, but nothing at all in a child of the program that started it."""
+    def close(self) -> None:
+        """`stop`, but nothing at all the second time, nor in a child of the program that started it."""
         if not self._is_inherited:
             self.stop()
 
@@ -70,7 +70,7 @@ class EmbeddedAppliance:
         producers = sys.modules.get("tailrace.producer")
         if producers is not None:
             producers.close_at_exit()
-        self.end()
+        self.close()
 
     def stop(self) -> int:
         """Stop cleanly and remove the temporary directory; answers the exit code. Raises ClientClosedError in a child of the program that started it."""
@@ -163,20 +163,42 @@ def _read_line(connection: socket.socket) -> bytes:
     return line
 
 
-@contextmanager
+class Embedding:
+    """What `embedded` returns: `with` it, or `start()` it and `close()` it. Not started twice at a time."""
+
+    def __init__(self, start: Callable[[], EmbeddedAppliance]) -> None:
+        self._start = start
+        self._running: EmbeddedAppliance | None = None
+
+    def start(self) -> EmbeddedAppliance:
+        """Start the appliance and answer when it serves. Raises NotReachableError with what it said when it does not start."""
+        if self._running is None:
+            self._running = self._start()
+        return self._running
+
+    def close(self) -> None:
+        """Stop it, if it runs; nothing at all in a child of the program that started it."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
+
+    def __enter__(self) -> EmbeddedAppliance:
+        return self.start()
+
+    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+        self.close()
+
+
 def embedded(
     *,
     data_dir: str | None = None,
     listen: str | Sequence[str] = "tcp://127.0.0.1:0",
     settings: Mapping[str, Any] | None = None,
     auto_create_topics: bool = True,
-) -> Iterator[EmbeddedAppliance]:
-    """A private appliance for the block. `settings` are the appliance's (`{"ring_bytes": 67108864}`); with `data_dir` its files are kept.
+) -> Embedding:
+    """A private appliance for a block, or from `start()` to `close()`. `settings` are the appliance's (`{"ring_bytes": "64MiB"}`); with `data_dir` its files
+    are kept.
 
     Unlike a served appliance it makes missing topics when a producer sends to them, unless `auto_create_topics` is False.
     """
-    appliance = start_embedded(data_dir=data_dir, listen=listen, settings=settings, auto_create_topics=auto_create_topics)
-    try:
-        yield appliance
-    finally:
-        appliance.end()
+    return Embedding(lambda: start_embedded(data_dir=data_dir, listen=listen, settings=settings, auto_create_topics=auto_create_topics))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 
 import pytest
 
+import tailrace
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.errors import DelayNotEnabledError, InvalidRecordError, InvalidRequestError, NotReachableError, UnknownTopicError
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
@@ -80,6 +82,22 @@ def test_a_deserializer_that_fails_hands_out_what_came_before_and_names_the_reco
         assert caught.value.next_offset is not None
         consumer.seek(caught.value.key, caught.value.next_offset)
         assert [record.value for record in consumer.poll(10_000)] == [3]
+
+
+def test_a_private_appliance_is_started_and_closed_without_a_block() -> None:
+    private = tailrace.embedded()
+    private.close()
+    first = private.start()
+    assert private.start() is first
+    with Producer(first.address) as producer:
+        producer.send("t", b"x").result(20)
+    private.close()
+    private.close()
+    assert not os.path.exists(first.data_dir)
+    second = tailrace.embedded(settings={"ring_bytes": "32MiB"}).start()
+    second.close()
+    second.close()
+    assert not os.path.exists(second.data_dir)
 
 
 def test_who_waits_for_an_appliance_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
