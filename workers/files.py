@@ -153,6 +153,11 @@ def read_whole(files: Files, path: str) -> bytes:
 
 def write_durably(files: Files, directory: str, name: str, data: bytes) -> None:
     """Replace a small file: the old one or the new one is there, whole, whatever happens. Raises OSError."""
+    replace_file(files, directory, name, data, sync=True)
+
+
+def replace_file(files: Files, directory: str, name: str, data: bytes, *, sync: bool) -> None:
+    """`write_durably`; without `sync` a kill leaves the old one or the new one, a loss of power perhaps neither. Raises OSError."""
     temporary = f"{directory}/{name}.tmp"
     try:
         fd = files.open_for_write(temporary, exclusive=True)
@@ -161,12 +166,14 @@ def write_durably(files: Files, directory: str, name: str, data: bytes) -> None:
         fd = files.open_for_write(temporary, exclusive=True)
     try:
         files.write_at(fd, [data], 0)
-        files.sync_data(fd)
+        if sync:
+            files.sync_data(fd)
     finally:
         files.close(fd)
     crash_point("flusher.in_write_durably")
     files.rename(temporary, f"{directory}/{name}")
-    files.sync_directory(directory)
+    if sync:
+        files.sync_directory(directory)
 
 
 def remove_tree(files: Files, directory: str) -> None:

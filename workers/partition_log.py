@@ -22,7 +22,7 @@ from tailrace.partition_file import PARTITION_FILE, Damage, Decision, PartitionF
 from tailrace.segment import INDEX_SUFFIX, PRODUCERS_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
 from tailrace.segment_index import INDEX_ENTRY, INDEX_HEADER, IndexEntry
 from workers.checkpoint import Checkpoint, SealedSegment, write_checkpoint
-from workers.files import Files, is_shortage, read_whole, remove_tree, write_durably
+from workers.files import Files, is_shortage, read_whole, remove_tree, replace_file, write_durably
 from workers.producer_state import ProducerTable
 from workers.recovery import (
     Hints,
@@ -112,6 +112,8 @@ class PartitionLog:
         """Why writes are refused, where they are."""
         self.is_open = False
         """Whether what is known of the log is what its files say."""
+        self._has_segments = False
+        """Since the first segment the directory's name and partition.json are durable; before, there is nothing that the catalog does not know."""
         self.since_checkpoint_bytes = 0
         self.unscrubbed: list[int] = []
         """Segments whose indexes nobody has looked at since the start."""
@@ -175,6 +177,7 @@ class PartitionLog:
         self.producers = recovered.producers
         self.delivered = self.producers.delivered
         self._checkpoint_number = recovered.checkpoint_number
+        self._has_segments = bool(self.sealed) or recovered.live_base >= 0
         if recovered.live_base >= 0:
             self._reopen_live(recovered)
             self.unscrubbed.append(recovered.live_base)
@@ -203,7 +206,7 @@ class PartitionLog:
         self.assignment = assignment
         if self._note_decision() and self.is_open and not self.refusal:
             try:
-                self._save_file()
+                self._save_file(sync=self._has_segments)
             except OSError as error:
                 logger.warning("decision_not_written directory=%s version=%d error=%r", self.directory, assignment.version, str(error))
 
@@ -237,7 +240,7 @@ class PartitionLog:
         if files.exists(self.directory):
             if files.exists(path):
                 found = PartitionFile.decode(read_whole(files, path))
-                if found is None:
+                if found is None and self._bases_on_disk():
                     logger.error("partition_file_damaged path=%s made_again=yes lost=%r", path, "log start offset, epochs, known damage")
             if (found is not None and found.topic_id != self.assignment.topic_id) or (found is None and self._is_of_another_topic()):
                 aside = self._aside(found.topic_id.hex() if found else "unknown", "old")
@@ -253,8 +256,7 @@ class PartitionLog:
             self.file.run = run
             bases = self._bases_on_disk()
             self.file.log_start_offset = bases[0] if bases else 0
-            self._save_file()
-            files.sync_directory(self._data_dir)
+            self._save_file(sync=bool(bases))
         else:
             self.file = found
 
@@ -274,8 +276,18 @@ class PartitionLog:
         """Where the log ended when its disk failed: the start of the epoch that began then."""
         return self.file.epochs[-1].start
 
-    def _save_file(self) -> None:
-        write_durably(self._files, self.directory, PARTITION_FILE, self.file.encode())
+    def _save_file(self, *, sync: bool = True) -> None:
+        """Raises OSError. `sync`: not for a partition without a segment, of which a loss of power may take everything: it is made again as it was."""
+        replace_file(self._files, self.directory, PARTITION_FILE, self.file.encode(), sync=sync)
+
+    def _sync_beginning(self) -> None:
+        """Before the first segment: what `_save_file` has left unsynced, but for the directory's own entries. Raises OSError."""
+        fd = self._files.open_for_write(f"{self.directory}/{PARTITION_FILE}")
+        try:
+            self._files.sync_data(fd)
+        finally:
+            self._files.close(fd)
+        self._files.sync_directory(self._data_dir)
 
     def _reopen_live(self, recovered: RecoveredLog) -> None:
         base, files = recovered.live_base, self._files
@@ -428,7 +440,10 @@ class PartitionLog:
             files.write_at(index_fd, [index_format.encode_header(base)], 0)
             files.sync_data(fd)
             files.sync_data(index_fd)  # an older one of this name may have had entries
+            if not self._has_segments:
+                self._sync_beginning()
             files.sync_directory(self.directory)
+            self._has_segments = True
         except BaseException:
             files.close(fd)
             if index_fd >= 0:
