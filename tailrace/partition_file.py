@@ -113,7 +113,7 @@ class PartitionFile:
     def decode(cls, data: bytes) -> PartitionFile | None:
         """None when damaged, or when it is another file that has a fitting checksum."""
         fields = checked_json.decode(data)
-        if fields is None or fields.pop("format", None) not in READ_VERSIONS:
+        if not isinstance(fields, dict) or fields.pop("format", None) not in READ_VERSIONS:
             return None
         try:
             fields["topic_id"] = bytes.fromhex(fields["topic_id"])

@@ -84,10 +84,13 @@ class Manifest:
     def decode(cls, data: bytes) -> Manifest:
         """Raises PendingDamagedError."""
         fields = checked_json.decode(data)
-        if fields is None or fields.pop("version", None) != PENDING_VERSION:
+        if not isinstance(fields, dict) or fields.pop("version", None) != PENDING_VERSION:
             raise PendingDamagedError("it is damaged, or another version's")
-        fields["files"] = [BucketEntry(**entry) for entry in fields["files"]]
-        return cls(**fields)
+        try:
+            fields["files"] = [BucketEntry(**entry) for entry in fields["files"]]
+            return cls(**fields)
+        except (KeyError, TypeError):
+            raise PendingDamagedError("it is another kind of file") from None
 
 
 class Chunk(NamedTuple):

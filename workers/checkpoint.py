@@ -89,9 +89,12 @@ def load_checkpoint(files: Files, directory: str, topic_id: str) -> tuple[Checkp
             if is_shortage(error):
                 raise
             fields = None  # a directory, a bad sector: as damaged as any
-        if fields is None:
+        try:
+            if fields is None:
+                damaged += 1
+            elif fields["topic_id"] == topic_id:
+                fields["sealed"] = [SealedSegment(*item) for item in fields["sealed"]]
+                found.append(Checkpoint(**fields))
+        except (KeyError, TypeError):  # whole, but another kind of file
             damaged += 1
-        elif fields["topic_id"] == topic_id:
-            fields["sealed"] = [SealedSegment(*item) for item in fields["sealed"]]
-            found.append(Checkpoint(**fields))
     return max(found, key=lambda c: c.number, default=None), damaged

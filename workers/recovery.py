@@ -120,7 +120,10 @@ def encode_producers(table: ProducerTable) -> bytes:
 def decode_producers(data: bytes) -> ProducerTable | None:
     """None when these bytes are not a whole snapshot."""
     snapshot = checked_json.decode(data)
-    return None if snapshot is None else ProducerTable.from_snapshot(snapshot)
+    try:
+        return ProducerTable.from_snapshot(snapshot) if isinstance(snapshot, list) else None
+    except (TypeError, ValueError, IndexError):  # whole, but another kind of file
+        return None
 
 
 def load_producers(files: Files, directory: str, segment_base: int) -> ProducerTable:
