@@ -165,13 +165,21 @@ class Peers:
             logger.info("connections_have_room count=%d", len(self._by_fd))
 
     def meet(self, identity: bytes, fd: int) -> Peer | None:
-        """The first message of `identity` came over `fd`."""
-        peer = self._by_fd.get(fd) or next((ended for ended, _, _ in self._unread if ended.fd == fd), None)
+        """The first message of `identity` came over `fd`. None: of a connection that has ended and is forgotten, or is not known."""
+        peer = self._by_fd.get(fd)
+        if peer is None or peer.identity is not None:
+            # libzmq takes messages from connections in turn: this may be of one that has ended, and `fd` another's since.
+            ended = [ended for ended, _, _ in self._unread if ended.fd == fd]
+            unmet = next((ended for ended in ended if ended.identity is None), None)
+            if unmet is None and peer is not None and self._sockets.inode(fd) == peer.inode:
+                return None
+            peer = unmet or peer or next(iter(ended), None)
         if peer is None:
             return None
         if peer.identity is not None:  # of an earlier connection with the same descriptor: that one has ended
             self.by_identity.pop(peer.identity, None)
             self._displaced.append(peer.identity)
+            peer.inode = self._sockets.inode(fd)
         peer.identity = identity
         self.by_identity[identity] = peer
         return peer
