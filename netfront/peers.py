@@ -112,6 +112,8 @@ class Peers:
         """Connections that have ended -> what they had sent may still be read."""
         self._displaced: list[bytes] = []
         """Identities whose connection's descriptor has come to mean another one."""
+        self._credits: dict[bytes, Credit] = {}
+        """Of identities with our handshake."""
         self._round: list[Peer] = []
         self._sending: deque[Peer] = deque()
         """Peers with marks that libzmq has not let go of, when they were last looked at."""
@@ -165,38 +167,46 @@ class Peers:
             logger.info("connections_have_room count=%d", len(self._by_fd))
 
     def meet(self, identity: bytes, fd: int) -> Peer | None:
-        """The first message of `identity` came over `fd`. None: of a connection that has ended and is forgotten, or is not known."""
+        """The first message of `identity` came over `fd`, or the first since another identity took its place there. None: nothing is known of `fd`.
+
+        A descriptor means one connection after the other, and libzmq takes messages from connections in turn: what one sent that has ended may come behind
+        what its successor sent. So who is displaced here may live; its next message puts it back.
+        """
         peer = self._by_fd.get(fd)
         if peer is None or peer.identity is not None:
-            # libzmq takes messages from connections in turn: this may be of one that has ended, and `fd` another's since.
             ended = [ended for ended, _, _ in self._unread if ended.fd == fd]
-            unmet = next((ended for ended in ended if ended.identity is None), None)
-            if unmet is None and peer is not None and self._sockets.inode(fd) == peer.inode:
-                return None
-            peer = unmet or peer or next(iter(ended), None)
+            peer = next((ended for ended in ended if ended.identity is None), None) or peer or next(iter(ended), None)
         if peer is None:
             return None
-        if peer.identity is not None:  # of an earlier connection with the same descriptor: that one has ended
+        if peer.identity is not None:
             self.by_identity.pop(peer.identity, None)
             self._displaced.append(peer.identity)
-            peer.inode = self._sockets.inode(fd)
         peer.identity = identity
         self.by_identity[identity] = peer
+        self._note_credit(peer)
         return peer
 
     def shaken(self, identity: bytes, credit: Credit | None) -> None:
         """Our handshake was made with `identity` (its credit), or its session was dropped (None)."""
+        if credit is None:
+            self._credits.pop(identity, None)
+        else:
+            self._credits[identity] = credit
         peer = self.by_identity.get(identity)
-        if peer is None:
-            return
-        peer.credit = credit
-        if credit is not None:
+        if peer is not None:
+            self._note_credit(peer)
+
+    def _note_credit(self, peer: Peer) -> None:
+        peer.credit = self._credits.get(peer.identity) if peer.identity is not None else None
+        if peer.credit is not None:
             self._unshaken.pop(peer, None)
         elif not peer.is_closing:
             self._unshaken[peer] = None
 
     def take_ended(self, now_ns: int, empty_count: int) -> list[bytes]:
-        """Identities of which nothing more will come: their connection has ended, and what they had sent was read."""
+        """Identities of which nothing more will come: their connection has ended, and what they had sent was read. One whose descriptor another identity
+        was met on may be among them although it lives: see `meet`.
+        """
         ended, self._displaced = self._displaced, []
         while self._unread:
             peer, since_ns, empty_then = self._unread[0]
