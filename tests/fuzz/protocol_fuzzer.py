@@ -253,11 +253,12 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--allow-internal-errors", action="store_true", help="count the failures that a process survives, and go on")
     parser.add_argument("--without", default="", metavar="API,...", help="leave these alone: what is known of them would hide the rest")
+    parser.add_argument("--lines", type=int, default=LINES, help="connections; each sends as fast as it is answered")
     given = parser.parse_args(arguments)
     without = frozenset(int(Api[name]) for name in given.without.split(",") if name)
     seed = random.randrange(1 << 32) if given.seed is None else given.seed
     print(f"seed {seed}, {given.seconds:g} s", flush=True)
-    scripts, lines = None, LINES
+    scripts, lines = None, given.lines
     if given.scripts:
         first, _, last = given.scripts.partition(":")
         scripts, lines = range(int(first), int(last or first) + 1), 1
