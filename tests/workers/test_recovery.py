@@ -14,6 +14,7 @@ from tailrace.schema import DEFAULT_SCHEMA, to_message
 from tailrace.segment import Ending, file_name
 from tests.kit.batches import TIME_US, make_batch, stamped
 from tests.kit.logs import assignment, bench
+from tests.kit.simdisk import SimDisk, SimFiles
 from workers.checkpoint import CHECKPOINT_FILES, SealedSegment
 from workers.files import DiskFiles
 from workers.partition_log import PartitionLog, PendingBatch
@@ -218,6 +219,33 @@ def test_recovery_of_50_gb_reads_little_more_than_what_follows_the_checkpoint(tm
     assert (again.next_offset, len(again.sealed), recovered.damage) == (segment_count * segment_records + 300, segment_count, [])
     assert again.size_bytes > 50_000_000_000
     assert files.read_bytes < 100_000, "recovery must not read what was sealed or lies before the checkpoint"
+
+
+def test_what_a_loss_of_power_takes_of_a_partition_without_a_segment_is_made_again_and_what_was_synced_since_is_there() -> None:
+    for seed in range(300):
+        rng = random.Random(seed)
+        disk = SimDisk()
+        first = PartitionLog(SimFiles(disk), "/data", assignment())
+        first.open("first")
+        first.change(assignment(version=2, retention_ms=1000))
+        disk = disk.lose_power(rng)
+
+        second = PartitionLog(SimFiles(disk), "/data", assignment(version=2, retention_ms=1000))
+        recovered = second.open("second")
+        assert (second.next_offset, second.refusal, recovered.damage, second.file.damage) == (0, "", [], [])
+        second.roll()
+        second.place(PendingBatch(0, 100, TIME_US, TIME_US, stamped(make_batch(100), 0)))
+        second.write_pending()
+        second.sync()
+        disk = disk.lose_power(rng)
+
+        third = PartitionLog(SimFiles(disk), "/data", assignment(version=2, retention_ms=1000))
+        described = disk.names["/data/t-0/partition.json"]
+        assert described is not None
+        known = PartitionFile.decode(bytes(described.durable))
+        assert known is not None
+        assert known.topic_id == third.assignment.topic_id
+        assert (third.open("third").damage, third.next_offset, third.refusal) == ([], 100, "")
 
 
 def test_a_control_record_of_another_type_closes_nothing() -> None:
