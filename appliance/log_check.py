@@ -172,7 +172,7 @@ class _PartitionCheck:
             def read_at(length: int, position: int) -> bytes:
                 return os.pread(fd, length, position)
 
-            for chunk in walk_chunks(read_at, entry.begin, entry.end):
+            for chunk in walk_chunks(read_at, entry.begin, entry.end, entry.first_crc):
                 proven(read_at, chunk)
                 self._totals.pending_records += chunk.rows if chunk.kind == KIND_ROWS else 0
                 self._totals.data_bytes += chunk.end - chunk.position

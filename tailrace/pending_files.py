@@ -22,7 +22,9 @@ from tailrace import checked_json
 from tailrace.checksum import Readable, crc32c
 
 PENDING_FILE = "pending.json"
-PENDING_VERSION = 2
+PENDING_VERSION = 3
+READ_VERSIONS = (2, 3)
+"""2: without `BucketEntry.first_crc`."""
 BUCKET_SUFFIX = ".pending"
 DAMAGED_SUFFIX = ".damaged"
 """Behind the name of a bucket file that was set aside."""
@@ -31,6 +33,7 @@ KIND_ROWS = 1
 KIND_CANCELLED = 2
 _HEAD = struct.Struct("<IIIIQqqqq")
 HEAD_BYTES = _HEAD.size
+_CRC_AT = 12
 
 ReadAt = Callable[[int, int], bytes]
 """(length, position) -> bytes; fewer at the end of the file."""
@@ -57,6 +60,8 @@ class BucketEntry:
     delivered_tick: int = -1
     delivered_offset: int = -1
     """Rows up to this (tick, offset) were delivered before the clock was set back; nothing is appended any more. -1: it was not."""
+    first_crc: int = 0
+    """The checksum of the file's first chunk: another bucket's file under this name is whole, too, and is not this one. 0: not known (version 2)."""
 
     @property
     def file_name(self) -> str:
@@ -84,7 +89,7 @@ class Manifest:
     def decode(cls, data: bytes) -> Manifest:
         """Raises PendingDamagedError."""
         fields = checked_json.decode(data)
-        if not isinstance(fields, dict) or fields.pop("version", None) != PENDING_VERSION:
+        if not isinstance(fields, dict) or fields.pop("version", None) not in READ_VERSIONS:
             raise PendingDamagedError("it is damaged, or another version's")
         try:
             fields["files"] = [BucketEntry(**entry) for entry in fields["files"]]
@@ -126,8 +131,10 @@ class Chunk(NamedTuple):
         return self.position + HEAD_BYTES + self.keys + self.body
 
 
-def walk_chunks(read_at: ReadAt, begin: int, end: int) -> Iterator[Chunk]:
-    """The chunks between two positions; what lies behind their heads is not looked at. Raises PendingDamagedError."""
+def walk_chunks(read_at: ReadAt, begin: int, end: int, first_crc: int = 0) -> Iterator[Chunk]:
+    """The chunks between two positions; what lies behind their heads is not looked at. `first_crc`: see BucketEntry. Raises PendingDamagedError."""
+    if first_crc and read_at(HEAD_BYTES, 0)[_CRC_AT : _CRC_AT + 4] != first_crc.to_bytes(4, "little"):
+        raise PendingDamagedError("it is another file")
     position = begin
     while position < end:
         raw = read_at(HEAD_BYTES, position)

@@ -94,6 +94,8 @@ class BucketFile:
         finally:
             self._files.close(fd)
         chunks.append(chunk)
+        if not self.entry.end:
+            self.entry.first_crc = chunk.crc
         self.entry.end = chunk.end
         if kind == KIND_ROWS:
             self.entry.rows += len(offsets)
@@ -115,7 +117,9 @@ class BucketFile:
             if self.entry.end > self.entry.begin:
                 fd = self._open()
                 try:
-                    self._chunks = list(walk_chunks(lambda n, at: self._files.read_at(fd, n, at), self.entry.begin, self.entry.end))
+                    self._chunks = list(
+                        walk_chunks(lambda n, at: self._files.read_at(fd, n, at), self.entry.begin, self.entry.end, self.entry.first_crc)
+                    )
                 except PendingDamagedError as error:
                     raise PendingDamagedError(f"{self.path}: {error}") from None
                 finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,14 +58,30 @@ def test_the_golden_bucket_file_is_read_and_each_flipped_byte_of_it_is_found() -
             [file.prove(chunk) for chunk in file.chunks()]
 
 
+def test_another_buckets_file_under_a_files_name_is_known_as_another() -> None:
+    disk = SimDisk()
+    files = SimFiles(disk)
+    file = written(files)
+    other = BucketFile(files, "/data", BucketEntry(2, START, 8, 0, 0, 0, 0))
+    other.append(KIND_ROWS, np.array([START + 5, START]), np.array([50, 51]), b"an Arrow message")
+    other.append(KIND_CANCELLED, np.empty(0, np.int64), np.array([51]), b"")
+    disk.names[file.path] = disk.names[other.path]
+    with pytest.raises(PendingDamagedError, match="another file"):
+        BucketFile(files, "/data", file.entry).chunks()
+    assert len(BucketFile(files, "/data", replace(file.entry, first_crc=0)).chunks()) == 2, "what version 2 wrote has nothing to tell by"
+    assert len(BucketFile(files, "/data", other.entry).chunks()) == 2
+
+
 def test_the_bytes_of_a_manifest_are_the_golden_ones_and_another_version_is_refused() -> None:
     files = SimFiles(SimDisk())
-    entry = BucketEntry(2, START, 7, 0, 144, 2, 1)
+    entry = BucketEntry(2, START, 7, 0, 144, 2, 1, first_crc=0xC0FFEE)
     manifest = Manifest(TOPIC_ID.hex(), 42, 1_700_000_000_001, 8, [entry], [{"offset": 3, "repeat": "{}", "due_us": 5, "row": ""}])
-    golden = (GOLDEN / "pending_v2.json").read_bytes()
+    golden = (GOLDEN / "pending_v3.json").read_bytes()
     assert manifest.encode() == golden
     save_manifest(files, "/data", manifest)
     assert load_manifest(files, "/data", TOPIC_ID) == manifest
+    write_durably(files, "/data", "pending.json", (GOLDEN / "pending_v2.json").read_bytes())
+    assert load_manifest(files, "/data", TOPIC_ID) == replace(manifest, files=[replace(entry, first_crc=0)])
     write_durably(files, "/data", "pending.json", checked_json.encode({**json.loads(golden)["content"], "version": 1}))
     with pytest.raises(PendingDamagedError):
         load_manifest(files, "/data", TOPIC_ID)
