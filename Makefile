@@ -31,7 +31,8 @@ torture: $(STAMP)
 torture-delays: $(STAMP)
 	@$(BIN)/python -P -m tests.crash.delay_torture $(or $(SECONDS),60) $(SEED)
 
-# FUZZ=protocol: what clients send; ARGS=--strict also times the acks of the client beside it, for a machine that does nothing else.
+# FUZZ=protocol: what clients send; ARGS='--strict --lines 4' also times the acks of the client beside it, for a machine that does
+# nothing else.
 fuzz: $(STAMP)
 	@$(BIN)/python -P -m tests.fuzz $(or $(FUZZ),protocol) $(or $(SECONDS),60) $(SEED) $(ARGS)
 

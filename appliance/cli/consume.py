@@ -90,7 +90,9 @@ def command(
     """
     if group is not None:
         raise NotSupportedError(GROUPS_LATER)
-    start = Start(from_beginning, offset, since, tail)
+    if follow and until is not None:
+        raise click.UsageError("--follow and --until exclude each other: the one never ends")
+    start = Start(from_beginning, offset, since, tail, is_past=until is not None)
     if text is not None and form != "value":
         raise click.UsageError("--template and --format exclude each other")
     line = template(text) if text is not None else json_line if form == "json" else value_line
@@ -111,7 +113,7 @@ def command(
         ]
         consumer.assign(keys)
         start.seek(consumer, keys)
-        ends = None if follow or not (start.is_given or until is not None) else consumer.end_offsets(keys)
+        ends = None if follow or not start.is_given else consumer.end_offsets(keys)
         if until is not None:
             last = consumer.offsets_for_times(dict.fromkeys(keys, until))
             ends = {
@@ -148,13 +150,14 @@ def _matching(topics: tuple[str, ...], admin: Admin) -> list[str]:
 class Start:
     """Where reading begins: one of the ways that the options name, else with what comes from now on."""
 
-    def __init__(self, from_beginning: bool, offset: int | None, since: dt.datetime | None, tail: int | None) -> None:
-        """Raises UsageError."""
-        self._from_beginning, self._offset, self._since, self._tail = from_beginning, offset, since, tail
+    def __init__(self, from_beginning: bool, offset: int | None, since: dt.datetime | None, tail: int | None, *, is_past: bool) -> None:
+        """`is_past`: an end is given, so that what is not told otherwise begins at the beginning. Raises UsageError."""
+        self._offset, self._since, self._tail = offset, since, tail
         given = [from_beginning, offset is not None, since is not None, tail is not None]
-        self.is_given = any(given)
         if sum(given) > 1:
             raise click.UsageError("--from-beginning, --offset, --since and --tail exclude each other")
+        self._from_beginning = from_beginning or (is_past and not any(given))
+        self.is_given = any(given) or is_past
 
     def seek(self, consumer: Consumer, keys: list[TopicPartition]) -> None:
         """Raises OffsetOutOfRangeError when the offset is behind the end of every partition."""

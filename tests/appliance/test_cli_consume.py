@@ -39,6 +39,8 @@ def test_it_begins_and_ends_where_it_is_told(appliance: EmbeddedAppliance, ten: 
     assert lines(appliance, ten, "--since", "2024-01-01T07:00:00Z") == [b"v7", b"v8", b"v9"]
     assert lines(appliance, ten, "--since", "2024-01-01T02:00:00Z", "--until", "2024-01-01T04:00:00Z") == [b"v2", b"v3"]
     assert lines(appliance, ten, "--from-beginning", "--until", "2024-01-01T00:30:00Z") == [b"v0"]
+    assert lines(appliance, ten, "--until", "2024-01-01T00:30:00Z") == [b"v0"]
+    assert b"exclude" in run(appliance, "consume", ten, "--follow", "--until", "1h", status=2).stderr
     assert lines(appliance, ten, "--since", "1h") == []
     assert lines(appliance, ten, "--offset", "4") == [b"v8", b"v9"]
 
