@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +27,8 @@ from tailrace.records import BatchMetadata, RecordMetadata
 from tailrace.topics import TopicInfo
 
 if TYPE_CHECKING:
+    import concurrent.futures
+
     import pyarrow as pa
 
 RECORD_OVERHEAD_BYTES = 24
@@ -255,6 +257,7 @@ class Waits(Protocol):
     """Who can wait for a batch (see `tailrace.sender.Sender`)."""
 
     def wait_for(self, batch: ProducerBatch, timeout: float | None) -> bool: ...
+    def when_ended(self, handle: Handle, callback: OnDelivery) -> None: ...
 
 
 class Handle(tuple[ProducerBatch, int]):
@@ -266,10 +269,10 @@ class Handle(tuple[ProducerBatch, int]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        batch, row = self._resolve()
+        batch, row = self.resolve()
         return f"<Handle of record {row} of a batch for {batch.info.name}-{batch.partition}, {batch.state.name}>"
 
-    def _resolve(self) -> tuple[ProducerBatch, int]:
+    def resolve(self) -> tuple[ProducerBatch, int]:
         """The batch that holds the record now, and its row there; a split moves it."""
         batch, end = self
         row = end // 3 - 1
@@ -282,12 +285,12 @@ class Handle(tuple[ProducerBatch, int]):
         return batch, row
 
     def done(self) -> bool:
-        return self._resolve()[0].state is BatchState.ENDED
+        return self.resolve()[0].state is BatchState.ENDED
 
     def exception(self, timeout: float | None = None) -> TailraceError | None:
         """The error that the record ended with, or None. Raises RequestTimeoutError when it has not ended within `timeout` seconds."""
         while True:
-            batch, _ = self._resolve()
+            batch, _ = self.resolve()
             if batch.state is BatchState.ENDED:
                 return batch.error
             if not batch.waits.wait_for(batch, timeout):
@@ -300,8 +303,34 @@ class Handle(tuple[ProducerBatch, int]):
         error = self.exception(timeout)
         if error is not None:
             raise error
-        batch, row = self._resolve()
+        batch, row = self.resolve()
         return batch.metadata(row)
+
+    def add_done_callback(self, callback: Callable[[Handle], None]) -> None:
+        """Have `callback(handle)` called once the record has ended: at once if it has, else in whatever thread finds out."""
+        self[0].waits.when_ended(self, lambda _metadata, _error: callback(self))
+
+    def future(self) -> concurrent.futures.Future[RecordMetadata]:
+        """The same fate as a Future, for `asyncio.wrap_future` and `concurrent.futures.as_completed`. It cannot be cancelled."""
+        import concurrent.futures
+
+        future: concurrent.futures.Future[RecordMetadata] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()
+
+        def settle(metadata: RecordMetadata | None, error: TailraceError | None) -> None:
+            if metadata is None:
+                future.set_exception(error)
+            else:
+                future.set_result(metadata)
+
+        self[0].waits.when_ended(self, settle)
+        return future
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        """In a coroutine: `await producer.send(...)` is `result()` without holding the event loop up. Who gives up waiting takes nothing back."""
+        import asyncio
+
+        return asyncio.wrap_future(self.future()).__await__()
 
 
 def _leaves(handles: list[Handle]) -> list[ProducerBatch]:
@@ -344,6 +373,15 @@ class BatchesHandle:
         if error is not None:
             raise error
         return [batch.batch_metadata() for batch in _leaves(self._handles)]
+
+    def __await__(self) -> Generator[Any, None, list[BatchMetadata]]:
+        """In a coroutine: `result()` without holding the event loop up."""
+        for handle in self._handles:
+            try:
+                yield from handle.__await__()
+            except TailraceError:
+                pass  # `result` raises the first of all
+        return self.result(0)
 
 
 class PartitionQueue:

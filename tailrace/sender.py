@@ -27,7 +27,7 @@ from functools import partial
 import numpy as np
 
 from tailrace import live_clients
-from tailrace.accumulator import BATCH_OVERHEAD_BYTES, BatchState, OnDelivery, PartitionQueue, ProducerBatch, closed_error
+from tailrace.accumulator import BATCH_OVERHEAD_BYTES, BatchState, Handle, OnDelivery, PartitionQueue, ProducerBatch, closed_error
 from tailrace.connection import Connection
 from tailrace.environment import REAL, Environment, sleep_on
 from tailrace.errors import (
@@ -560,6 +560,16 @@ class Sender:
                 waiter.wait(0.02 if deadline_ns is None else min(0.02, (deadline_ns - now_ns) / 1e9))
             self.make_callbacks()
         return True
+
+    def when_ended(self, handle: Handle, callback: OnDelivery) -> None:
+        """Have `callback(metadata, error)` called once the record has ended: now if it has, else in whatever thread finds out."""
+        with self.lock:
+            batch, row = handle.resolve()
+            if batch.state is not BatchState.ENDED:
+                batch.callbacks = [*(batch.callbacks or []), (row, callback)]
+                self._wake_helper()  # whoever asks for this waits elsewhere
+                return
+        callback(None if batch.error else batch.metadata(row), batch.error)
 
     def wait_until_received(self, timeout: float | None) -> None:
         """With acks=0, until the front has read all that was sent: it answers a ping behind it. What is still in a socket when that is closed may

@@ -1,0 +1,72 @@
+"""Handles in coroutines and where a Future is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+
+import pyarrow as pa
+import pytest
+
+from tailrace import Admin, NewTopic, Producer
+from tailrace.errors import ClientClosedError, NotReachableError
+from tailrace.private_appliance import EmbeddedAppliance
+
+
+def test_handles_are_awaited_by_many_tasks_at_once(appliance: EmbeddedAppliance, topic: str) -> None:
+    async def send_all(producer: Producer) -> list[int | None]:
+        async def send(number: int) -> int | None:
+            return (await producer.send(topic, b"%d" % number, partition=0)).offset
+
+        return await asyncio.gather(*(send(number) for number in range(500)))
+
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics([NewTopic(topic)])
+        assert asyncio.run(send_all(producer)) == list(range(500))
+
+
+def test_frames_are_awaited(appliance: EmbeddedAppliance, topic: str) -> None:
+    async def send(producer: Producer) -> int:
+        sent = await producer.send_arrow(topic, pa.table({"value": [b"x"] * 1_000}))
+        return sum(batch.record_count for batch in sent)
+
+    with Admin(appliance.address) as admin, Producer(appliance.address, batch_size=4_096) as producer:
+        admin.create_topics([NewTopic(topic)])
+        assert asyncio.run(send(producer)) == 1_000
+
+
+def test_where_a_future_is_taken_a_handle_gives_one(appliance: EmbeddedAppliance, topic: str) -> None:
+    called = threading.Event()
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics([NewTopic(topic)])
+        handles = [producer.send(topic, b"x", partition=0) for _ in range(10)]
+        handles[3].add_done_callback(lambda handle: called.set() if handle.done() else None)
+        done = concurrent.futures.as_completed([handle.future() for handle in handles], timeout=20)
+        assert sorted(future.result().offset or 0 for future in done) == list(range(10))
+        assert called.wait(20)
+        late = threading.Event()
+        handles[0].add_done_callback(lambda _: late.set())
+        assert late.is_set(), "it has ended already"
+
+
+def test_errors_come_where_they_are_awaited() -> None:
+    async def send(producer: Producer) -> None:
+        await producer.send("t", b"x")
+
+    with Producer("localhost:1", max_block_ms=100) as nobody, pytest.raises(NotReachableError, match="no appliance answers"):
+        asyncio.run(send(nobody))
+
+
+def test_what_is_awaited_ends_with_its_producer(appliance: EmbeddedAppliance, topic: str) -> None:
+    async def send(producer: Producer) -> None:
+        handle = producer.send(topic, b"x")
+        waiting = asyncio.ensure_future(asyncio.wrap_future(handle.future()))
+        await asyncio.to_thread(producer.close, 0.0)
+        await asyncio.wait([waiting], timeout=20)
+        error = waiting.exception()
+        assert error is None or isinstance(error, ClientClosedError), "it may have been acknowledged before"
+
+    with Admin(appliance.address) as admin, Producer(appliance.address, linger_ms=10_000) as producer:
+        admin.create_topics([NewTopic(topic)])
+        asyncio.run(send(producer))
