@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,7 +36,7 @@ from tailrace.errors import (
 from tailrace.fetcher import Fetcher, PartitionCursor, corrupt_error
 from tailrace.protocol.wire import Api
 from tailrace.records import OffsetAndTimestamp, Record, TopicBatch, TopicPartition, to_timestamp_us
-from tailrace.settings import GROUPS_LATER, ConsumerSettings, build, merged
+from tailrace.settings import GROUPS_LATER, ConsumerOptions, ConsumerSettings, build, merged
 from tailrace.topics import TopicInfo, topics_from_metadata
 
 DECODED_RECORDS_MAX = 16_384
@@ -53,16 +53,15 @@ class Consumer:
         *topics: str | Iterable[str] | Mapping[str, Any],
         bootstrap: str | None = None,
         environment: Environment = REAL,
-        **settings: Any,
+        **settings: Unpack[ConsumerOptions],
     ) -> None:
         """`topics`: names, or a list of them; a dict first holds settings with Kafka's names (`{"bootstrap.servers": "localhost:7420"}`). Raises
         InvalidSettingError, UnknownTopicError, NotReachableError.
         """
         first = topics[0] if topics and isinstance(topics[0], Mapping) else None
         names = [name for given in topics[1 if first is not None else 0 :] for name in name_list("topics", given)]
-        if bootstrap is not None:
-            settings["bootstrap"] = bootstrap
-        self.settings = build(ConsumerSettings, merged(first, settings))
+        given = {**settings, **({} if bootstrap is None else {"bootstrap": bootstrap})}
+        self.settings = build(ConsumerSettings, merged(first, given))
         self._deserializes = self.settings.key_deserializer is not None or self.settings.value_deserializer is not None
         self._connection = Connection(self.settings.bootstrap, self.settings.client_id, environment, "consumer")
         self._now_ns = environment.monotonic_ns

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from time import time_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from tailrace import live_clients
 from tailrace.accumulator import (
@@ -45,7 +45,7 @@ from tailrace.protocol.wire import Api
 from tailrace.records import to_timestamp_us
 from tailrace.recurrence import Recurrence, RecurrenceError
 from tailrace.sender import Sender
-from tailrace.settings import ProducerSettings, build, merged
+from tailrace.settings import ProducerOptions, ProducerSettings, build, merged
 from tailrace.topics import TopicInfo, topics_from_metadata
 
 if TYPE_CHECKING:
@@ -93,7 +93,9 @@ def _first_occurrence(delay: Delay, now_us: int) -> datetime:
 class Producer:
     """Sends records to topics. Thread-safe; a context manager; see `tailrace.settings.ProducerSettings` for its keyword arguments."""
 
-    def __init__(self, bootstrap: str | Mapping[str, Any] | None = None, *, environment: Environment = REAL, **settings: Any) -> None:
+    def __init__(
+        self, bootstrap: str | Mapping[str, Any] | None = None, *, environment: Environment = REAL, **settings: Unpack[ProducerOptions]
+    ) -> None:
         """`bootstrap`: the address, or a dict of settings with Kafka's names (`{"bootstrap.servers": "localhost:7420", "linger.ms": 5}`). Raises
         InvalidSettingError.
         """

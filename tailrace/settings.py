@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from tailrace.errors import InvalidSettingError, NotSupportedError
 from tailrace.units import examples, whole_number
@@ -65,6 +65,29 @@ class ProducerSettings:
             raise InvalidSettingError(f"delivery_timeout_ms ({self.delivery_timeout_ms}) must be more than linger_ms ({self.linger_ms})")
 
 
+class ProducerOptions(TypedDict, total=False):
+    """`ProducerSettings` as keyword arguments, for type checkers and editors. Numbers may be text with a unit ("5ms", "64MiB")."""
+
+    bootstrap_servers: str | list[str]
+    acks: int | str
+    linger_ms: int | str
+    batch_size: int | str
+    compression_type: str | None
+    buffer_memory: int | str
+    max_block_ms: int | str
+    max_request_size: int | str
+    max_in_flight_requests_per_connection: int | str
+    enable_idempotence: bool
+    retries: int | str
+    retry_backoff_ms: int | str
+    delivery_timeout_ms: int | str
+    request_timeout_ms: int | str
+    client_id: str
+    partitioner: Any
+    key_serializer: Any
+    value_serializer: Any
+
+
 GROUPS_LATER = "consumer groups are not part of this version: leave group_id out and read with assign() or topics, keeping offsets yourself"
 
 
@@ -112,6 +135,27 @@ class ConsumerSettings:
             raise NotSupportedError(GROUPS_LATER)
         if self.auto_offset_reset not in ("earliest", "latest", "none"):
             raise InvalidSettingError(f"auto_offset_reset is {self.auto_offset_reset!r}; allowed are earliest, latest and none")
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """`ConsumerSettings` as keyword arguments, for type checkers and editors."""
+
+    bootstrap_servers: str | list[str]
+    group_id: str | None
+    auto_offset_reset: str
+    max_poll_records: int | str
+    fetch_min_bytes: int | str
+    fetch_max_bytes: int | str
+    max_partition_fetch_bytes: int | str
+    fetch_max_wait_ms: int | str
+    request_timeout_ms: int | str
+    retry_backoff_ms: int | str
+    max_unpacked_batch_bytes: int | str
+    check_batches: bool
+    client_id: str
+    enable_auto_commit: bool
+    key_deserializer: Any
+    value_deserializer: Any
 
 
 ALIASES = {"bootstrap_servers": "bootstrap"}

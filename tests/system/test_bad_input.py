@@ -284,7 +284,7 @@ def test_topic_names_and_schemas_that_cannot_be(appliance: EmbeddedAppliance, ma
         ({"batch_size": "big"}, "batch_size is 'big'"),
         ({"compression_type": "gzip"}, "allowed are none, lz4, zstd"),
         ({"delivery_timeout_ms": 3}, "must be more than linger_ms"),
-        ({"bootstrap": "localhost:7420"}, "it takes an address"),
+        ({"bootstrap": "http://localhost:7420"}, "it takes an address"),
     ],
 )
 def test_client_settings_fail_at_construction_and_name_the_setting(settings: dict[str, object], sentence: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from tailrace import Consumer, NewTopic, Producer, TopicPartition
 from tailrace.arguments import name_list, partition_list, partition_of
 from tailrace.connection import check_bootstrap
 from tailrace.errors import InvalidRequestError, InvalidSettingError, NotSupportedError
-from tailrace.settings import ConsumerSettings, ProducerSettings, build, merged
+from tailrace.settings import ConsumerOptions, ConsumerSettings, ProducerOptions, ProducerSettings, build, merged
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,12 @@ def test_a_dict_with_dotted_names_and_keyword_arguments_together() -> None:
 def test_settings_that_contradict_themselves_or_are_unknown(settings: dict[Any, Any], keywords: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidSettingError, match=sentence):
         build(ProducerSettings, merged(settings, keywords))
+
+
+@pytest.mark.parametrize(("options", "settings"), [(ProducerOptions, ProducerSettings), (ConsumerOptions, ConsumerSettings)])
+def test_what_type_checkers_are_told_of_is_what_there_is(options: type, settings: type) -> None:
+    known = {item.name for item in fields(settings)} - {"bootstrap"} | {"bootstrap_servers"}
+    assert set(options.__annotations__) == known
 
 
 def test_auto_commit_without_a_group_is_off_and_cannot_be_on() -> None:
