@@ -189,8 +189,10 @@ def test_what_cannot_be_a_delay_is_refused_with_a_sentence(appliance: EmbeddedAp
         admin.create_topics([NewTopic(plain)])
         with pytest.raises(DelayNotEnabledError):
             producer.send(plain, b"x", deliver_after=dt.timedelta(seconds=1))
-        with pytest.raises(UnknownTopicError):
+        with pytest.raises(DelayNotEnabledError):
             list(admin.list_delays(plain))
+        with pytest.raises(UnknownTopicError):
+            list(admin.list_delays(f"{topic}-none"))
         other = admin.cancel_delays([str(metadata.delay_id)], topic=plain)[str(metadata.delay_id)]
         assert "belongs to topic" in str(other)
         wrong = admin.cancel_delays(["nonsense"])["nonsense"]
@@ -215,8 +217,10 @@ def test_what_cannot_be_a_delay_is_refused_with_a_sentence(appliance: EmbeddedAp
         with pytest.raises(UnknownTopicError):
             admin.delete_topics([f"{plain}@delay"])
         admin.delete_topics([plain])
-        with pytest.raises(UnknownTopicError):
+        with pytest.raises(DelayNotEnabledError):
             list(admin.list_delays(plain))
+        with pytest.raises(UnknownTopicError):
+            list(admin.list_delays(f"{topic}-none"))
 
 
 def test_a_scheduler_killed_behind_its_first_batch_is_followed_by_one_that_repeats_nothing(tmp_path: pathlib.Path, topic: str) -> None:
