@@ -247,8 +247,11 @@ group, victim = sys.argv[1:]
 open(f"{group}/cgroup.procs", "w").write(str(os.getpid()))
 open("/proc/self/oom_score_adj", "w").write("-1000")
 held = []
-while os.path.exists(f"/proc/{victim}") and open(f"/proc/{victim}/stat").read().split(") ")[1][0] not in "ZX" and len(held) < 200:
-    held.append(b"x" * (2 << 20))
+try:
+    while open(f"/proc/{victim}/stat").read().split(") ")[1][0] not in "ZX" and len(held) < 200:
+        held.append(b"x" * (2 << 20))
+except (FileNotFoundError, ProcessLookupError):
+    pass  # it is gone
 """
 
 
