@@ -28,6 +28,7 @@ import orjson
 from netfront.acks import AckWalker, Answer
 from netfront.credits import Credit, CreditLedger
 from netfront.deciders import Decider, DeciderLink
+from netfront.endings import Endings
 from netfront.fetches import FetchService
 from netfront.log_files import DiskLogFiles, LogFiles
 from netfront.log_reader import LogReader
@@ -94,10 +95,6 @@ MEMORY_SLACK_BYTES = 128 << 20
 """Beside batches and answers: sessions, buffers that are free, and what lies between two looks."""
 Lookup = Callable[[bytes, Callable[[bytes], None]], Iterator[int]]
 _ACKS = {0: ACKS_NONE, 1: ACKS_LEADER, requests.ACKS_ALL: ACKS_ALL}
-
-
-DOUBT_NS = 20_000_000
-DOUBTS_MAX = 50
 
 
 class Transport(Protocol):
@@ -191,9 +188,7 @@ class Front:
         self._stopping = False
         self._silences: TimingWheel[Session] = TimingWheel(start_ns, tick_ns=1_000_000_000)
         """When to look whether a session has been silent."""
-        self._doubted: dict[bytes, int] = {}
-        """Identities whose connection has ended, as it seems -> how often they could be reached all the same."""
-        self._doubt_at_ns = NEVER_NS
+        self._endings = Endings()
         self._sweep_at_ns = 0
         self._now_ns = start_ns
         self._handlers: dict[int, Callable[[Session, RequestHeader, list[bytes]], None]] = {
@@ -242,7 +237,7 @@ class Front:
             self._look_at_silent_sessions(now_ns)
         if now_ns >= self._transport.watch_at_ns:
             work += self._watch(now_ns)
-        if now_ns >= self._doubt_at_ns:
+        if now_ns >= self._endings.look_at_ns:
             self._end_sessions(now_ns)
         if self._ledger.is_contended and now_ns >= self._sweep_at_ns:
             self._sweep_at_ns = now_ns + SWEEP_NS
@@ -257,7 +252,7 @@ class Front:
         deadline_ns = min(
             self._fetch_wheel.quiet_until_ns, self._fetches.next_deadline_ns(), self._unanswered.timeouts.quiet_until_ns,
             self._coordinator.next_deadline_ns(), self._scheduler.next_deadline_ns(), self._silences.quiet_until_ns,
-            self._transport.watch_at_ns, self._doubt_at_ns, self._sweep_at_ns if self._ledger.is_contended else NEVER_NS,
+            self._transport.watch_at_ns, self._endings.look_at_ns, self._sweep_at_ns if self._ledger.is_contended else NEVER_NS,
         )  # fmt: skip
         return deadline_ns if deadline_ns < NEVER_NS else None
 
@@ -633,32 +628,26 @@ class Front:
         if watched.closed_count:
             self._slot.store(ProcessWord.REFUSED_COUNT, self._slot.load(ProcessWord.REFUSED_COUNT) + watched.closed_count)
         if watched.ended:
-            self._doubted.update(dict.fromkeys(watched.ended, 0))
-            self._doubt_at_ns = now_ns
+            self._endings.doubt(watched.ended, now_ns)
         return len(watched.ended)
 
     def _end_sessions(self, now_ns: int) -> None:
-        """Drop the sessions whose connections have ended. libzmq needs a moment for it: who can be reached for DOUBTS_MAX looks lives."""
-        for identity, looks in list(self._doubted.items()):
+        """Drop the sessions whose connections are gone."""
+        for identity in self._endings.take(self._is_reachable, now_ns):
             session = self._sessions.by_identity(identity)
-            try:
-                if session is not None and self._is_reachable(session):
-                    if looks < DOUBTS_MAX:
-                        self._doubted[identity] = looks + 1
-                        continue
-                elif session is not None:
+            if session is not None:
+                try:
                     self._drop(session)
-            except Exception as error:
-                self._boundary.caught("end_of_session", error)
-            del self._doubted[identity]
-        self._doubt_at_ns = now_ns + DOUBT_NS if self._doubted else NEVER_NS
+                except Exception as error:
+                    self._boundary.caught(f"end_of_session session={session.number}", error)
 
-    def _is_reachable(self, session: Session) -> bool:
-        """Whether libzmq still has the client's connection: descriptors can be mistaken for one another (see `Peers.meet`), its own table cannot. What is sent
-        to find out tells the client nothing new.
-        """
+    def _is_reachable(self, identity: bytes) -> bool:
+        """Whether libzmq still has the connection of a client with a session. What is sent to find out tells the client nothing new."""
+        session = self._sessions.by_identity(identity)
+        if session is None:
+            return False
         frames = encode_response(Api.CREDIT, 1, PUSH_CORRELATION_ID, ErrorCode.OK, session.credit.limit, self._generation)
-        return self._transport.try_send(session.identity, frames)
+        return self._transport.try_send(identity, frames)
 
     def _drop(self, session: Session) -> None:
         """A session has ended: its connection has, it takes nothing, or its client came anew. The one place that tells everything that knows of it."""

@@ -377,10 +377,11 @@ class BatchesHandle:
     def __await__(self) -> Generator[Any, None, list[BatchMetadata]]:
         """In a coroutine: `result()` without holding the event loop up."""
         for handle in self._handles:
-            try:
-                yield from handle.__await__()
-            except TailraceError:
-                pass  # `result` raises the first of all
+            while (waiting := next((leaf for leaf in _leaves([handle]) if leaf.state is not BatchState.ENDED), None)) is not None:
+                try:
+                    yield from Handle((waiting, 3)).__await__()  # its first row: a batch ends as one, or in two that are looked at again
+                except TailraceError:
+                    pass  # `result` raises the first of all
         return self.result(0)
 
 

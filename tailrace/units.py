@@ -26,7 +26,7 @@ def whole_number(name: str, given: object) -> int | None:
         return int(text)
     plain = name.replace(".", "_")
     if plain.endswith("_ms"):
-        return _milliseconds(text)
+        return duration_ms(text)
     return _bytes(text) if plain.endswith(_SIZE_NAMES) else None
 
 
@@ -38,7 +38,8 @@ def examples(name: str) -> str:
     return " (of bytes), or a size such as 64MiB or 1GB" if plain.endswith(_SIZE_NAMES) else ""
 
 
-def _milliseconds(text: str) -> int | None:
+def duration_ms(text: str) -> int | None:
+    """A time such as "500ms", "1h30m" or "7d" in milliseconds; None: it is none, or no whole number of them."""
     total, position = 0.0, 0
     while position < len(text):
         part = _DURATION_PART.match(text, position)

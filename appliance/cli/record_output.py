@@ -107,14 +107,16 @@ def write_lines(reader: Reader, line: Callable[[Record], bytes]) -> None:
 def write_csv(reader: Reader, columns: list[str] | None) -> None:
     """A row a record under a line of names: `columns` of typed topics, else where the record is, its key and its value."""
     out = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="", write_through=True)
-    rows = csv.writer(out)
-    rows.writerow(columns or _RECORD_COLUMNS)
-    while not reader.is_finished():
-        for record in reader.records():
-            values = [record.value.get(name) for name in columns] if columns else [*record[:4], record.key, record.value]
-            rows.writerow([_cell(value) for value in values])
-        out.flush()
-    out.detach()
+    try:
+        rows = csv.writer(out)
+        rows.writerow(columns or _RECORD_COLUMNS)
+        while not reader.is_finished():
+            for record in reader.records():
+                values = [record.value.get(name) for name in columns] if columns else [*record[:4], record.key, record.value]
+                rows.writerow([_cell(value) for value in values])
+            out.flush()
+    finally:
+        out.detach()  # it would close standard output with itself
 
 
 def _cell(value: Any) -> Any:
