@@ -7,9 +7,11 @@ then it frees what it had gathered and closes the descriptor itself.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import socket
 import struct
+import termios
 from typing import Protocol
 
 _TCP_INFO_BYTES = 136
@@ -25,6 +27,7 @@ class PeerSockets(Protocol):
 
     def inode(self, fd: int) -> int: ...
     def received_bytes(self, fd: int) -> int: ...
+    def waiting_bytes(self, fd: int) -> int: ...
     def shut(self, fd: int, inode: int) -> bool: ...
     def private_bytes(self) -> int: ...
     def give_back_memory(self) -> None: ...
@@ -53,6 +56,13 @@ class KernelPeerSockets:
         if failed or self._length.value < _TCP_INFO_BYTES:
             return -1
         return int(struct.unpack_from("<Q", self._info, _RECEIVED_AT)[0])
+
+    def waiting_bytes(self, fd: int) -> int:
+        """How many of these the kernel holds still: libzmq has not read them."""
+        try:
+            return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
+        except OSError:
+            return 0
 
     def shut(self, fd: int, inode: int) -> bool:
         """End the connection behind `fd` if it still is the one that `inode` tells."""

@@ -1,8 +1,9 @@
 """Connections of a front, and what each of them costs it: what libzmq holds of a peer's unfinished messages, and of answers that it does not take.
 
 libzmq gathers the parts of a message until the last has come, and no option bounds how many. So the kernel's count of a connection's bytes is compared
-with the bytes that came out as whole messages; what lies between is *untaken*. Answers are counted as they are sent, and counted off when libzmq lets go
-of a message that was marked; what lies between is *unsent*. A peer beyond its allowance is closed: a limit that a well-behaved client never meets.
+with the bytes that came out as whole messages; what lies between, and not in the kernel still, is *untaken*. Answers are counted as they are sent, and
+counted off when libzmq lets go of a message that was marked; what lies between is *unsent*. A peer beyond its allowance is closed: a limit that a
+well-behaved client never meets.
 
 Owner: one front. Every 50 ms (`look`) some connections are looked at in turn, all of them when memory is short.
 Invariants, within what can come between two looks:
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from netfront.credits import Credit
@@ -280,9 +282,9 @@ class Peers:
 
     # ---- looking -------------------------------------------------------------------------------------------------------------------------
 
-    def look(self, now_ns: int, is_read: bool) -> None:
-        """Close who costs more than is allowed. `is_read`: whether everything that had come was read since the last look; if not (a front that is not fed
-        yet, or has just been stopped for a while), what waits is not its sender's fault, and the sums alone are bounded.
+    def look(self, now_ns: int, is_read: Callable[[], bool]) -> None:
+        """Close who costs more than is allowed. `is_read`: whether everything that libzmq had read when it is asked has been taken from it; if not (a front
+        that is not fed yet, or has just been stopped for a while), what waits is not its sender's fault, and the sums alone are bounded.
         """
         memory = self._sockets.private_bytes()
         is_short = memory > self._memory_max
@@ -290,7 +292,7 @@ class Peers:
         for peer in peers:
             if not peer.is_closing:
                 self._look_at(peer, now_ns, is_read)
-        if is_read and self.untaken_total > self.limits.unshaken_max:
+        if self.untaken_total > self.limits.unshaken_max and is_read():
             self._close_largest(list(self._unshaken), self.limits.unshaken_max, "peers without a handshake have too much unfinished")
         if self.untaken_total > self.limits.untaken_max:
             self._close_largest(list(self._by_fd.values()), self.limits.untaken_max, "all peers together have too much unfinished")
@@ -306,7 +308,7 @@ class Peers:
         chosen, self._round = self._round[:LOOK_COUNT], self._round[LOOK_COUNT:]
         return chosen
 
-    def _look_at(self, peer: Peer, now_ns: int, is_read: bool) -> None:
+    def _look_at(self, peer: Peer, now_ns: int, is_read: Callable[[], bool]) -> None:
         if peer.marks and now_ns - peer.progress_ns >= STALLED_NS:
             self.close(peer, f"it has taken none of its answers for {STALLED_NS // 1_000_000_000} s")
             return
@@ -317,15 +319,16 @@ class Peers:
         if received < 0:
             return
         untaken = max(0, received - peer.taken - (now_ns - peer.accepted_ns) * KEEPALIVE_BYTES_PER_S // 1_000_000_000)
+        if untaken > SUSPECT_BYTES:
+            untaken = max(0, untaken - self._sockets.waiting_bytes(peer.fd))
         self.untaken_total += untaken - peer.untaken
         peer.untaken = untaken
-        if not is_read:
-            return
         credit = peer.credit
         allowed = self.limits.unshaken_peer_max if credit is None else max(0, credit.granted - credit.received) + SESSION_SLACK_BYTES
-        if untaken > allowed:
+        # What was counted may have become whole messages since: whether these were taken is asked after the count.
+        if untaken > allowed and is_read():
             self.close(peer, f"{untaken} bytes of requests that do not end; {allowed} are allowed")
-        elif credit is None and untaken > SUSPECT_BYTES and now_ns - peer.looked_ns >= UNSHAKEN_NS:
+        elif credit is None and untaken > SUSPECT_BYTES and now_ns - peer.looked_ns >= UNSHAKEN_NS and is_read():
             self.close(peer, f"an unfinished message and no handshake for {UNSHAKEN_NS // 1_000_000_000} s")
 
     def _close_largest(self, peers: list[Peer], allowed: int, reason: str) -> None:

@@ -267,7 +267,7 @@ class Router:
             self._look_at_ns = now_ns + LOOK_NS
             for buffer in peers.settle_some(256, now_ns):
                 self._give_back(buffer)
-            peers.look(now_ns, self._empty_count > self._empty_at_look)
+            peers.look(now_ns, lambda: self._empty_count > self._empty_at_look and not self.has_input())
             self._empty_at_look = self._empty_count
         if now_ns >= self._relisten_ns:
             self._relisten_ns = NEVER_NS

@@ -30,6 +30,7 @@ class FakeSockets:
 
     def __init__(self) -> None:
         self.received: dict[int, int] = {}
+        self.waiting: dict[int, int] = {}
         self.closed: list[int] = []
         self.memory = 50 * MIB
 
@@ -38,6 +39,9 @@ class FakeSockets:
 
     def received_bytes(self, fd: int) -> int:
         return self.received.get(fd, 0)
+
+    def waiting_bytes(self, fd: int) -> int:
+        return self.waiting.get(fd, 0)
 
     def shut(self, fd: int, inode: int) -> bool:
         self.closed.append(fd)
@@ -65,6 +69,14 @@ def peers(sockets: FakeSockets) -> Peers:
     return Peers(sockets, LIMITS)
 
 
+def everything_is_read() -> bool:
+    return True
+
+
+def not_everything() -> bool:
+    return False
+
+
 def connect(peers: Peers, fd: int, now_ns: int = 0, *, shaken: bool = True, is_counted: bool = True) -> Peer:
     peers.accepted(fd, is_counted, now_ns)
     peer = peers.meet(b"%d" % fd, fd)
@@ -78,7 +90,7 @@ def test_what_came_out_as_whole_messages_costs_nothing(peers: Peers, sockets: Fa
     peer = connect(peers, 1)
     for turn in range(100):
         sockets.received[1] = peer.taken = turn * 10 * MIB
-        peers.look(turn * LOOK_NS, True)
+        peers.look(turn * LOOK_NS, everything_is_read)
     assert not sockets.closed
 
 
@@ -88,13 +100,13 @@ def test_an_unfinished_message_is_bounded_by_the_handshake_and_the_credit(peers:
     assert stranger.credit is None
     producer.credit.granted = 2 * MIB
     sockets.received = {1: MIB, 2: SESSION_SLACK_BYTES, 3: SESSION_SLACK_BYTES + 2 * MIB}
-    peers.look(0, True)
+    peers.look(0, everything_is_read)
     assert not sockets.closed
     sockets.received = {fd: count + 1 for fd, count in sockets.received.items()}
-    peers.look(0, True)
+    peers.look(0, everything_is_read)
     assert sockets.closed == [1, 2, 3]
     assert peers.closed_count == 3
-    peers.look(LOOK_NS, True)
+    peers.look(LOOK_NS, everything_is_read)
     assert peers.closed_count == 3, "once"
     assert client.is_closing
 
@@ -102,7 +114,31 @@ def test_an_unfinished_message_is_bounded_by_the_handshake_and_the_credit(peers:
 def test_what_the_front_has_not_come_to_is_not_its_senders_fault(peers: Peers, sockets: FakeSockets) -> None:
     connect(peers, 1)
     sockets.received[1] = 7 * MIB
-    peers.look(0, False)
+    peers.look(0, not_everything)
+    assert not sockets.closed
+
+
+def test_what_libzmq_has_not_read_yet_costs_the_front_nothing(peers: Peers, sockets: FakeSockets) -> None:
+    """Its thread may be starved of a core while a client sends whole requests."""
+    connect(peers, 1)
+    sockets.received[1] = 7 * MIB
+    sockets.waiting[1] = 6 * MIB
+    peers.look(0, everything_is_read)
+    assert not sockets.closed
+    sockets.waiting[1] = 0
+    peers.look(LOOK_NS, everything_is_read)
+    assert sockets.closed == [1]
+
+
+def test_whether_everything_was_read_is_asked_after_the_count(peers: Peers, sockets: FakeSockets) -> None:
+    """What is counted here is read between the two: were it asked before, a client that sent whole requests would be closed."""
+    peer = connect(peers, 1)
+    sockets.received[1] = 7 * MIB
+
+    def counted() -> bool:
+        return peer.untaken == 0
+
+    peers.look(0, counted)
     assert not sockets.closed
 
 
@@ -112,7 +148,7 @@ def test_all_together_are_bounded_and_the_largest_goes_first(peers: Peers, socke
         assert peer.credit is not None
         peer.credit.granted = 5 * MIB
         sockets.received[fd] = MIB + fd * 400 * KIB
-    peers.look(0, False)
+    peers.look(0, not_everything)
     assert sockets.closed == [5]
     for fd in range(1, 6):
         peers.disconnected(fd, 0, 0)
@@ -123,7 +159,7 @@ def test_without_a_handshake_all_together_have_little(peers: Peers, sockets: Fak
     for fd in range(1, 6):
         connect(peers, fd, shaken=False)
         sockets.received[fd] = 500 * KIB + fd
-    peers.look(0, True)
+    peers.look(0, everything_is_read)
     assert sockets.closed == [5]
 
 
@@ -131,9 +167,9 @@ def test_an_unfinished_message_without_a_handshake_has_some_seconds(peers: Peers
     connect(peers, 1, shaken=False)
     connect(peers, 2, shaken=False)
     sockets.received = {1: 8 * KIB, 2: 300}
-    peers.look(UNSHAKEN_NS - 1, True)
+    peers.look(UNSHAKEN_NS - 1, everything_is_read)
     assert not sockets.closed
-    peers.look(UNSHAKEN_NS, True)
+    peers.look(UNSHAKEN_NS, everything_is_read)
     assert sockets.closed == [1], "who has sent nothing costs nothing"
 
 
@@ -159,7 +195,7 @@ def test_who_takes_none_of_its_answers_is_closed_and_who_takes_them_slowly_is_no
     assert peers.unsent_total == 3 * MARK_BYTES
     marks[1].done = True
     peers.settle(slow, STALLED_NS - 1)
-    peers.look(STALLED_NS, True)
+    peers.look(STALLED_NS, everything_is_read)
     assert sockets.closed == [1]
     assert (slow.unsent, peers.unsent_total) == (MARK_BYTES, 2 * MARK_BYTES)
     marks[0].done = marks[2].done = True
@@ -184,17 +220,17 @@ def test_when_answers_fill_what_there_is_the_largest_that_stands_still_is_closed
         peer = connect(peers, fd)
         peers.wants_mark(peer, fd * MIB)
         peers.mark(peer, FakeMark(), None, 0 if fd < 3 else ROOM_NS)
-    peers.look(ROOM_NS, True)
+    peers.look(ROOM_NS, everything_is_read)
     assert sockets.closed == [2], "the third one has begun a moment ago"
 
 
 def test_memory_that_is_short_closes_who_is_in_the_middle_of_something(peers: Peers, sockets: FakeSockets) -> None:
     idle, busy, endless = connect(peers, 1), connect(peers, 2), connect(peers, 3)
     sockets.received = {1: 200, 2: 900 * KIB, 3: 100 * KIB}
-    peers.look(0, True)
+    peers.look(0, everything_is_read)
     sockets.memory += LIMITS.memory_growth_max + 1
     busy.taken = 100 * KIB
-    peers.look(2 * LOOK_NS, True)
+    peers.look(2 * LOOK_NS, everything_is_read)
     assert sockets.closed == [3]
     assert not idle.is_closing
     assert endless.is_closing
@@ -206,10 +242,10 @@ def test_memory_that_is_short_closes_those_without_a_count_when_nobody_else_is_t
     connect(peers, 3, is_counted=False, shaken=False)
     sockets.received = {1: 200, 2: -1, 3: -1}
     sockets.memory += LIMITS.memory_growth_max + 1
-    peers.look(2 * LOOK_NS, True)
+    peers.look(2 * LOOK_NS, everything_is_read)
     assert sockets.closed == [3]
     peers.disconnected(3, 0, 0)
-    peers.look(3 * ROOM_NS, True)
+    peers.look(3 * ROOM_NS, everything_is_read)
     assert sockets.closed == [3, 2]
 
 
@@ -256,5 +292,5 @@ def test_many_connections_are_looked_at_in_turn(sockets: FakeSockets) -> None:
         sockets.received[fd] = 4 * MIB if fd == 3 * LOOK_COUNT - 1 else 0
     for turn in range(3):
         assert not sockets.closed
-        peers.look(turn * LOOK_NS, True)
+        peers.look(turn * LOOK_NS, everything_is_read)
     assert sockets.closed == [3 * LOOK_COUNT - 1]

@@ -8,11 +8,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
 
+from netfront.front import MEMORY_SLACK_BYTES, UNSENT_MAX_BYTES
 from shm.control import Control
 from shm.layout import ProcessWord, RegionKind, Role
 from shm.region import Region
@@ -22,7 +23,7 @@ from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tailrace.producer import Producer
 from tailrace.protocol import requests
 from tailrace.protocol.requests import FetchEntry, FetchRequest
-from tailrace.protocol.wire import Api, decode_response_header
+from tailrace.protocol.wire import Api
 from tailrace.records import Record, TopicPartition
 from tests.kit.processes import children, shared_memory, wait_until
 from tests.kit.raw_zmtp import RawPeer, frame, message
@@ -277,44 +278,47 @@ def test_what_was_sent_before_a_connection_ended_is_taken(appliance: EmbeddedApp
     wait_until(lambda: end_offset(tcp(appliance), made, 0) == 1000, "all records arrive")
 
 
-def test_however_many_connections_send_no_more_is_held_than_the_credit(topic: str) -> None:
-    running = start_embedded(settings={"credit_bytes": 8 * MIB}, auto_create_topics=False)
+def test_however_many_connections_send_what_is_held_is_bounded(topic: str) -> None:
+    """They send 690 MiB. Beside the credit there is what libzmq may have read before the front looks (docs/limits.md)."""
+    credit = 8 * MIB
+    running = start_embedded(settings={"credit_bytes": credit}, auto_create_topics=False)
+    peers: list[RawPeer] = []
     try:
         with Admin(running.address) as admin:
             admin.create_topics([NewTopic(topic, 1)])
             topic_id = bytes(admin.topic_info([topic])[topic].topic_id)
         process = front(running)
         workers = [pid for name, pid in children(running).items() if name.startswith("tr-worker")]
-        peers = [RawPeer(running.address) for _ in range(200)]
-        for peer in peers:
+        for _ in range(400):
+            peers.append(peer := RawPeer(running.address))
             peer.shake()
         before = process.memory_info().rss
         for pid in workers:
             os.kill(pid, signal.SIGSTOP)
         try:
             body = [requests.encode_produce(requests.ProduceRequest(topic_id, 0, 1, 60_000)), bytes(900_000)]
+
+            def send(peer: RawPeer) -> None:
+                with suppress(ConnectionError):  # it may be closed for what all of them send
+                    peer.request(Api.PRODUCE, body, 10)
+                    peer.request(Api.PRODUCE, body, 11)
+
             with ThreadPoolExecutor(8) as pool:
-                list(pool.map(lambda peer: peer.request(Api.PRODUCE, body, 10), peers))
-            peers[0].request(Api.PING, [], 11)
-            while requests_answered(peers[0]) != 11:
-                pass
+                list(pool.map(send, peers))
+            peers.append(last := RawPeer(running.address))
+            last.shake()
             wait_until(lambda: process.num_ctx_switches().voluntary > 0 and is_quiet(process), "the front has read everything")
             grown = process.memory_info().rss - before
-            assert grown < 100 * MIB, f"the front grew by {grown >> 20} MiB"
+            assert grown < 2 * credit + UNSENT_MAX_BYTES + MEMORY_SLACK_BYTES, f"the front grew by {grown >> 20} MiB"
         finally:
             for pid in workers:
                 os.kill(pid, signal.SIGCONT)
         with Producer(running.address) as producer:
             assert producer.send(topic, b"after").result(30).offset == 0
+    finally:
         for peer in peers:
             peer.close()
-    finally:
         assert running.stop() == 0
-
-
-def requests_answered(peer: RawPeer) -> int:
-    """The correlation id of the next answer."""
-    return int(decode_response_header(peer.receive_message()[0]).correlation_id)
 
 
 def is_quiet(process: psutil.Process) -> bool:
