@@ -12,12 +12,12 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime as dt
-import re
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tailrace.errors import InvalidRecordError, InvalidRequestError, InvalidSettingError
+from tailrace.units import duration_ms
 
 TICK_US = 1_000
 HORIZON_DAYS = 20 * 366
@@ -34,8 +34,6 @@ DELAY_SUFFIX = "@delay"
 DUE_COLUMN, ORIGIN_COLUMN, REPEAT_COLUMN = "@due_us", "@origin", "@repeat"
 DELAY_COLUMNS = (DUE_COLUMN, ORIGIN_COLUMN, REPEAT_COLUMN)
 _ID = struct.Struct("<16siqq")
-_UNITS_US = {"ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
-_LEVEL = re.compile(r"([1-9][0-9]{0,8})(ms|s|m|h|d)")
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -98,10 +96,10 @@ def parse_levels(text: str) -> tuple[int, ...]:
     """The levels of `delay.levels` ("5s 10s 1m 1h") in microseconds, ascending; empty: delays are free. Raises InvalidSettingError."""
     levels = []
     for word in text.replace(",", " ").split():
-        found = _LEVEL.fullmatch(word)
-        if found is None:
-            raise InvalidSettingError(f"delay.levels has {word!r}; write levels as 500ms, 5s, 10m, 2h or 1d, with spaces between")
-        levels.append(int(found[1]) * _UNITS_US[found[2]])
+        level_ms = duration_ms(word)
+        if not level_ms:
+            raise InvalidSettingError(f"delay.levels has {word!r}; write levels as 500ms, 5s, 1h30m or 1d, with spaces between")
+        levels.append(level_ms * TICK_US)
     if levels != sorted(set(levels)) or (levels and levels[-1] > HORIZON_US):
         raise InvalidSettingError(f"delay.levels is {text!r}; levels must ascend, and the last be at most {HORIZON_DAYS} days")
     return tuple(levels)

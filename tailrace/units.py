@@ -1,6 +1,7 @@
 """Numbers with a unit, as people write them: "1h30m" where milliseconds are asked for, "64MiB" where bytes are.
 
-Pure. Which unit a setting has, its name says (`retention.ms`, `segment.bytes`); a plain number is in that unit.
+Pure. Which unit a setting has, its name says (`retention.ms`, `segment.bytes`); a plain number is in that unit. Ours rather than a library's: those that
+read durations guess ("1:30", "2 mths"), and a retention that was guessed deletes records.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def examples(name: str) -> str:
 def duration_ms(text: str) -> int | None:
     """A time such as "500ms", "1h30m" or "7d" in milliseconds; None: it is none, or no whole number of them."""
     total, position = 0.0, 0
+    if len(text) > TEXT_MAX:
+        return None
     while position < len(text):
         part = _DURATION_PART.match(text, position)
         if part is None:

@@ -9,44 +9,40 @@ from typing import Any, TypeVar
 import click
 
 from tailrace.settings import DEFAULT_BOOTSTRAP
+from tailrace.units import duration_ms
 
-TIME_HELP = "2027-01-31T08:00:00Z (or another offset from UTC), or from now: 90s, 15m, 2h, 3d."
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+TIME_HELP = "2027-01-31T08:00:00Z (or another offset from UTC), or from now: 90s, 15m, 1h30m, 3d."
+SINCE_HELP = "2027-01-31T08:00:00Z (or another offset from UTC), or that long ago: 90s, 15m, 1h30m, 3d."
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Moment(click.ParamType[dt.datetime]):
-    """A point in time."""
+    """A point in time; a duration is counted from now."""
 
     name = "time"
+    _sign, _help = 1, TIME_HELP
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dt.datetime:
         if isinstance(value, dt.datetime):
             return value
         text = str(value)
         try:
-            if text[-1:] in _UNITS and text[:-1].isdigit():
-                return dt.datetime.now(dt.UTC) + dt.timedelta(seconds=int(text[:-1]) * _UNITS[text[-1]])
+            duration = duration_ms(text)
+            if duration is not None:
+                return dt.datetime.now(dt.UTC) + dt.timedelta(milliseconds=duration) * self._sign
             moment = dt.datetime.fromisoformat(text)
         except (ValueError, OverflowError):
-            self.fail(f"{text!r} is no time; write {TIME_HELP}", param, ctx)
+            self.fail(f"{text!r} is no time; write {self._help}", param, ctx)
         if moment.tzinfo is None:
             whole = moment.isoformat()
             self.fail(f"{text!r} has no offset from UTC; write {whole}Z or {whole}+02:00", param, ctx)
         return moment
 
 
-SINCE_HELP = "2027-01-31T08:00:00Z (or another offset from UTC), or that long ago: 90s, 15m, 2h, 3d."
-
-
 class PastMoment(Moment):
     """A point in time; a duration says how long ago."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dt.datetime:
-        if isinstance(value, str) and value[-1:] in _UNITS and value[:-1].isdigit():
-            now = dt.datetime.now(dt.UTC)
-            return now - (super().convert(value, param, ctx) - now)
-        return super().convert(value, param, ctx)
+    _sign, _help = -1, SINCE_HELP
 
 
 def bootstrap_option(function: Function) -> Function:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.units import examples, whole_number
+from tailrace.delays import parse_levels
+from tailrace.errors import InvalidSettingError
+from tailrace.units import duration_ms, examples, whole_number
 
 
 @pytest.mark.parametrize(
@@ -37,3 +39,17 @@ def test_a_refusal_shows_what_may_be_written() -> None:
     assert "7d" in examples("retention.ms")
     assert "MiB" in examples("ring_bytes")
     assert not examples("fronts")
+
+
+def test_levels_of_delays_are_written_like_other_durations() -> None:
+    assert parse_levels("500ms 5s, 1h30m 1w") == (500_000, 5_000_000, 5_400_000_000, 604_800_000_000)
+    assert parse_levels("") == ()
+    for refused in ("0s", "5", "1y", "1m 1s", "9" * 400 + "d", "21y", "1s 1s"):
+        with pytest.raises(InvalidSettingError, match=r"delay\.levels"):
+            parse_levels(refused)
+
+
+def test_a_duration_of_any_length_is_a_number_or_none() -> None:
+    assert duration_ms("1.5 s") == 1_500
+    assert duration_ms("") is None
+    assert duration_ms("1" * 1_000_000 + "d") is None
