@@ -41,6 +41,8 @@ class KernelPeerSockets:
         self._info = ctypes.create_string_buffer(_TCP_INFO_BYTES)
         self._length = ctypes.c_uint(_TCP_INFO_BYTES)
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._spare = os.dup(self._statm)
+        """For `shut`, which is needed most when no descriptor is left."""
 
     def inode(self, fd: int) -> int:
         """The number of the socket behind `fd`: it tells whether a descriptor has come to mean another. 0: there is none."""
@@ -66,9 +68,11 @@ class KernelPeerSockets:
 
     def shut(self, fd: int, inode: int) -> bool:
         """End the connection behind `fd` if it still is the one that `inode` tells."""
+        # A duplicate keeps meaning one connection while libzmq may close `fd` at any time and the kernel give its number to another. It takes the place of
+        # a descriptor that is there already: connections are closed because there is no other.
+        ours = self._spare
         try:
-            # A duplicate keeps meaning one connection while libzmq may close `fd` at any time and the kernel give its number to another.
-            ours = os.dup(fd)
+            os.dup2(fd, ours, inheritable=False)
         except OSError:
             return False
         try:
@@ -78,7 +82,7 @@ class KernelPeerSockets:
             self._libc.setsockopt(ours, socket.SOL_SOCKET, socket.SO_LINGER, _RESET, len(_RESET))
             return not self._libc.shutdown(ours, socket.SHUT_RDWR)
         finally:
-            os.close(ours)
+            os.dup2(self._statm, ours, inheritable=False)
 
     def private_bytes(self) -> int:
         """The process's resident memory without what it shares with others."""

@@ -61,6 +61,20 @@ class Watched(NamedTuple):
     """Connections that were closed for what they cost."""
 
 
+def _begin_zero_copy(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """Send a message from its own memory, to nobody else. At its first pyzmq imports a module and starts a thread with sockets, for which later there may
+    be no descriptors: the front would end.
+    """
+    with context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as other:
+        one.copy_threshold = 0
+        one.bind("inproc://zero-copy")
+        other.connect("inproc://zero-copy")
+        sent = one.send(b"x", copy=False, track=True)
+        other.recv()
+        assert sent is not None
+        sent.wait()
+
+
 class Router:
     """A bound socket, its connections, and the buffers that are being sent from."""
 
@@ -94,6 +108,7 @@ class Router:
             bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
             if address.startswith("tcp://") and not self.port:
                 self.port = int(bound.rpartition(":")[2])
+        _begin_zero_copy(self._context)
         self._relisten_ns = NEVER_NS
         self._free: dict[int, list[bytearray]] = {size: [] for size in BUFFER_CLASSES}
         self._peers = Peers(sockets or KernelPeerSockets(), limits)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import zmq
 
@@ -72,3 +75,32 @@ def test_a_client_whose_queue_of_answers_is_full_is_closed_so_that_it_does_not_w
         client.close(0)
         context.term()
         router.close()
+
+
+WITHOUT_DESCRIPTORS = """
+import os, resource, zmq
+from netfront.peers import Limits
+from netfront.router import Router
+router = Router(["tcp://127.0.0.1:*"], 1 << 20, Limits(10, 1 << 20, 2 << 20, 8 << 20, 64 << 20, 512 << 20))
+client = zmq.Context().socket(zmq.DEALER)
+client.setsockopt(zmq.RCVTIMEO, 30_000)
+client.connect(f"tcp://127.0.0.1:{router.port}")
+client.send(b"hello")
+assert router.socket.poll(30_000)
+identity = router.try_receive()[0]
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+try:
+    while True:
+        os.dup(0)
+except OSError:
+    pass
+assert router.try_send_buffer(identity, [b"head"], memoryview(router.new_buffer(200_000))[:200_000])
+assert [len(frame) for frame in client.recv_multipart()] == [4, 200_000]
+print("sent", flush=True)
+os._exit(0)
+"""
+
+
+def test_a_large_answer_is_sent_when_no_descriptor_is_left() -> None:
+    done = subprocess.run([sys.executable, "-P", "-c", WITHOUT_DESCRIPTORS], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "sent\n", done.stderr
