@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from tailrace import live_clients
-from tailrace.errors import NotReachableError
+from tailrace import launcher, live_clients
+from tailrace.errors import NotReachableError, NotSupportedError
 
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 40
@@ -96,22 +96,21 @@ def start_embedded(
     settings: Mapping[str, Any] | None = None,
     auto_create_topics: bool = True,
 ) -> EmbeddedAppliance:
-    """Start an appliance and answer when it serves. Raises NotReachableError with what it said when it does not start."""
+    """Start an appliance; returns when it serves. Raises NotReachableError with what it said when it does not start, NotSupportedError where the client alone
+    is installed."""
+    if launcher.server_root() is None:
+        error = NotSupportedError(launcher.CLIENT_ALONE)
+        error.advice = f"{launcher.INSTALL_SERVER}."
+        raise error
     temporary = tempfile.mkdtemp(prefix="tailrace-") if data_dir is None else None
     directory = data_dir or os.path.join(str(temporary), "data")
     log_path = os.path.join(temporary or directory, "tailrace.log")
     os.makedirs(os.path.dirname(log_path), exist_ok=True)
     ours, theirs = socket.socketpair()
     given = {"ring_bytes": 16 << 20, "http.listen": "", "auto_create_topics": str(auto_create_topics).lower(), **(settings or {})}
-    arguments = [
-        sys.executable,
-        "-P",
-        "-m",
-        "appliance.supervisor",
-        *(() if "data_dirs" in given else ("--data-dir", directory)),
-        "--ready-fd",
-        str(theirs.fileno()),
-    ]
+    arguments = launcher.command(
+        "appliance.supervisor", *(() if "data_dirs" in given else ("--data-dir", directory)), "--ready-fd", str(theirs.fileno())
+    )
     for address in [listen] if isinstance(listen, str) else listen:
         arguments += ["--listen", address]
     for name, value in given.items():
