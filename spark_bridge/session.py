@@ -82,9 +82,8 @@ def local_session(master: str = "local[2]", name: str = "tailrace") -> Iterator[
         finally:
             _end(session)
     except Exception as error:
-        with open(f"{scratch}/{LOG_FILE}", encoding="utf-8", errors="replace") as log:
-            lines = log.read().splitlines()[-LINES_SHOWN:]
-        error.add_note("\n".join(["the end of what Spark wrote to standard error:", *lines]))
+        if lines := _last_lines(f"{scratch}/{LOG_FILE}"):
+            error.add_note("\n".join(["What Spark wrote to standard error, its end:", *lines]))
         raise
     finally:
         for key, before in saved.items():
@@ -107,6 +106,13 @@ def _start(given: dict[str, str], log_path: str) -> SparkSession:
     session = SparkSession.builder.config(conf=conf).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _last_lines(path: str) -> list[str]:
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read().splitlines()[-LINES_SHOWN:]
 
 
 def _remove(directory: str) -> None:
