@@ -20,9 +20,12 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def build_wheel(project: pathlib.Path, to: pathlib.Path) -> pathlib.Path:
-    """The wheel of the project in this directory, as `pip install DIRECTORY` makes it."""
-    command = [sys.executable, "-P", "-m", "hatchling", "build", "-t", "wheel", "-d", str(to)]
-    subprocess.run(command, cwd=project, check=True, capture_output=True, timeout=60)
+    """The wheel of the project in this directory, made from its source distribution, as what is published is."""
+    command = [sys.executable, "-P", "-m", "hatchling", "build", "-d", str(to), "-t"]
+    subprocess.run([*command, "sdist"], cwd=project, check=True, capture_output=True, timeout=60)
+    (packed,) = to.glob("*.tar.gz")
+    subprocess.run(["tar", "-xzf", str(packed), "-C", str(to)], check=True, timeout=60)
+    subprocess.run([*command, "wheel"], cwd=to / packed.name.removesuffix(".tar.gz"), check=True, capture_output=True, timeout=60)
     (wheel,) = to.glob("*.whl")
     return wheel
 
