@@ -56,7 +56,7 @@ class Mismatch(Exception):
 
 
 def main() -> int:
-    """Run the demo; answers the exit code."""
+    """Run the demo; returns the exit code."""
     # Both end through every `finally`, also where whoever started us ignores SIGINT.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)

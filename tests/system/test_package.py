@@ -175,7 +175,17 @@ with tailrace.embedded() as appliance:
     assert run(whole.programs / "python", "-P", "-c", program, cwd=hostile, environment=environment) == "b'one'\n"
 
 
-def test_a_users_own_workers_and_shm_stay_his(whole: Installed, tmp_path: pathlib.Path) -> None:
+def test_an_embedded_appliance_starts_in_a_program_that_has_a_json_and_a_logging_of_its_own(
+    whole: Installed, tmp_path: pathlib.Path
+) -> None:
+    for name in ("json", "logging"):
+        (tmp_path / f"{name}.py").write_text(BREAKS)
+    program = "import tailrace\nwith tailrace.embedded() as running:\n    print(running.address)\n"
+    out = run(whole.programs / "python", "-c", program, cwd=tmp_path, environment={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert out.startswith("tcp://127.0.0.1:")
+
+
+def test_a_programs_own_workers_and_shm_are_left_to_it(whole: Installed, tmp_path: pathlib.Path) -> None:
     for name in SERVER_PACKAGES:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("whose = 'the user'\n")
