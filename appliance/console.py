@@ -1,5 +1,6 @@
 """The console: how the appliance does, over HTTP, for Prometheus and for whoever asks whether it lives.
 
+    /               what there is
     /metrics        Prometheus text (see `appliance.metrics`)
     /health/live    200 while this process answers: it ends with the supervisor
     /health/ready   200 when every process serves, else 503 and the names of those that do not
@@ -10,13 +11,12 @@ Invariants: no record depends on it: it is started when everything serves, and a
     taken its answer after ANSWER_TIMEOUT_S, is closed, however steadily it trickles; when all are taken, the oldest that has not sent its request gives way.
 Crash: a successor listens again.
 
-Run as `python -P -m appliance.console`.
+Run by `tailrace.launcher`, isolated.
 """
 
 from __future__ import annotations
 
 import errno
-import importlib.metadata
 import logging
 import os
 import select
@@ -37,6 +37,7 @@ from shm.cell import Cell
 from shm.control import Control
 from shm.layout import Phase, ProcessWord, Role
 from shm.process import ProcessContext, configure_logging, run, start
+from tailrace import __version__
 from tailrace.admin import Admin
 from tailrace.errors import TailraceError
 from tailrace.front_addresses import front_address
@@ -64,7 +65,7 @@ class StateReader(Collector):
         self._control = control
         self._roles = roles
         self._address = address
-        self._version = importlib.metadata.version("tailrace")
+        self._version = __version__
 
     def collect(self) -> Iterator[Metric]:
         return families(self.observe())
@@ -119,19 +120,38 @@ def pages(reader: StateReader) -> Callable[[dict[str, Any], StartResponse], Iter
     registry.register(reader)
     metrics = make_wsgi_app(registry)
 
-    def answer(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+    def page(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path == "/metrics":
             return metrics(environ, start_response)  # type: ignore[no-any-return]
         missing = reader.not_serving() if path == "/health/ready" else []
         status, text = {
+            "/": ("200 OK", f"Tailrace {__version__}: /metrics, /health/live, /health/ready"),
             "/health/live": ("200 OK", "alive"),
             "/health/ready": ("503 Service Unavailable", f"not ready: {', '.join(missing)}") if missing else ("200 OK", "ready"),
         }.get(path, ("404 Not Found", "there are /metrics, /health/live and /health/ready"))
         start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
         return [text.encode() + b"\n"]
 
+    def answer(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] == "GET":
+            return page(environ, start_response)
+        if environ["REQUEST_METHOD"] == "HEAD":
+            return _headers_alone(page, environ, start_response)
+        start_response("405 Method Not Allowed", [("Allow", "GET, HEAD"), ("Content-Type", "text/plain; charset=utf-8")])
+        return [b"there are GET and HEAD\n"]
+
     return answer
+
+
+def _headers_alone(page: Callable[..., Iterable[bytes]], environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+    """What GET would answer, without its body; the server (wsgiref) would send one."""
+    begun: list[tuple[str, list[tuple[str, str]]]] = []
+    asked = {**environ, "REQUEST_METHOD": "GET"}
+    length = sum(len(piece) for piece in page(asked, lambda status, headers: begun.append((status, headers))))
+    status, headers = begun[0]
+    start_response(status, [*headers, ("Content-Length", str(length))])
+    return []
 
 
 class _Handler(WSGIRequestHandler):

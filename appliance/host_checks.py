@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import psutil
+
 from appliance.host_needs import unfit_machine
 from tailrace.data_directory import QUARANTINE_DIRECTORY
 
 FILES_WANTED = 4096
+MEMORY_WANTED_BYTES = 256 << 20
 SHM_WANTED_BYTES = 256 << 20
 _REMOTE = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"}
 _VOLATILE = {"tmpfs", "ramfs"}
@@ -34,7 +37,7 @@ class Check:
 
 def host_checks(data_dirs: list[str]) -> list[Check]:
     """Cores, shared memory, limits, and the disks under `data_dirs`."""
-    return [_machine(), _cores(), _shared_memory(), _open_files(), *(check for path in data_dirs for check in _disk(path))]
+    return [_machine(), _cores(), _memory(), _shared_memory(), _open_files(), *(check for path in data_dirs for check in _disk(path))]
 
 
 def _machine() -> Check:
@@ -47,6 +50,14 @@ def _cores() -> Check:
     if count < 2:
         return Check("cores", Level.WARNING, f"{count} core: front, worker and flusher take turns; give it two or more")
     return Check("cores", Level.OK, f"{count} cores")
+
+
+def _memory() -> Check:
+    found = psutil.virtual_memory()
+    text = f"{found.available >> 20} of {found.total >> 20} MiB can be had"
+    if found.available < MEMORY_WANTED_BYTES:
+        return Check("memory", Level.WARNING, f"{text}; rings and the page cache need some: stop other programs, or lower ring_bytes")
+    return Check("memory", Level.OK, text)
 
 
 def _shared_memory() -> Check:

@@ -10,7 +10,7 @@ Start:  lock, identity | old rings found | regions, bells | coordinator, flusher
 bound: READY | console
 Stop:   console | fronts (nothing new) | scheduler | workers (lanes empty) | flusher (rings settled, files synced) | coordinator | regions removed
 
-Run as `python -P -m appliance.supervisor`; `tailrace serve` does.
+Run by `tailrace.launcher`, isolated; `tailrace serve` does.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from shm.doorbell import Doorbell
 from shm.layout import Phase, ProcessWord, Role
 from shm.process import SPEC_VARIABLE, SUPERVISORS_SIGNALS, ProcessSpec, comm_name, log_to_stderr, process_name, set_comm_name
 from shm.region import RegionError
+from tailrace import launcher
 from tailrace.errors import InvalidSettingError
 from tailrace.front_addresses import front_address
 
@@ -225,11 +226,11 @@ class Supervisor:
         )  # fmt: skip
         for fd in [fd for held in self._owners for fd in held.held_fds]:
             os.set_inheritable(fd, True)
-        arguments = [sys.executable, "-P", "-m", _MODULES[child.role]]
+        arguments = launcher.command(_MODULES[child.role])
         spec_fd = spec.to_inherited_file()
         try:
             environment = {**os.environ, SPEC_VARIABLE: str(spec_fd)}
-            child.pid = os.posix_spawn(sys.executable, arguments, environment, setsigmask=SUPERVISORS_SIGNALS)
+            child.pid = os.posix_spawn(arguments[0], arguments, environment, setsigmask=SUPERVISORS_SIGNALS)
         finally:
             os.close(spec_fd)
         try:

@@ -21,6 +21,7 @@ import orjson
 import psutil
 import pyarrow as pa
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
@@ -31,7 +32,23 @@ from tailrace.partitioners import partition_for_key
 from tailrace.private_appliance import start_embedded
 
 PARTITIONS = 3
-console = Console(highlight=False, soft_wrap=True)
+EXIT_READER_GONE = 128 + signal.SIGPIPE
+
+
+class _ReaderGone(Exception):
+    """Who read the report has closed the pipe: `make demo | head`."""
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """The rest is written to nobody, and the demo ends in order."""
+        self.quiet = True
+        with open(os.devnull, "wb") as nobody:
+            os.dup2(nobody.fileno(), self.file.fileno())
+        raise _ReaderGone
+
+
+console = _Console(highlight=False, soft_wrap=True)
 
 
 class Mismatch(Exception):
@@ -39,7 +56,7 @@ class Mismatch(Exception):
 
 
 def main() -> int:
-    """Run the demo; answers the exit code."""
+    """Run the demo; returns the exit code."""
     # Both end through every `finally`, also where whoever started us ignores SIGINT.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
@@ -49,8 +66,10 @@ def main() -> int:
     except KeyboardInterrupt:
         console.print("\ninterrupted; everything is cleaned up")
         return 130
+    except _ReaderGone:
+        return EXIT_READER_GONE
     except (Mismatch, tailrace.TailraceError, RuntimeError) as error:
-        console.print(f"[red]demo failed:[/red] {error}")
+        console.print("[red]demo failed:[/red]", escape("\n".join([str(error), *getattr(error, "__notes__", ())])))
         return 1
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -197,13 +216,19 @@ def _spark(address: str, frame: Any) -> None:
         context = local_session()
         spark = context.__enter__()
     try:
-        with _stage("Spark    mean arrival delay by carrier", len(frame)) as stage:
-            flights = spark.read.format("tailrace").option("bootstrap", address).option("subscribe", "flights").load()
-            answer = flights.groupBy("carrier").agg({"arr_delay": "avg", "*": "count"}).collect()
-            stage.done(len(frame), 0)
-        from_spark = {row["carrier"]: (row["avg(arr_delay)"], row["count(1)"]) for row in answer}
+        flights = spark.read.format("tailrace").option("bootstrap", address).option("subscribe", "flights").load()
+        answers = []
+        for which, note in (("first", "it starts Spark's Python workers, too"), ("second", "")):
+            with _stage(f"Spark    mean arrival delay, {which} query") as stage:
+                rows = flights.groupBy("carrier").agg({"arr_delay": "avg", "*": "count"}).collect()
+                stage.done(len(frame), 0)
+                stage.note(note)
+            answers.append({row["carrier"]: (row["avg(arr_delay)"], row["count(1)"]) for row in rows})
     finally:
         context.__exit__(None, None, None)
+    from_spark, again = answers
+    if from_spark != again:
+        raise Mismatch("Spark's second answer differs from its first")
     grouped = frame.groupby("carrier")
     means, counts = grouped["arr_delay"].mean(), grouped.size()
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -270,7 +295,8 @@ def _stage(title: str, total: int | None = None) -> Iterator[_Stage]:
         yield stage
         stage.print()
         return
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console, transient=True) as bar:
+    counts = () if total is None else (MofNCompleteColumn(),)
+    with Progress(TextColumn("{task.description}"), BarColumn(), *counts, console=console, transient=True) as bar:
         stage = _Stage(title, bar, bar.add_task(title, total=total))
         yield stage
     stage.print()

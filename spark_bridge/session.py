@@ -1,4 +1,8 @@
-"""A Spark session on this machine that leaves nothing behind: its settings, its temporary directory, its end."""
+"""A Spark session on this machine that says nothing and leaves nothing behind: its settings, its temporary directory, its end.
+
+What the JVM and Spark's Python workers write to standard error goes into a file in that directory: warnings that nobody can act on (incubator modules), and a
+BrokenPipeError with its traceback for each worker that the JVM hangs up on. Its last lines are a note of the error that ends the block.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,11 @@ appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
 """
+LOG_FILE = "spark.log"
+LINES_SHOWN = 20
 
 
 def settings(scratch: str) -> dict[str, str]:
@@ -68,17 +76,15 @@ def local_session(master: str = "local[2]", name: str = "tailrace") -> Iterator[
     with open(f"{scratch}/log4j2.properties", "w", encoding="ascii") as file:
         file.write(QUIET_LOGGING)
     try:
-        from pyspark.sql import SparkSession
-
-        builder = SparkSession.builder.master(master).appName(name)
-        for key, value in settings(scratch).items():
-            builder = builder.config(key, value)
-        session = builder.getOrCreate()
-        session.sparkContext.setLogLevel("ERROR")
+        session = _start({"spark.master": master, "spark.app.name": name, **settings(scratch)}, f"{scratch}/{LOG_FILE}")
         try:
             yield session
         finally:
             _end(session)
+    except Exception as error:
+        if lines := _last_lines(f"{scratch}/{LOG_FILE}"):
+            error.add_note("\n".join(["What Spark wrote to standard error, its end:", *lines]))
+        raise
     finally:
         for key, before in saved.items():
             if before is None:
@@ -86,6 +92,27 @@ def local_session(master: str = "local[2]", name: str = "tailrace") -> Iterator[
             else:
                 os.environ[key] = before
         _remove(scratch)
+
+
+def _start(given: dict[str, str], log_path: str) -> SparkSession:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    conf = SparkConf().setAll(list(given.items()))
+    with open(log_path, "wb") as log:
+        if SparkContext._gateway is None:
+            SparkContext._ensure_initialized(gateway=launch_gateway(conf, {"stderr": log}))
+    session = SparkSession.builder.config(conf=conf).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _last_lines(path: str) -> list[str]:
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read().splitlines()[-LINES_SHOWN:]
 
 
 def _remove(directory: str) -> None:

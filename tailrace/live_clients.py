@@ -10,15 +10,13 @@ Invariants: `after_fork` of every live client runs in the child before anything 
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import weakref
 from typing import Any, Protocol
 
+from tailrace.client_log import logger
 from tailrace.errors import ClientClosedError
-
-logger = logging.getLogger("tailrace")
 
 
 class Inherited(Protocol):

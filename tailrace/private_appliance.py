@@ -1,13 +1,15 @@
-"""A private appliance for tests and notebooks: the real processes, on a temporary data directory, gone at exit.
+"""A private appliance for tests and notebooks: the real processes, on a temporary data directory, stopped and removed at exit.
 
-It ends when its block ends, when the program ends, and when the program is killed: the supervisor watches a socket that only we hold. A child that the
-program forks is not the program: it gives its copy of the socket back at once, stops nothing and removes nothing.
+Owner: the program that starts it; it alone holds the other end of the socket that the supervisor watches.
+Invariants: the appliance ends with its block, with the program, and when the program is killed: each closes the socket. A child that the program forks closes
+    its copy at once, stops nothing and removes nothing.
+Crash: a program that is killed leaves the temporary directory, and no process.
 """
 
 from __future__ import annotations
 
+import ast
 import atexit
-import json
 import os
 import select
 import shutil
@@ -19,17 +21,15 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from tailrace import live_clients
-from tailrace.errors import NotReachableError
+from tailrace import launcher, live_clients
+from tailrace.errors import NotReachableError, NotSupportedError
 
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 40
 
 
 class EmbeddedAppliance:
-    """A running appliance: `.address` for clients (`.addresses`: of every front), `.data_dir` with its files, `.pid` of its supervisor. `stop()` ends
-    it, once.
-    """
+    """A running appliance: `.address` for clients (`.addresses`: of every front), `.data_dir` with its files, `.pid` of its supervisor. `stop()` ends it."""
 
     def __init__(
         self,
@@ -61,19 +61,19 @@ class EmbeddedAppliance:
         self._process.returncode = 0  # not a child of this process: there is nothing to wait for
 
     def close(self) -> None:
-        """`stop`, but nothing at all the second time, nor in a child of the program that started it."""
+        """Stop it if it runs; a second call does nothing, nor does one in a child of the program that started it."""
         if not self._is_inherited:
             self.stop()
 
     def _end_at_exit(self) -> None:
-        """What producers hold that were not closed still reaches the appliance: they are closed first."""
+        """Close the producers first: what they hold still reaches the appliance."""
         producers = sys.modules.get("tailrace.producer")
         if producers is not None:
             producers.close_at_exit()
         self.close()
 
     def stop(self) -> int:
-        """Stop cleanly and remove the temporary directory; answers the exit code. Raises ClientClosedError in a child of the program that started it."""
+        """Stop cleanly and remove the temporary directory; returns the exit code. Raises ClientClosedError in a child of the program that started it."""
         if self._is_inherited:
             raise live_clients.forked_error("appliance")
         atexit.unregister(self._end_at_exit)
@@ -96,22 +96,21 @@ def start_embedded(
     settings: Mapping[str, Any] | None = None,
     auto_create_topics: bool = True,
 ) -> EmbeddedAppliance:
-    """Start an appliance and answer when it serves. Raises NotReachableError with what it said when it does not start."""
+    """Start an appliance; returns when it serves. Raises NotReachableError with what it said when it does not start, NotSupportedError where the client alone
+    is installed."""
+    if launcher.server_root() is None:
+        error = NotSupportedError(launcher.CLIENT_ALONE)
+        error.advice = f"{launcher.INSTALL_SERVER}."
+        raise error
     temporary = tempfile.mkdtemp(prefix="tailrace-") if data_dir is None else None
     directory = data_dir or os.path.join(str(temporary), "data")
     log_path = os.path.join(temporary or directory, "tailrace.log")
     os.makedirs(os.path.dirname(log_path), exist_ok=True)
     ours, theirs = socket.socketpair()
     given = {"ring_bytes": 16 << 20, "http.listen": "", "auto_create_topics": str(auto_create_topics).lower(), **(settings or {})}
-    arguments = [
-        sys.executable,
-        "-P",
-        "-m",
-        "appliance.supervisor",
-        *(() if "data_dirs" in given else ("--data-dir", directory)),
-        "--ready-fd",
-        str(theirs.fileno()),
-    ]
+    arguments = launcher.command(
+        "appliance.supervisor", *(() if "data_dirs" in given else ("--data-dir", directory)), "--ready-fd", str(theirs.fileno())
+    )
     for address in [listen] if isinstance(listen, str) else listen:
         arguments += ["--listen", address]
     for name, value in given.items():
@@ -142,11 +141,12 @@ def start_embedded(
         raise NotReachableError(
             f"the embedded appliance did not start (exit code {process.returncode}): {' '.join(said) or 'see ' + log_path}"
         )
-    return EmbeddedAppliance(process, ours, json.loads(ready)["addresses"], directory, temporary, log_path)
+    # JSON of texts and whole numbers is a literal of Python's, too; `json` may be a module of the program's.
+    return EmbeddedAppliance(process, ours, ast.literal_eval(ready.decode())["addresses"], directory, temporary, log_path)
 
 
 def _read_line(connection: socket.socket) -> bytes:
-    """The supervisor's line, or nothing when it ended without one."""
+    """The supervisor's line; empty when it ended without one. Raises NotReachableError after START_TIMEOUT_S."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     line = b""
@@ -171,13 +171,13 @@ class Embedding:
         self._running: EmbeddedAppliance | None = None
 
     def start(self) -> EmbeddedAppliance:
-        """Start the appliance and answer when it serves. Raises NotReachableError with what it said when it does not start."""
+        """Start the appliance; returns when it serves. Raises NotReachableError with what it said when it does not start."""
         if self._running is None:
             self._running = self._start()
         return self._running
 
     def close(self) -> None:
-        """Stop it, if it runs; nothing at all in a child of the program that started it."""
+        """Stop it if it runs; in a child of the program that started it, do nothing."""
         running, self._running = self._running, None
         if running is not None:
             running.close()
@@ -196,9 +196,9 @@ def embedded(
     settings: Mapping[str, Any] | None = None,
     auto_create_topics: bool = True,
 ) -> Embedding:
-    """A private appliance for a block, or from `start()` to `close()`. `settings` are the appliance's (`{"ring_bytes": "64MiB"}`); with `data_dir` its files
-    are kept.
+    """A private appliance for a block, or from `start()` to `close()`.
 
-    Unlike a served appliance it makes missing topics when a producer sends to them, unless `auto_create_topics` is False.
+    `settings` are the appliance's (`{"ring_bytes": "64MiB"}`). With `data_dir`, its files are kept. A producer that sends to a missing topic makes it, which a
+    served appliance does not allow by default; `auto_create_topics=False` refuses it here, too.
     """
     return Embedding(lambda: start_embedded(data_dir=data_dir, listen=listen, settings=settings, auto_create_topics=auto_create_topics))

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+import tailrace as client
 from tailrace.errors import NotReachableError, TailraceError
 
 EXIT_FAILED = 1
@@ -56,15 +57,12 @@ class LazyGroup(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in _COMMANDS:
-            import difflib
-
-            near = difflib.get_close_matches(name, _COMMANDS, 1)
-            ctx.fail(f"there is no command {name!r}{f'; did you mean {near[0]}?' if near else ''}")
+            raise click.NoSuchCommand(name, possibilities=_COMMANDS, ctx=ctx)
         return super().resolve_command(ctx, args)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="tailrace")
+@click.version_option(client.__version__)
 def tailrace() -> None:
     """Tailrace: a message broker appliance for one host.
 

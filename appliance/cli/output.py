@@ -85,9 +85,7 @@ def progress(description: str, total: int | None, unit: str = ITEMS) -> Iterator
 
 def human_bytes(count: int) -> str:
     """1536 -> "1.5 KiB"."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError
+    from rich.filesize import pick_unit_and_suffix
+
+    unit, suffix = pick_unit_and_suffix(count, ["B", "KiB", "MiB", "GiB", "TiB"], 1024)
+    return f"{count} B" if unit == 1 else f"{count / unit:,.1f} {suffix}"

@@ -7,6 +7,8 @@ import sys
 
 import click
 
+from tailrace import launcher
+
 
 @click.command()
 @click.option("--config", type=click.Path(dir_okay=False), help="Settings as TOML.")
@@ -31,7 +33,7 @@ def command(config: str | None, data_dir: str | None, listen: tuple[str, ...], a
       73  the data directory cannot be used (in use, not writable, damaged)
       75  /dev/shm has no room for the rings
     """
-    arguments = [sys.executable, "-P", "-m", "appliance.supervisor"]
+    arguments = launcher.command("appliance.supervisor")
     for name, value in (("--config", config), ("--data-dir", data_dir)):
         if value is not None:
             arguments += [name, value]
@@ -41,4 +43,4 @@ def command(config: str | None, data_dir: str | None, listen: tuple[str, ...], a
         arguments += ["--set", assignment]
     sys.stdout.flush()
     # A fresh interpreter: the supervisor carries neither this command line nor what it imports.
-    os.execv(sys.executable, arguments)
+    os.execv(arguments[0], arguments)

@@ -112,7 +112,7 @@ def test_status(appliance: EmbeddedAppliance) -> None:
 def test_exit_status_and_sentences(appliance: EmbeddedAppliance, topic: str) -> None:
     assert b"UNKNOWN_TOPIC" in run(appliance, "produce", topic, status=1).stderr
     assert b"no appliance answers" in run(None, "status", status=3).stderr
-    assert b"did you mean topic?" in run(appliance, "topik", status=2).stderr
+    assert b"Did you mean 'topic'?" in run(appliance, "topik", status=2).stderr
     assert b"exclude each other" in run(appliance, "consume", topic, "--from-beginning", "--offset", "1", status=2).stderr
     assert b"nothing to change" in run(appliance, "topic", "alter", topic, status=2).stderr
     assert b"groups are not part" in run(appliance, "consume", topic, "--group", "g", status=1).stderr

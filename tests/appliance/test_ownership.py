@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from appliance import manifest
@@ -106,7 +107,7 @@ def test_an_earlier_versions_identity_is_taken_up_with_its_memory(tmp_path: path
     assert held.identity.inode == tmp_path.stat().st_ino
 
 
-def test_doctor_says_who_else_may_read_or_write_and_that_a_machine_is_unfit(
+def test_doctor_says_who_else_may_read_or_write_and_that_machine_or_memory_are_unfit(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "coordinator.db").touch(0o644)
@@ -122,6 +123,11 @@ def test_doctor_says_who_else_may_read_or_write_and_that_a_machine_is_unfit(
     assert [level for level, _ in found(0o777)] == [Level.PROBLEM]
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert [check.level for check in host_checks([]) if check.name == "machine"] == [Level.PROBLEM]
+    full = psutil.virtual_memory()._replace(available=100 << 20)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: full)
+    (memory,) = [check for check in host_checks([]) if check.name == "memory"]
+    assert memory.level is Level.WARNING
+    assert memory.detail.startswith(f"100 of {full.total >> 20} MiB")
 
 
 def test_a_specification_larger_than_an_environment_variable_reaches_its_child() -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -56,6 +57,18 @@ def load(spark: Any, appliance: EmbeddedAppliance, **options: str) -> Any:
     for name, value in options.items():
         reader = reader.option(name, value)
     return reader.load()
+
+
+def test_what_the_jvm_and_its_workers_write_goes_into_a_file_of_the_sessions(spark: Any, filled: EmbeddedAppliance) -> None:
+    from spark_bridge.session import LOG_FILE
+
+    assert load(spark, filled, subscribe="plain").count() == 1000
+    (jvm,) = [child for child in psutil.Process().children() if child.name() == "java"]
+    # Its workers write into a pipe that it copies to the same place.
+    path = os.readlink(f"/proc/{jvm.pid}/fd/2")
+    assert path.endswith(f"/{LOG_FILE}")
+    with open(path, encoding="utf-8") as log:
+        assert "log level" not in log.read()
 
 
 def test_a_default_topic_has_kafkas_columns(spark: Any, filled: EmbeddedAppliance) -> None:

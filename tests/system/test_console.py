@@ -97,6 +97,24 @@ def test_metrics_count_what_waits_and_when_it_is_due(appliance: EmbeddedApplianc
     )
 
 
+def test_every_page_answers_head_as_get_without_a_body_and_no_other_method(appliance: EmbeddedAppliance) -> None:
+    address = console_of(appliance)
+    assert get(address, "/")[0] == 200
+    for path in ("/", "/metrics", "/health/live", "/nothing"):
+        raw = urllib.request.Request(address + path, method="HEAD")
+        try:
+            answer = urllib.request.urlopen(raw, timeout=30)
+        except urllib.error.HTTPError as error:
+            answer = error
+        with answer:
+            assert (answer.status, answer.read()) == (get(address, path)[0], b"")
+            assert int(answer.headers["Content-Length"]) > 0
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(urllib.request.Request(address + "/metrics", data=b"x", method="POST"), timeout=30)
+    with refused.value as answered:
+        assert (answered.status, answered.headers["Allow"]) == (405, "GET, HEAD")
+
+
 def test_health_says_who_does_not_serve_and_metrics_go_on_without_a_front(appliance: EmbeddedAppliance) -> None:
     address = console_of(appliance)
     assert get(address, "/health/live") == (200, "alive\n")

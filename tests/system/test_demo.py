@@ -1,4 +1,4 @@
-"""The demo ends without a trace when it is interrupted; that it ends well is `make demo`'s own check."""
+"""The demo ends without a trace when it is interrupted, or nobody reads it; that it ends well is `make demo`'s own check."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 import psutil
 import pytest
 
+from bench.demo import EXIT_READER_GONE
 from tailrace.data_directory import read_identity
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -39,4 +40,30 @@ def test_an_interrupted_demo_leaves_no_process_no_memory_and_no_file(tmp_path: p
     assert "everything is cleaned up" in rest
     assert not any(process.is_running() for process in processes)
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]
+    assert os.listdir(tmp_path) == []
+
+
+REPORTS_FOR_EVER = """
+import itertools, os, sys
+from bench import demo
+def report(scratch):
+    for number in itertools.count():
+        demo.console.print(number)
+demo._run = report
+sys.exit(demo.main())
+"""
+
+
+def test_a_demo_whose_report_nobody_reads_any_more_ends_in_order(tmp_path: pathlib.Path) -> None:
+    """`make demo | head`."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    demo = subprocess.Popen(
+        [sys.executable, "-P", "-c", REPORTS_FOR_EVER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=ROOT
+    )
+    assert demo.stdout is not None
+    assert demo.stdout.readline() == b"0\n"
+    demo.stdout.close()
+    assert demo.stderr is not None
+    assert (demo.stderr.read(), demo.wait(60)) == (b"", EXIT_READER_GONE)
+    demo.stderr.close()
     assert os.listdir(tmp_path) == []

@@ -17,7 +17,7 @@ import pytest
 from shm.layout import RegionKind
 from shm.region import Region
 from shm.ring import Ring
-from tailrace import Admin, Consumer, NewTopic, Producer
+from tailrace import Admin, Consumer, NewTopic, Producer, launcher
 from tailrace.errors import RequestTimeoutError, TailraceError
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.processes import children, comm, kill_and_wait_for_successor, shared_memory, wait_until
@@ -54,12 +54,12 @@ def values_by_partition(appliance: EmbeddedAppliance, count: int) -> dict[int, l
     return found
 
 
-def test_processes_are_named_by_role_and_started_without_the_working_directory(own: EmbeddedAppliance) -> None:
+def test_processes_are_named_by_role_and_started_isolated(own: EmbeddedAppliance) -> None:
     assert comm(own.pid) == "tr-supervisor-0"
     found = children(own)
     assert sorted(found) == ["tr-coord-0", "tr-flusher-0", "tr-front-0", "tr-scheduler-0", "tr-worker-0"]
     for pid in found.values():
-        assert psutil.Process(pid).cmdline()[1:3] == ["-P", "-m"]
+        assert psutil.Process(pid).cmdline()[1:3] == ["-I", launcher.__file__]
 
 
 def test_a_listed_core_is_obeyed(tmp_path: pathlib.Path) -> None:
