@@ -91,7 +91,7 @@ class Raw:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.RCVTIMEO, 10_000)
+        self.socket.setsockopt(zmq.RCVTIMEO, 60_000)
         self.socket.connect(address)
         self._correlation_id = 0
 
@@ -165,7 +165,7 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
         parts.append(client.ask(Api.LIST_OFFSETS, {"partitions": [{"topic": "orders", "partition": 0, "at": "latest"}]}))
         parts.append(client.ask(Api.LEASE_OFFSETS, {"lease": "reader", "topic": "orders", "partition": 0, "offset": 0, "ttl_ms": 60_000}))
         with Producer(appliance.address) as producer:
-            delay = producer.send("orders", b"later", b"u1", deliver_after=dt.timedelta(days=1)).result(10)
+            delay = producer.send("orders", b"later", b"u1", deliver_after=dt.timedelta(days=1)).result(60)
         parts.append(client.ask(Api.LIST_DELAYS, {"topic": "orders", "limit": 10}))
         parts.append(client.ask(Api.CHANGE_DELAYS, {"changes": [{"delay_id": delay.delay_id, "due_us": None}], "topic": "orders"}))
         parts.append(client.ask(Api.DESCRIBE_DELAYS, {}))

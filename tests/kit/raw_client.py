@@ -12,7 +12,7 @@ from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.wire import API_VERSIONS, PUSH_CORRELATION_ID, Api, ResponseHeader, decode_response_header, encode_request
 
-ANSWER_TIMEOUT_MS = 20_000
+ANSWER_TIMEOUT_MS = 60_000
 
 
 class RawClient:

@@ -49,7 +49,7 @@ def still_serving(appliance: EmbeddedAppliance) -> Iterator[None]:
     with Admin(appliance.address) as admin:
         admin.create_topics([NewTopic(name)])
         with Producer(appliance.address) as producer:
-            assert producer.send(name, b"still here").result(10).offset == 0
+            assert producer.send(name, b"still here").result(60).offset == 0
         assert all(process["restarts"] == 0 for process in admin.describe_cluster()["processes"])
 
 
@@ -78,10 +78,10 @@ def test_unknown_topic(appliance: EmbeddedAppliance, topic: str) -> None:
 
 def test_a_topic_deleted_under_a_producer(appliance: EmbeddedAppliance, made: str) -> None:
     with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
-        producer.send(made, b"x", partition=0).result(10)
+        producer.send(made, b"x", partition=0).result(60)
         admin.delete_topics([made])
         with pytest.raises(UnknownTopicError):
-            producer.send(made, b"y", partition=0).result(10)
+            producer.send(made, b"y", partition=0).result(60)
 
 
 def test_partition_out_of_range(appliance: EmbeddedAppliance, made: str) -> None:
@@ -112,16 +112,16 @@ def test_a_record_of_a_wrong_type(appliance: EmbeddedAppliance, made: str, argum
         with pytest.raises(InvalidRecordError) as caught:
             producer.send(made, **arguments)  # type: ignore[arg-type]
         says_what_to_do(caught.value)
-        assert producer.send(made, b"good").result(10).offset == 0
+        assert producer.send(made, b"good").result(60).offset == 0
 
 
 def test_a_row_of_a_wrong_type_fails_its_handle_and_not_the_next_one(appliance: EmbeddedAppliance, topic: str) -> None:
     with Admin(appliance.address) as admin:
         admin.create_topics([NewTopic(topic, schema=pa.schema([("a", pa.int32())]))])
     with Producer(appliance.address) as producer:
-        error = producer.send(topic, {"a": "word"}).exception(10)
+        error = producer.send(topic, {"a": "word"}).exception(60)
         assert isinstance(error, InvalidRecordError)
-        assert producer.send(topic, {"a": 1}).result(10).offset == 0
+        assert producer.send(topic, {"a": 1}).result(60).offset == 0
         with pytest.raises(InvalidRecordError, match="must be a dict"):
             producer.send(topic, b"bytes")
 
@@ -134,7 +134,7 @@ def test_a_row_with_a_column_that_the_topic_has_not_is_refused_and_names_it(appl
             with pytest.raises(SchemaMismatchError, match=f"'c', which topic '{topic}' has not; its columns are a, b") as caught:
                 producer.send(topic, {"a": 1, "c": 2}, deliver_after=deliver_after)
             says_what_to_do(caught.value)
-        assert producer.send(topic, {"a": 1}).result(10).offset == 0
+        assert producer.send(topic, {"a": 1}).result(60).offset == 0
 
 
 def test_a_frame_that_does_not_match_the_schema(appliance: EmbeddedAppliance, topic: str) -> None:
@@ -186,7 +186,7 @@ def raw_socket(appliance: EmbeddedAppliance) -> zmq.Socket[bytes]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     client = context.socket(zmq.DEALER)
     client.setsockopt(zmq.LINGER, 0)
-    client.setsockopt(zmq.RCVTIMEO, 10_000)
+    client.setsockopt(zmq.RCVTIMEO, 60_000)
     client.connect(appliance.address)
     return client
 
@@ -365,6 +365,6 @@ def test_a_timestamp_that_64_bits_do_not_hold_is_refused_and_the_producer_lives(
     with Producer(appliance.address, compression_type=compression) as producer:
         with pytest.raises(InvalidRecordError, match="out of range"):
             producer.send(topic, b"v", timestamp=timestamp)
-        assert producer.send(topic, b"after").result(10).offset == 0
+        assert producer.send(topic, b"after").result(60).offset == 0
     with Consumer(topic, bootstrap=appliance.address) as consumer, pytest.raises(InvalidRequestError, match="out of range"):
         consumer.offsets_for_times({TopicPartition(topic, 0): timestamp})

@@ -26,16 +26,16 @@ def a_link(path: pathlib.Path) -> None:
 
 
 def produce(address: str, topic: str, first: int) -> None:
-    with Producer(address, acks="all", delivery_timeout_ms=10_000) as producer:
+    with Producer(address, acks="all") as producer:
         for handle in [producer.send(topic, b"%d" % number) for number in range(first, first + RECORDS)]:
-            handle.result(20)
+            handle.result(60)
 
 
 def read(address: str, topic: str, count: int) -> list[int]:
     found: list[int] = []
     with Consumer(topic, bootstrap=address, auto_offset_reset="earliest") as consumer:
         while len(found) < count:
-            found += [int(record.value) for record in consumer.poll(10_000)]
+            found += [int(record.value) for record in consumer.poll(60_000)]
     return found
 
 
@@ -50,7 +50,7 @@ def test_an_index_that_is_no_file_is_put_aside_and_made_again(
     produce(running.address, "odd", 0)
     if is_sealed:
         with Producer(running.address, acks="all") as producer:
-            producer.send("odd", b"%d" % RECORDS, headers=[("large", os.urandom(70 << 10))]).result(20)
+            producer.send("odd", b"%d" % RECORDS, headers=[("large", os.urandom(70 << 10))]).result(60)
     assert running.stop() == 0
     count = RECORDS + is_sealed
 
@@ -118,7 +118,7 @@ def test_pending_records_whose_log_cannot_be_opened_are_not_listed_as_none(tmp_p
     running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
     with Admin(running.address) as admin, Producer(running.address, acks="all") as producer:
         admin.create_topics([NewTopic("later", 1, {"delay.enabled": True})])
-        producer.send("later", b"x", deliver_after=timedelta(days=1)).result(20)
+        producer.send("later", b"x", deliver_after=timedelta(days=1)).result(60)
     assert running.stop() == 0
 
     odd = tmp_path / "later@delay-0" / "partition.json"
