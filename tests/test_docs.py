@@ -5,6 +5,7 @@ After a change that is meant, `TAILRACE_WRITE_DOCS=1 pytest tests/test_docs.py` 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import json
@@ -171,8 +172,9 @@ def _without_what_varies(value: Any, name: str = "") -> Any:
 
 
 def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
-    with embedded(auto_create_topics=False) as appliance:
+    with embedded(auto_create_topics=False) as appliance, contextlib.ExitStack() as stack:
         client = Raw(appliance.address)
+        stack.callback(client.socket.close)
         versions = {str(int(api)): list(span) for api, span in API_VERSIONS.items()}
         request, response = client.exchange(Api.HANDSHAKE, [requests.encode_json({"versions": versions, "client_id": "dump"})])
         parts = [dump("HANDSHAKE request", request, [])]
@@ -219,7 +221,6 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
         request, response = client.exchange(999, [])
         parts.append(dump("A request with an unknown API number", request, []))
         parts.append(dump("its answer", response, [[(24, 32), GENERATION], []]))
-        client.socket.close()
     text = "\n".join(parts)
     assert all(api.name in text for api in Api), "an API has no exchange"
     check_part(ROOT / "docs/protocol.md", "exchanges", f"```\n{text}```\n")

@@ -27,8 +27,15 @@ class RawClient:
         self._next = 1
         self._answers: dict[int, tuple[ResponseHeader, list[bytes]]] = {}
         if handshake:
-            offered = {str(int(api)): list(versions) for api, versions in API_VERSIONS.items()}
-            assert self.ask(Api.HANDSHAKE, {"versions": offered, "client_id": "raw"})[0] is ErrorCode.OK
+            try:
+                self._shake()
+            except BaseException:
+                self.close()
+                raise
+
+    def _shake(self) -> None:
+        offered = {str(int(api)): list(versions) for api, versions in API_VERSIONS.items()}
+        assert self.ask(Api.HANDSHAKE, {"versions": offered, "client_id": "raw"})[0] is ErrorCode.OK
 
     def __enter__(self) -> RawClient:
         return self

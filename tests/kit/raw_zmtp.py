@@ -53,6 +53,14 @@ class RawPeer:
         self.socket.settimeout(TIMEOUT_S)
         if receive_buffer_bytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        self._received = bytearray()
+        try:
+            self._connect(scheme, rest)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, scheme: str, rest: str) -> None:
         if scheme == "ipc":
             self.socket.connect(rest)
         else:
@@ -60,7 +68,6 @@ class RawPeer:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # accepted and closed at once: `send` tells
                 self.socket.connect((host, int(port)))
-        self._received = bytearray()
 
     def __enter__(self) -> Self:
         return self

@@ -182,25 +182,25 @@ def test_bad_batches_on_the_wire(appliance: EmbeddedAppliance, made: str) -> Non
     assert produce_raw(appliance, made, good).base_offset == 0
 
 
-def raw_socket(appliance: EmbeddedAppliance) -> zmq.Socket[bytes]:
+@pytest.fixture
+def client(appliance: EmbeddedAppliance) -> Iterator[zmq.Socket[bytes]]:
+    """A DEALER without a session."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    client = context.socket(zmq.DEALER)
-    client.setsockopt(zmq.LINGER, 0)
-    client.setsockopt(zmq.RCVTIMEO, 60_000)
-    client.connect(appliance.address)
-    return client
+    with context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.RCVTIMEO, 60_000)
+        dealer.connect(appliance.address)
+        yield dealer
 
 
-def test_garbage_on_the_port_in_zeromq_frames(appliance: EmbeddedAppliance) -> None:
+def test_garbage_on_the_port_in_zeromq_frames(client: zmq.Socket[bytes]) -> None:
     source = random.Random(5)
-    client = raw_socket(appliance)
     for _ in range(300):
         client.send_multipart([source.randbytes(source.choice((0, 1, 23, 24, 25, 500))) for _ in range(source.randrange(1, 6))])
         frames = client.recv_multipart()
         assert decode_response_header(frames[0]).error in (ErrorCode.MALFORMED_REQUEST, ErrorCode.SESSION_UNKNOWN)
     client.send_multipart([RequestHeader(999, 1, 5, 0).to_bytes()])
     assert decode_response_header(client.recv_multipart()[0]).error == ErrorCode.SESSION_UNKNOWN
-    client.close()
 
 
 def test_every_api_refuses_garbage_bodies(appliance: EmbeddedAppliance) -> None:
@@ -236,8 +236,7 @@ def code_of_call(connection: Connection, api: Api, body: list[bytes]) -> ErrorCo
     return ErrorCode.OK
 
 
-def test_an_unknown_api_and_another_version(appliance: EmbeddedAppliance) -> None:
-    client = raw_socket(appliance)
+def test_an_unknown_api_and_another_version(client: zmq.Socket[bytes]) -> None:
     client.send_multipart(encode_request(Api.HANDSHAKE, 1, 1, [requests.encode_json({"versions": {str(int(a)): [1, 1] for a in Api}})]))
     assert decode_response_header(client.recv_multipart()[0]).error == 0
     client.send_multipart(encode_request(999, 1, 2, []))
@@ -246,7 +245,6 @@ def test_an_unknown_api_and_another_version(appliance: EmbeddedAppliance) -> Non
     assert decode_response_header(client.recv_multipart()[0]).error == ErrorCode.UNSUPPORTED_VERSION
     client.send_multipart(encode_request(Api.HANDSHAKE, 1, 1, [requests.encode_json({"versions": {"1": [7, 9]}})]))
     assert decode_response_header(client.recv_multipart()[0]).error == ErrorCode.UNSUPPORTED_VERSION
-    client.close()
 
 
 def test_garbage_on_the_port_that_is_not_even_zeromq(appliance: EmbeddedAppliance) -> None:

@@ -61,9 +61,11 @@ def test_records_come_when_they_are_due_in_due_order_and_never_early(appliance: 
         producer.send(topic, b"earlier", deliver_after=dt.timedelta(0)).result(60)  # everything is loaded
         take(consumer, 1)
         begin = in_ms(300)
+        handles = []  # sent together: on a busy machine the first is due before the last of five would be sent one after the other
         for number, delay_ms in enumerate((900, 300, 600, 0, 450)):
             dues[b"%d" % number] = due = begin + dt.timedelta(milliseconds=delay_ms)
-            metadata = producer.send(topic, b"%d" % number, b"k", [("h", b"1")], timestamp=1234, deliver_at=due).result(60)
+            handles.append(producer.send(topic, b"%d" % number, b"k", [("h", b"1")], timestamp=1234, deliver_at=due))
+        for metadata in [handle.result(60) for handle in handles]:
             assert metadata.offset is None
             assert metadata.delay_id
         undelayed = producer.send(topic, b"now").result(60)
@@ -147,12 +149,15 @@ def test_recurring_records_come_again_and_again_until_cancelled(appliance: Embed
     create(appliance, topic)
     with Producer(appliance.address) as producer, Admin(appliance.address) as admin:
         every = Recurrence.every(dt.timedelta(milliseconds=120))
+        begun_s = time.time()
         metadata = producer.send(topic, b"tick", deliver_after=dt.timedelta(0), repeat=every).result(60)
         assert metadata.delay_id is not None
         cron = producer.send(topic, b"yearly", repeat=Recurrence.cron("0 9 1 1 *", zone="Europe/Berlin")).result(60)
         with Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
-            found = take(consumer, 7)  # the first may come late, and with the next: the scheduler loads what it needs for deliveries
-            assert all(later - earlier > 0.08 for (_, earlier), (_, later) in pairwise(found[4:]))
+            seen_s: list[float] = []
+            while len(seen_s) < 7:  # a machine that is busy may deliver several together, and late
+                seen_s += [time.time() for _ in consumer.poll(timeout_ms=60_000)]
+            assert all(seen >= begun_s + 0.12 * number for number, seen in enumerate(seen_s)), "none comes before its time"
             listed = {delay.repeat: delay for delay in admin.list_delays(topic)}
             assert every in listed
             (yearly,) = [delay for repeat, delay in listed.items() if repeat is not None and repeat.expression]
@@ -227,18 +232,22 @@ def test_a_scheduler_killed_behind_its_first_batch_is_followed_by_one_that_repea
         [sys.executable, "-P", "-m", "appliance.supervisor", "--data-dir", str(tmp_path), "--listen", address, "--set", "ring_bytes=16777216"],
         env={**os.environ, CRASH_POINT_VARIABLE: "scheduler.after_publish:2"}, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    with Admin(address) as admin:
-        admin.create_topics([NewTopic(topic, 1, {"delay.enabled": True})])
-    with Producer(address) as producer, Consumer(topic, bootstrap=address, auto_offset_reset="earliest") as consumer:
-        for number in range(100):
-            producer.send(topic, b"%d" % number, deliver_after=dt.timedelta(milliseconds=5 * number))
-        producer.flush()
-        assert sorted(int(record.value) for record, _ in take(consumer, 100)) == list(range(100))
-        assert consumer.poll(timeout_ms=500) == []
-    with Admin(address) as admin:
-        assert next(p["restarts"] for p in admin.describe_cluster()["processes"] if p["name"] == "scheduler-0") == 1
-    running.terminate()
-    assert running.wait(60) == 0
+    try:
+        with Admin(address) as admin:
+            admin.create_topics([NewTopic(topic, 1, {"delay.enabled": True})])
+        with Producer(address) as producer, Consumer(topic, bootstrap=address, auto_offset_reset="earliest") as consumer:
+            for number in range(100):
+                producer.send(topic, b"%d" % number, deliver_after=dt.timedelta(milliseconds=5 * number))
+            producer.flush()
+            assert sorted(int(record.value) for record, _ in take(consumer, 100)) == list(range(100))
+            assert consumer.poll(timeout_ms=500) == []
+        with Admin(address) as admin:
+            assert next(p["restarts"] for p in admin.describe_cluster()["processes"] if p["name"] == "scheduler-0") == 1
+        running.terminate()
+        assert running.wait(60) == 0
+    finally:
+        running.kill()
+        running.wait()
 
 
 def test_what_fell_due_while_the_appliance_was_down_is_delivered_at_the_next_start(tmp_path: pathlib.Path, topic: str) -> None:

@@ -95,12 +95,16 @@ class Traffic(threading.Thread):
 def served_and_bounded(appliance: EmbeddedAppliance, topic: str, growth_max: int = GROWTH_MAX) -> Iterator[Traffic]:
     """The block is an attack: meanwhile others are served, and the front lives and stays within `growth_max`."""
     traffic = Traffic(tcp(appliance), topic)
-    traffic.start()
-    wait_until(lambda: traffic.count > 3 or traffic.error is not None, "the traffic runs")
     process = front(appliance)
+    ended = threading.Event()
+    traffic.start()
+    try:
+        wait_until(lambda: traffic.count > 3 or traffic.error is not None, "the traffic runs")
+    except BaseException:
+        traffic.stop()
+        raise
     before = process.memory_info().rss
     highest = [before]
-    ended = threading.Event()
 
     def measure() -> None:
         while not ended.wait(0.005):

@@ -94,12 +94,16 @@ class Producing:
         with Producer(self._address, acks=1) as producer:
             while not self._stop.is_set():
                 began = time.perf_counter()
-                producer.send(self._name, b"still here", partition=0).result(30)
+                producer.send(self._name, b"still here", partition=0).result(60)
                 self.latencies_s.append(time.perf_counter() - began)
 
     def __enter__(self) -> Producing:
         self._thread.start()
-        wait_until(lambda: len(self.latencies_s) > 3, "it produces")
+        try:
+            wait_until(lambda: len(self.latencies_s) > 3, "it produces")
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_error: object) -> None:

@@ -212,13 +212,13 @@ class TestConsumer:
     ) -> None:
         with self.consumer(appliance, filled, auto_offset_reset=reset) as consumer:
             consumer.seek(filled, 5000)
-            records = consumer.poll(1_000)
+            records = consumer.poll(1_000 if first is None else 60_000)
             assert (records[0].offset if records else None) == first
 
     def test_auto_offset_reset_none_raises(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
         with self.consumer(appliance, filled, auto_offset_reset="none") as consumer:
             with pytest.raises(OffsetOutOfRangeError, match="has no position"):
-                consumer.poll(1_000)
+                consumer.poll(60_000)
             consumer.seek(filled, 5000)
             with pytest.raises(OffsetOutOfRangeError, match="holds offsets 0 to 100"):
                 consumer.poll(60_000)

@@ -126,7 +126,7 @@ def test_what_was_asked_for_ahead_does_not_carry_a_reader_over_damage(tmp_path: 
                 assert offsets == list(range(5 * PER_BATCH))
                 assert (caught.value.first_offset, caught.value.next_offset) == (5 * PER_BATCH, 6 * PER_BATCH)
                 with pytest.raises(CorruptBatchError):
-                    consumer.poll(1_000)  # it stays there until it is told to go on
+                    consumer.poll(60_000)  # it stays there until it is told to go on
     finally:
         assert running.stop() == 0
 
