@@ -1,4 +1,4 @@
-"""A local Spark session that leaves nothing behind: its settings, its temporary directory, its end."""
+"""A Spark session on this machine that leaves nothing behind: its settings, its temporary directory, its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 
 
 def settings(scratch: str) -> dict[str, str]:
-    """Settings of a local session: no port beyond the loopback interface, no progress bar, every temporary file in `scratch`."""
+    """What a local session needs: no port to the world, no console bar, every temporary file in `scratch`."""
     return {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -52,7 +52,7 @@ def settings(scratch: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def local_session(master: str = "local[2]", name: str = "tailrace") -> Iterator[SparkSession]:
-    """A session for the block. Raises RuntimeError, which says what to install, when there is no Java 17."""
+    """A session for the block. Raises RuntimeError with what to do when there is no Java 17."""
     if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
         raise RuntimeError("Spark needs a Java 17 runtime: install openjdk-17-jre-headless, or set JAVA_HOME")
     # Short: Unix socket paths have 107 bytes.
@@ -61,7 +61,7 @@ def local_session(master: str = "local[2]", name: str = "tailrace") -> Iterator[
         key: os.environ.get(key) for key in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "TMPDIR", "SPARK_LOCAL_IP", "SPARK_LAUNCHER_OPTS")
     }
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # The launcher is another JVM, which starts before the settings above apply.
+    # The launcher is a JVM of its own, started before any of the settings holds.
     os.environ["SPARK_LAUNCHER_OPTS"] = f"-XX:-UsePerfData -Djava.io.tmpdir={scratch}"
     os.environ["TMPDIR"] = scratch
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -89,7 +89,7 @@ def local_session(master: str = "local[2]", name: str = "tailrace") -> Iterator[
 
 
 def _remove(directory: str) -> None:
-    """Remove the scratch directory, repeatedly: Spark's Python workers may still write to it."""
+    """Remove the scratch directory; Spark's Python workers may be writing their last in it."""
     for _ in range(100):
         shutil.rmtree(directory, ignore_errors=True)
         if not os.path.exists(directory):
@@ -98,7 +98,7 @@ def _remove(directory: str) -> None:
 
 
 def _end(session: SparkSession) -> None:
-    """Stop Spark and its JVM, which would otherwise run as long as this process."""
+    """Stop Spark and its JVM: it would otherwise live as long as this process."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway

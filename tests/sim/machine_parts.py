@@ -8,12 +8,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from appliance import coordinator
 from appliance.settings import Settings
 from shm.doorbell import Doorbell
-from shm.layout import Role
-from shm.process import Agent
+from shm.layout import RegionKind, Role
+from shm.process import Agent, Clock, ProcessContext, ProcessSpec, process_name
+from shm.region import Region, RegionMissingError
+from shm.ring import Ring
 from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tests.kit.simdisk import SimDisk, SimFiles
 from workers.files import read_whole
@@ -113,3 +116,36 @@ class Child:
     """SIGSTOP."""
     is_asleep: bool = False
     deadline_ns: int | None = None
+
+
+class Surroundings(Protocol):
+    """What a process finds on its machine."""
+
+    regions: dict[str, Region]
+    bells: dict[str, SimBell]
+
+
+class SimContext(ProcessContext):
+    """A child's view of the world."""
+
+    def __init__(self, spec: ProcessSpec, clock: Clock, world: Surroundings) -> None:
+        self._world = world
+        super().__init__(spec, clock)
+
+    def attach_named(self, name: str, kind: RegionKind) -> Region:
+        region = self._world.regions.get(name)
+        if region is None or region.header.kind is not kind:
+            raise RegionMissingError(name)
+        return region
+
+    def bell(self, role: Role, index: int) -> Doorbell:
+        return self._world.bells[process_name(role, index)]
+
+    def ring_everybody(self) -> None:
+        for bell in self._world.bells.values():
+            bell.ring()
+
+
+def is_undrained(ring: Ring) -> bool:
+    """Whether a ring holds batches that are not settled."""
+    return ring.settled.load() != ring.head.load()

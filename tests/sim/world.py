@@ -23,11 +23,10 @@ from appliance.memory_plan import RegionPlan, plan_regions, plan_worker
 from appliance.topic_settings import TOPIC_SETTINGS
 from netfront import front
 from shm.control import Control, ProcessSlot
-from shm.doorbell import Doorbell
 from shm.invariants import CheckedWords
-from shm.layout import Phase, ProcessWord, RegionKind, Role
-from shm.process import Agent, Clock, ProcessContext, ProcessSpec, process_name
-from shm.region import Region, RegionMissingError
+from shm.layout import Phase, ProcessWord, Role
+from shm.process import Agent, Clock, ProcessSpec, process_name
+from shm.region import Region
 from shm.ring import Ring
 from tailrace.environment import Environment
 from tests.kit import memory
@@ -43,35 +42,16 @@ from tests.sim.machine_parts import (
     ColdFiles,
     Killed,
     SimBell,
+    SimContext,
     SimMachine,
     SimPool,
+    is_undrained,
 )
 from tests.sim.network import Network, SimSocket
 from workers import flusher, worker
 from workers.delays import scheduler
 
 PREEMPTION_RATE = 0.03
-
-
-class SimContext(ProcessContext):
-    """A child's view of the world."""
-
-    def __init__(self, spec: ProcessSpec, clock: Clock, world: World) -> None:
-        self._world = world
-        super().__init__(spec, clock)
-
-    def attach_named(self, name: str, kind: RegionKind) -> Region:
-        region = self._world.regions.get(name)
-        if region is None or region.header.kind is not kind:
-            raise RegionMissingError(name)
-        return region
-
-    def bell(self, role: Role, index: int) -> Doorbell:
-        return self._world.bells[process_name(role, index)]
-
-    def ring_everybody(self) -> None:
-        for bell in self._world.bells.values():
-            bell.ring()
 
 
 class World:
@@ -185,7 +165,7 @@ class World:
             self._set_layout(self.rng.randint(1, 3))
         found = [old for old in self._manifest if old["ring"] in self.regions]
         self._lost_memory = self._owes_epochs = len(found) < len(self._manifest) or self._owes_epochs
-        self._recover = [old for old in found if _is_undrained(Ring(self.regions[old["ring"]]))]
+        self._recover = [old for old in found if is_undrained(Ring(self.regions[old["ring"]]))]
         keep = {old[part] for old in self._recover for part in ("ring", "table")}
         self.regions = {name: region for name, region in self.regions.items() if name in keep}
         self._spec_regions = {}
@@ -443,7 +423,3 @@ class World:
             else:
                 return
         raise AssertionError("the appliance does not come to rest")
-
-
-def _is_undrained(ring: Ring) -> bool:
-    return ring.settled.load() != ring.head.load()
