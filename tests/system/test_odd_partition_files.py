@@ -25,8 +25,8 @@ def a_link(path: pathlib.Path) -> None:
     path.symlink_to("/etc/hostname")
 
 
-def produce(address: str, topic: str, first: int) -> None:
-    with Producer(address, acks="all") as producer:
+def produce(address: str, topic: str, first: int, delivery_timeout_ms: int = 60_000) -> None:
+    with Producer(address, acks="all", delivery_timeout_ms=delivery_timeout_ms) as producer:
         for handle in [producer.send(topic, b"%d" % number) for number in range(first, first + RECORDS)]:
             handle.result(60)
 
@@ -97,7 +97,7 @@ def test_a_file_that_is_none_stops_its_partition_alone_until_it_is_back(
         assert read(running.address, "sound", RECORDS) == list(range(RECORDS))
         produce(running.address, "sound", RECORDS)
         with pytest.raises(TailraceError):
-            produce(running.address, "odd", RECORDS)
+            produce(running.address, "odd", RECORDS, delivery_timeout_ms=3_000)
         lines = [line for line in (tmp_path / "tailrace.log").read_text().splitlines() if "log_open_failed" in line]
         assert any(str(odd) in line and "tailrace topic online odd" in line for line in lines), lines
 
