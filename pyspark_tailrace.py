@@ -1,4 +1,4 @@
-"""Where Spark discovers the `tailrace` data source: any importable top-level module named pyspark_* with a DefaultSource."""
+"""Makes Spark discover the `tailrace` data source: it imports top-level modules named pyspark_* and looks for DefaultSource."""
 
 from spark_bridge.datasource import TailraceDataSource as DefaultSource
 

@@ -43,6 +43,7 @@ REPETITIONS = 5
 
 
 def report(name: str, unit: str, values: list[float], found: list[dict[str, Any]]) -> None:
+    """Print the median, minimum and maximum of `values`, and add them to `found`."""
     median = statistics.median(values)
     print(f"{name:<74} {median:>12,.1f} {min(values):>12,.1f} {max(values):>12,.1f}  {unit}", flush=True)
     found.append({"name": name, "unit": unit, "median": median, "min": min(values), "max": max(values), "values": values})
@@ -55,6 +56,7 @@ def scheduler_memory_mb(running: EmbeddedAppliance) -> float:
 
 
 def pending(admin: Admin, topic: str) -> int:
+    """How many delayed records of `topic` are pending."""
     return sum(int(d["pending"]) for d in admin.describe_delays() if d["topic"] == topic)
 
 
@@ -81,6 +83,7 @@ def schedule(address: str, topic: str, count: int) -> float:
 
 
 def schedule_by_send(address: str, topic: str, count: int) -> float:
+    """Records per second through `send`, due from 31 days ahead on; until all are acknowledged."""
     payload, base = os.urandom(100), dt.datetime.now(dt.UTC) + dt.timedelta(days=31)
     begun = time.perf_counter()
     with Producer(address, acks=1) as producer:
@@ -172,6 +175,7 @@ def part_lateness(found: list[dict[str, Any]]) -> None:
 
 
 def part_burst(running: EmbeddedAppliance, found: list[dict[str, Any]]) -> None:
+    """Part 4."""
     due = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=20)
     values = pa.array([os.urandom(100)] * BATCH_ROWS, pa.binary())
     with Producer(running.address, acks=1, batch_size=4 << 20) as producer:

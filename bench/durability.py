@@ -48,6 +48,7 @@ def pairs(address: str, topic: str, count: int, records: int, one: dict[str, Any
 
 
 def summary(name: str, found: list[tuple[float, float]]) -> dict[str, Any]:
+    """Ratios and medians of pairs of rates, for the results file."""
     ratios = [one / other for one, other in found]
     return {
         "name": name, "ratio_median": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios),

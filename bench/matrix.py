@@ -44,6 +44,7 @@ class Case:
 
     @property
     def name(self) -> str:
+        """The case as a row's title."""
         parts = [f"produce {self.size:,} B", f"{self.how}, acks={self.acks}"]
         parts += [f"{self.producers} producers"] if self.producers > 1 else []
         parts += [f"{self.partitions} partitions"] if self.partitions > 1 else []
@@ -95,6 +96,7 @@ class Watch:
             return file.read().strip().removeprefix("tr-"), times.user + times.system, switches.voluntary + switches.involuntary
 
     def into(self, run: Run) -> Run:
+        """`run`, with what each process has used since: CPU seconds and context switches."""
         for process, (name, cpu, switches) in zip(self._processes, self._before, strict=True):
             _, cpu_now, switches_now = self._look(process)
             run.cpu_seconds[name] = round(cpu_now - cpu, 3)
@@ -183,7 +185,7 @@ def _consume(address: str, topic: str, wanted: int, arrow: bool, barrier: Barrie
 
 
 def fill(address: str, topic: str, size: int) -> int:
-    """A topic to read; answers how many records it has."""
+    """A topic to read; returns how many records it has."""
     rows = max(1, ARROW_BATCH_BYTES // (size + 16))
     frame = pa.table({"value": pa.array([os.urandom(size)] * rows, pa.binary())})
     count = 0

@@ -30,9 +30,11 @@ class Figure:
 
     @property
     def median(self) -> float:
+        """Of the repetitions."""
         return statistics.median(self.values)
 
     def row(self) -> dict[str, Any]:
+        """For the results file."""
         return {
             "name": self.name,
             "unit": self.unit,

@@ -39,6 +39,7 @@ def _produced(topic: str, address: str, send: Callable[[Any], int]) -> float:
 
 
 def send_100(address: str) -> dict[str, float]:
+    """`send()` of 100-byte records, acks=all: records/s."""
     payload, keys = os.urandom(100), [b"k%d" % n for n in range(64)]
 
     def send(producer: Any) -> int:
@@ -50,6 +51,7 @@ def send_100(address: str) -> dict[str, float]:
 
 
 def arrow_100(address: str) -> dict[str, float]:
+    """`send_arrow()` of frames of 100-byte records, acks=all: records/s."""
     import pyarrow as pa
 
     frame = pa.table({"value": pa.array([os.urandom(100)] * 2_000, pa.binary())})
@@ -75,6 +77,7 @@ def small_batches(address: str) -> dict[str, float]:
 
 
 def acks(address: str) -> dict[str, float]:
+    """One record at a time, acks=1 and all: p50 and p99, microseconds."""
     from tailrace import Admin, NewTopic, Producer
 
     found: dict[str, float] = {}
@@ -96,6 +99,7 @@ def acks(address: str) -> dict[str, float]:
 
 
 def consume(address: str) -> dict[str, float]:
+    """Reading 100-byte records as objects and as Arrow: records/s."""
     import pyarrow as pa
 
     from tailrace import Admin, Consumer, NewTopic, Producer
@@ -134,6 +138,7 @@ def run_case(name: str) -> None:
 
 
 def measure(tree: pathlib.Path, name: str) -> dict[str, float]:
+    """One case in a process of `tree`: figure -> value."""
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run([sys.executable, "-P", __file__, "--case", name], env=environment, stdout=subprocess.PIPE, check=True, cwd=tree)
     return dict(json.loads(done.stdout))

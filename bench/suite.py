@@ -37,7 +37,7 @@ only = os.environ.get("ONLY", "")
 
 
 def main() -> int:
-    """Run everything; answers the exit code."""
+    """Run everything; returns the exit code."""
     figures: list[Figure] = []
     where = machine()
     console.print(f"[bold]Tailrace bench[/bold] on {where['cpu']}, {where['cores']} cores, commit {where['commit']}\n")

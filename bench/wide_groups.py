@@ -33,6 +33,7 @@ def load(address: str, topics: int, rate: float) -> None:
 
 
 def measure(topics: int, rate: float, seconds: float) -> str:
+    """A line of text: ack latency while each of `topics` topics is written, `rate` records/s in all (0: as fast as acknowledged), for `seconds`."""
     with tempfile.TemporaryDirectory(prefix="tailrace-wide-") as data_dir:
         appliance = start_embedded(data_dir=data_dir, auto_create_topics=False)
         with Admin(appliance.address) as admin:

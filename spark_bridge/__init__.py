@@ -1,1 +1,1 @@
-"""Spark reads topics."""
+"""Reading topics with Spark: `spark.read.format("tailrace")`."""

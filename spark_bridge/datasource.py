@@ -1,12 +1,11 @@
-"""`spark.read.format("tailrace")`: topics as DataFrames. Batch reads; found by Spark through `pyspark_tailrace`, with no call to
-register it.
+"""`spark.read.format("tailrace")`: topics as DataFrames, in batch reads. Spark finds it through `pyspark_tailrace`; nothing has to be registered.
 
     spark.read.format("tailrace").option("bootstrap", address).option("subscribe", "flights").load()
 
-Columns: those of the topic where it is typed; Kafka's (key, value, topic, partition, offset, timestamp, timestampType[, headers]) where
-it is not.
-`.schema("offset bigint")` before `.load()` reads only the columns named. Filters are not pushed down: Spark 4.3's plan cache makes that
-give wrong results.
+Columns: those of a typed topic; for others those of Spark's Kafka source (key, value, topic, partition, offset, timestamp, timestampType[, headers]).
+`.schema("offset bigint")` before `.load()` reads only the columns named. Filters are not pushed down: with Spark 4.3's plan cache that gives wrong results.
+
+Owner: Spark, which calls `schema` and `partitions` in the driver and `read` in one Python process per task.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CONNECT_TIMEOUT_MS = 10_000
 
 
 class TopicRange(InputPartition):
-    """What one task reads."""
+    """The offsets that one task reads."""
 
     def __init__(self, offsets: OffsetRange) -> None:
         super().__init__(offsets)
@@ -42,12 +41,14 @@ class TailraceDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """What `spark.read.format` is given."""
         return "tailrace"
 
     def _options(self) -> ReadOptions:
         return parse_options(dict(self.options))
 
     def schema(self) -> StructType:
+        """Columns of the first topic; all topics of one read have the same. Raises UnknownTopicError, SchemaMismatchError."""
         options = self._options()
         with Admin(options.bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
             infos = load_topics(admin, options)
@@ -55,26 +56,28 @@ class TailraceDataSource(DataSource):
         return from_arrow_schema(first.schema if first.typed else kafka_schema(options.include_headers), prefer_timestamp_ntz=False)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of the columns in `schema`, in that order."""
         return TopicReader(self._options(), schema.fieldNames())
 
 
 class TopicReader(DataSourceReader):
-    """A batch read. Spark pickles it before it asks for partitions: what tasks need beside the options travels in their ranges."""
+    """A batch read. Spark pickles it before it calls `partitions`, so everything that tasks need, other than the options, is in their ranges."""
 
     def __init__(self, options: ReadOptions, columns: list[str]) -> None:
         self._options = options
         self._columns = columns
 
     def partitions(self) -> list[InputPartition]:
-        """One task per topic partition range, decided now."""
+        """One task for each range of a partition; the ranges are fixed here. Raises TailraceError."""
         with Admin(self._options.bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
             infos = load_topics(admin, self._options)
             ranges = plan_leased(admin, self._options, infos, f"spark-{uuid.uuid4().hex}")
-        # Spark turns an empty list into one task without a range.
+        # Spark would turn an empty list into one task without a range, so an empty range stands in for it.
         first = next(iter(infos.values()))
         return [TopicRange(r) for r in ranges] or [TopicRange(OffsetRange(first.name, 0, 0, 0, first.typed))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task's range. Raises TailraceError."""
         assert isinstance(partition, TopicRange)
         r = partition.offsets
         return read_range(

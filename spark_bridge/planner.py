@@ -1,9 +1,9 @@
-"""Which offsets a Spark read covers, and how they are cut into tasks. Decisions only: what exists is asked through the `Admin` that is
-passed in.
+"""Which offsets a Spark read covers, and how they are divided into tasks. Pure decisions: the `Admin` that is passed in tells what exists.
 
-Options are Kafka's (all strings, case-insensitive): subscribe | assign; startingOffsets, endingOffsets ("earliest", "latest" or JSON
-{"topic": {"0": 23, "1": -2}}, where -2 is earliest and -1 latest); includeHeaders. One is Tailrace's: maxUnpackedBatchBytes, the consumer's setting.
-Invariants: one task per topic partition range; ranges are fixed when the plan is made, so that a retried task reads the same rows.
+Options are those of Spark's Kafka source (strings, names in any case): kafka.bootstrap.servers; subscribe or assign; startingOffsets and endingOffsets
+("earliest", "latest" or JSON {"topic": {"0": 23, "1": -2}}, where -2 means earliest and -1 latest); includeHeaders. Tailrace's own are bootstrap, the same
+as kafka.bootstrap.servers, and maxUnpackedBatchBytes, the consumer's setting.
+Invariants: one task for each range of a partition; the ranges are fixed when the plan is made, so that a retried task reads the same rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KNOWN_OPTIONS = ("bootstrap", "subscribe", "assign", "startingoffsets", "endingo
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """A read as the user asked for it."""
+    """The options of a read, checked."""
 
     bootstrap: str
     wanted: dict[str, list[int] | None]
@@ -48,13 +48,13 @@ class OffsetRange:
     end: int
     typed: bool
     lease: str = ""
-    """Under this name retention keeps the range while tasks read it."""
+    """The lease under which retention keeps the range while tasks read it."""
 
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
-    """Options of spark.read. Raises InvalidSettingError naming the option."""
+    """Check the options of spark.read. Raises InvalidSettingError, which names the option."""
     options = {name.lower(): value for name, value in given.items()}
-    if "kafka.bootstrap.servers" in options:  # as Spark's own Kafka source calls it
+    if "kafka.bootstrap.servers" in options:  # the name in Spark's Kafka source
         servers = options.pop("kafka.bootstrap.servers")
         if options.setdefault("bootstrap", servers) != servers:
             raise InvalidSettingError("the options bootstrap and kafka.bootstrap.servers name two appliances; give one of them")
@@ -121,7 +121,7 @@ def _bytes_option(name: str, text: str | None) -> int:
 
 
 def load_topics(admin: Admin, options: ReadOptions) -> dict[str, TopicInfo]:
-    """The topics to read. Raises UnknownTopicError, and SchemaMismatchError when their rows cannot be in one DataFrame."""
+    """The topics to read. Raises UnknownTopicError; SchemaMismatchError when their columns differ, so that one DataFrame cannot hold them."""
     infos = admin.topic_info(list(options.wanted))
     first = next(iter(infos.values()))
     for info in infos.values():
@@ -133,7 +133,7 @@ def load_topics(admin: Admin, options: ReadOptions) -> dict[str, TopicInfo]:
 
 
 def plan(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo]) -> list[OffsetRange]:
-    """The ranges to read, empty ones left out. Raises InvalidSettingError for offsets beyond the log."""
+    """The ranges to read, without empty ones. Raises InvalidSettingError for offsets outside the log."""
     ranges = []
     for topic, info in infos.items():
         chosen = options.wanted[topic]
@@ -148,13 +148,13 @@ def plan(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo]) -> 
 
 
 def plan_leased(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo], lease: str) -> list[OffsetRange]:
-    """The ranges to read, kept from retention for LEASE_MS; tasks keep them longer. Raises InvalidSettingError, OffsetOutOfRangeError."""
+    """The ranges to read, under a lease that keeps them from retention for LEASE_MS; tasks renew it. Raises InvalidSettingError, OffsetOutOfRangeError."""
     for attempt in range(LEASE_ATTEMPTS):
         ranges = plan(admin, options, infos)
         try:
             admin.lease_offsets(lease, {TopicPartition(r.topic, r.partition): r.start for r in ranges}, LEASE_MS)
         except OffsetOutOfRangeError:
-            if attempt == LEASE_ATTEMPTS - 1:  # retention was faster, again and again
+            if attempt == LEASE_ATTEMPTS - 1:  # retention moved the beginning between plan and lease each time
                 raise
             continue
         return [replace(r, lease=lease) for r in ranges]

@@ -1,7 +1,8 @@
-"""One Spark task: reads one range of one partition and hands its batches on as Arrow.
+"""One Spark task: reads one range of one partition and returns its batches as Arrow.
 
-Batches of a typed topic pass unchanged; those of a default-schema topic get Kafka's column names around the same key and value buffers.
-Invariants: exactly the offsets of the range come out, each once, in order.
+Batches of a typed topic are passed on unchanged. Those of a topic with the default schema get the columns of Spark's Kafka source, around the same key and
+value buffers.
+Invariants: every offset of the range is returned once, in order, and no other.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def read_range(
     lease: str = "",
     max_unpacked_batch_bytes: int = ConsumerSettings().max_unpacked_batch_bytes,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of offsets `start` to `end - 1`, the columns named, in that order; `lease` is kept up while they are read. Raises TailraceError."""
+    """The rows of offsets `start` to `end - 1`, with the given columns in that order; renews `lease` while it reads. Raises TailraceError."""
     key = TopicPartition(topic, partition)
     renewed_s = time.monotonic()
     position = start

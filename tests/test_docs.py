@@ -5,11 +5,14 @@ After a change that is meant, `TAILRACE_WRITE_DOCS=1 pytest tests/test_docs.py` 
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import datetime as dt
 import json
 import os
 import pathlib
 import re
+import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,7 +24,8 @@ import zmq
 from appliance.settings import setting_names
 from appliance.topic_settings import LATER, TOPIC_SETTINGS
 from tailrace import Admin, Producer, embedded
-from tailrace.protocol import requests
+from tailrace.batch_header import BatchHeader
+from tailrace.protocol import requests, wire
 from tailrace.protocol.errors import ERROR_TABLE
 from tailrace.protocol.wire import API_VERSIONS, PUSH_CORRELATION_ID, Api, decode_response_header, encode_request
 from tests.kit.batches import make_batch
@@ -84,6 +88,43 @@ def test_the_table_of_versions() -> None:
     check_part(ROOT / "docs/protocol.md", "versions", "| API | number | versions |\n|---|---|---|\n" + "".join(rows))
 
 
+TYPES = {"16s": "16s", "u16": "H", "i32": "i", "u32": "I", "i64": "q", "u64": "Q"}
+
+
+def layout_of(text: str) -> str:
+    """`name type | name type ...`, as a page writes it, in the notation of `struct`."""
+    return "<" + "".join(TYPES[kind] for kind in re.findall(r"\w+ (16s|[iu]\d\d)\b", text))
+
+
+def test_layouts_are_those_of_the_codec() -> None:
+    page = (ROOT / "docs/protocol.md").read_text()
+    blocks = {
+        name: re.split("then count times\n", text)
+        for name, text in re.findall(r"^(\w+ (?:request|response)) {2,4}([^`]*?)(?=^\w|^```)", page, re.M)
+    }
+    found = {name: [layout_of(part) for part in parts] for name, parts in blocks.items()}
+    assert found == {
+        "PRODUCE request": [requests._PRODUCE.format],
+        "PRODUCE response": [requests._PRODUCED.format],
+        "FETCH request": [requests._FETCH.format, requests._FETCH_ENTRY.format],
+        "FETCH response": [requests._FETCHED.format, requests._FETCHED_ENTRY.format],
+    }
+    rows = re.findall(r"^\|(.*?)\|(.*?)\|(.*?)\|(.*?)\|$", page[page.index("| request header") : page.index("- **Correlation")], re.M)[2:]
+    assert [layout_of(" ".join(row[side] for row in rows)) for side in (1, 3)] == [wire._REQUEST.format, wire._RESPONSE.format]
+    for side in (0, 2):
+        offsets = [int(row[side]) for row in rows if row[side].strip()]
+        sizes = [struct.calcsize(layout_of(row[side + 1])) for row in rows if row[side].strip()]
+        assert offsets == [sum(sizes[:number]) for number in range(len(sizes))]
+
+
+def test_every_field_of_a_batch_header_is_explained() -> None:
+    page = (ROOT / "docs/protocol.md").read_text()
+    section = page[page.index("### The header of a batch") : page.index("A malformed header is answered")]
+    named = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"^\| ([a-z_0-9, ]+) \|", section, re.M))))
+    fields = {field.name for field in dataclasses.fields(BatchHeader)} - {"reserved_b"} | {"reserved", "header_length", "version", "magic"}
+    assert named - {"field"} == fields
+
+
 class Raw:
     """A client that speaks in frames."""
 
@@ -91,7 +132,7 @@ class Raw:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.RCVTIMEO, 10_000)
+        self.socket.setsockopt(zmq.RCVTIMEO, 60_000)
         self.socket.connect(address)
         self._correlation_id = 0
 
@@ -131,14 +172,18 @@ def _without_what_varies(value: Any, name: str = "") -> Any:
 
 
 def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
-    with embedded(auto_create_topics=False) as appliance:
+    with embedded(auto_create_topics=False) as appliance, contextlib.ExitStack() as stack:
         client = Raw(appliance.address)
+        stack.callback(client.socket.close)
         versions = {str(int(api)): list(span) for api, span in API_VERSIONS.items()}
         request, response = client.exchange(Api.HANDSHAKE, [requests.encode_json({"versions": versions, "client_id": "dump"})])
         parts = [dump("HANDSHAKE request", request, [])]
-        # The answer's JSON holds numbers of varying length: only its header is shown.
-        parts.append(dump("HANDSHAKE response (its JSON is left out)", response[:1], [[(20, 24), (24, 32), GENERATION]]))
-        parts.append(dump("PING request", client.exchange(Api.PING, [])[0], []))
+        # The answer's JSON holds numbers of varying length: it is shown as text, behind its header.
+        parts.append(dump("HANDSHAKE response", response[:1], [[(20, 24), (24, 32), GENERATION]]))
+        parts[-1] += f"  frame 2: {json.dumps(_without_what_varies(requests.decode_json(response[1])))}\n"
+        request, response = client.exchange(Api.PING, [])
+        parts.append(dump("PING request", request, []))
+        parts.append(dump("PING response", response, [[(24, 32), GENERATION]]))
         parts.append(
             client.ask(
                 Api.CREATE_TOPICS, {"topics": [{"name": "orders", "partitions": 1, "configs": {"delay.enabled": True}, "schema": None}]}
@@ -165,7 +210,7 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
         parts.append(client.ask(Api.LIST_OFFSETS, {"partitions": [{"topic": "orders", "partition": 0, "at": "latest"}]}))
         parts.append(client.ask(Api.LEASE_OFFSETS, {"lease": "reader", "topic": "orders", "partition": 0, "offset": 0, "ttl_ms": 60_000}))
         with Producer(appliance.address) as producer:
-            delay = producer.send("orders", b"later", b"u1", deliver_after=dt.timedelta(days=1)).result(10)
+            delay = producer.send("orders", b"later", b"u1", deliver_after=dt.timedelta(days=1)).result(60)
         parts.append(client.ask(Api.LIST_DELAYS, {"topic": "orders", "limit": 10}))
         parts.append(client.ask(Api.CHANGE_DELAYS, {"changes": [{"delay_id": delay.delay_id, "due_us": None}], "topic": "orders"}))
         parts.append(client.ask(Api.DESCRIBE_DELAYS, {}))
@@ -176,7 +221,6 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
         request, response = client.exchange(999, [])
         parts.append(dump("A request with an unknown API number", request, []))
         parts.append(dump("its answer", response, [[(24, 32), GENERATION], []]))
-        client.socket.close()
     text = "\n".join(parts)
     assert all(api.name in text for api in Api), "an API has no exchange"
     check_part(ROOT / "docs/protocol.md", "exchanges", f"```\n{text}```\n")

@@ -1,6 +1,6 @@
 """Delayed delivery as people do it without us: a Redis sorted set that is polled, and RabbitMQ's dead letters.
 
-Each answers (milliseconds behind its due time at which a consumer has each record, resident memory of the server in MB).
+Each returns (milliseconds behind its due time at which a consumer has each record, resident memory of the server in MB).
 """
 
 from __future__ import annotations

@@ -38,13 +38,16 @@ class Server:
 
     @property
     def pid(self) -> int:
+        """Of the server's process."""
         return self._process.pid
 
     def kill(self) -> None:
+        """SIGKILL."""
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> None:
+        """SIGTERM, and SIGKILL when that takes too long."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -54,12 +57,14 @@ class Server:
 
 
 def is_open(port: int) -> bool:
+    """Whether a server listens on the port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def free_port() -> int:
+    """A port without a listener at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

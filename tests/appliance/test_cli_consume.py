@@ -92,7 +92,7 @@ def test_an_offset_behind_the_end_is_said(appliance: EmbeddedAppliance, ten: str
     refused = run(appliance, "consume", ten, "--partition", "0", "--offset", "6", status=1).stderr
     assert f"{ten}-0 ends at offset 5; it has no offset 6".encode() in refused
     with Producer(appliance.address) as producer:
-        producer.send(ten, b"v10", partition=0).result(10)
+        producer.send(ten, b"v10", partition=0).result(60)
     partly = run(appliance, "consume", ten, "--offset", "6")
     assert partly.stdout == b""
     assert f"{ten}-1 ends at offset 5".encode() in partly.stderr

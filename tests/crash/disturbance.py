@@ -54,7 +54,7 @@ class DisturbedAppliance:
         """`is_over`: whether there is no use in going on."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not is_over():
-            time.sleep(self._rng.uniform(0.1, 1.5))  # the schedule itself: nothing is waited for
+            time.sleep(self._rng.uniform(0.1, 1.5))  # a load, not a synchronisation: the pause between two faults
             self._disturb()
 
     def _disturb(self) -> None:
@@ -74,7 +74,7 @@ class DisturbedAppliance:
                 self.harm.kills += 1
             else:
                 os.kill(victim, signal.SIGSTOP)
-                time.sleep(self._rng.uniform(0.05, 0.5))  # so long it stands still
+                time.sleep(self._rng.uniform(0.05, 0.5))  # a load, not a synchronisation: so long the process stands still
                 os.kill(victim, signal.SIGCONT)
                 self.harm.stops += 1
         except ProcessLookupError:

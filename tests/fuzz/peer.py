@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Sequence
 
-CONNECT_TIMEOUT_S = 3.0
+CONNECT_TIMEOUT_S = 30.0
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 MORE, LONG, COMMAND = 1, 2, 4
 SOCKET_TYPE = b"\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"

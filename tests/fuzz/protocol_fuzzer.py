@@ -8,6 +8,7 @@ Owner: the appliance of the run, the witness's process, its sockets; all end wit
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -16,6 +17,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -102,8 +104,9 @@ class ProtocolFuzzer:
     def linger(self, seconds: float) -> None:
         """What was acknowledged may end a process later: look for a while."""
         until_s = time.monotonic() + seconds
+        pause = threading.Event()
         while time.monotonic() < until_s and not self.outcome.findings:
-            time.sleep(0.05)
+            pause.wait(0.05)  # a watch, not a synchronisation: it ends with a finding, or when nothing has happened for `seconds`
             self.outcome.findings += self.watch.look()
 
     def _report(self, clients: list[Line]) -> None:
@@ -137,43 +140,53 @@ def run(
     meanwhile: Callable[[EmbeddedAppliance], None] | None = None,
 ) -> Outcome:
     """One appliance, one seed. `scripts`: these and no more; `strict`: the witness's acks are timed; `meanwhile`: called once everything runs."""
-    directory = tempfile.TemporaryDirectory(prefix="tailrace-fuzz-")
-    appliance = start_embedded(data_dir=os.path.join(directory.name, "data"), settings=SETTINGS, auto_create_topics=False)
-    try:
-        world = make_world(appliance.address, random.Random(seed), time.time_ns() // 1000)
-        world.without = without
-        with Admin(appliance.address) as admin:
-            admin.create_topics([NewTopic(WITNESS_TOPIC)])
-        fuzzer = ProtocolFuzzer(seed, appliance, world)
-        outcome = fuzzer.outcome
-        command = [sys.executable, "-P", "-m", "tests.fuzz.witness", appliance.address, WITNESS_TOPIC]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as witness:
-            assert witness.stdin is not None
+    with tempfile.TemporaryDirectory(prefix="tailrace-fuzz-") as directory:
+        data_dir = os.path.join(directory, "data")
+        appliance = start_embedded(data_dir=data_dir, settings=SETTINGS, auto_create_topics=False)
+        try:
+            world = make_world(appliance.address, random.Random(seed), time.time_ns() // 1000)
+            world.without = without
+            fuzzer = ProtocolFuzzer(seed, appliance, world)
+            outcome = fuzzer.outcome
+            with contextlib.closing(fuzzer.watch):
+                with _witness(appliance) as witness:
+                    if meanwhile is not None:
+                        meanwhile(appliance)
+                    numbers = iter(scripts if scripts is not None else range(1 << 40))
+                    fuzzer.play(numbers, time.monotonic() + seconds, lines=lines, progress=progress)
+                    if lines == 1:
+                        fuzzer.linger(REPLAY_LINGER_S)
+                    if any(finding.kind in FATAL for finding in outcome.findings):
+                        witness.kill()  # it may wait for minutes; what it would say is known
+                    else:
+                        outcome.witness = json.loads(witness.communicate()[0] or b"{}")
+                _look_at_the_end(outcome, fuzzer, appliance, strict)
+        finally:
+            status = appliance.stop()
+        if allow_internal_errors:
+            outcome.findings = [finding for finding in outcome.findings if finding.kind != "internal_error"]
+        if status != 0 and not outcome.findings:
+            outcome.findings.append(Finding("stop", f"the appliance ended with status {status}"))
+        if outcome.findings:
+            said = pathlib.Path(data_dir, "tailrace.log").read_text(errors="replace").splitlines()
+            outcome.report += [line for line in said if "request_refused" not in line][-LOG_LINES:]
+    return outcome
+
+
+@contextlib.contextmanager
+def _witness(appliance: EmbeddedAppliance) -> Iterator[subprocess.Popen[bytes]]:
+    """A witness that is at work beside the block; killed when the block raises."""
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(WITNESS_TOPIC)])
+    command = [sys.executable, "-P", "-m", "tests.fuzz.witness", appliance.address, WITNESS_TOPIC]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as witness:
+        try:
             assert witness.stdout is not None
             assert witness.stdout.readline() == b"ready\n"
-            if meanwhile is not None:
-                meanwhile(appliance)
-            numbers = iter(scripts if scripts is not None else range(1 << 40))
-            fuzzer.play(numbers, time.monotonic() + seconds, lines=lines, progress=progress)
-            if lines == 1:
-                fuzzer.linger(REPLAY_LINGER_S)
-            if any(finding.kind in FATAL for finding in outcome.findings):
-                witness.kill()  # it may wait for minutes; what it would say is known
-            else:
-                witness.stdin.close()
-                outcome.witness = json.loads(witness.stdout.read() or b"{}")
-        _look_at_the_end(outcome, fuzzer, appliance, strict)
-    finally:
-        status = appliance.stop()
-    if allow_internal_errors:
-        outcome.findings = [finding for finding in outcome.findings if finding.kind != "internal_error"]
-    if status != 0 and not outcome.findings:
-        outcome.findings.append(Finding("stop", f"the appliance ended with status {status}"))
-    if outcome.findings:
-        said = pathlib.Path(directory.name, "data", "tailrace.log").read_text(errors="replace").splitlines()
-        outcome.report += [line for line in said if "request_refused" not in line][-LOG_LINES:]
-    directory.cleanup()
-    return outcome
+            yield witness
+        except BaseException:
+            witness.kill()
+            raise
 
 
 def _look_at_the_end(outcome: Outcome, fuzzer: ProtocolFuzzer, appliance: EmbeddedAppliance, strict: bool) -> None:
@@ -195,7 +208,6 @@ def _look_at_the_end(outcome: Outcome, fuzzer: ProtocolFuzzer, appliance: Embedd
     if counted and not outcome.internal_errors:  # the log's lines are limited in number
         outcome.findings.append(Finding("internal_error", f"{counted} are counted, the log has none"))
     outcome.peak_bytes = fuzzer.watch.peak_bytes
-    fuzzer.watch.close()
 
 
 def find_culprit(outcome: Outcome, without: frozenset[int] = frozenset()) -> list[str]:
@@ -206,11 +218,11 @@ def find_culprit(outcome: Outcome, without: frozenset[int] = frozenset()) -> lis
         world = make_world(appliance.address, random.Random(outcome.seed), time.time_ns() // 1000)
         world.without = without
         fuzzer = ProtocolFuzzer(outcome.seed, appliance, world)
-        for number in outcome.suspects:
-            fuzzer.play(iter([number]), time.monotonic() + 0.3, lines=1, grace_s=0.0)
-            if fuzzer.outcome.report or time.monotonic() > deadline_s:
-                break
-        fuzzer.watch.close()
+        with contextlib.closing(fuzzer.watch):
+            for number in outcome.suspects:
+                fuzzer.play(iter([number]), time.monotonic() + 0.3, lines=1, grace_s=0.0)
+                if fuzzer.outcome.report or time.monotonic() > deadline_s:
+                    break
     finally:
         appliance.stop()
     if not fuzzer.outcome.report:

@@ -282,3 +282,13 @@ class FakeClient:
         self._world.settle()
         code, body = self.heard()[correlation_id]
         return code, orjson.loads(body[0]) if body else {}
+
+
+def message_of(answer: tuple[ErrorCode, list[bytes]]) -> str:
+    """The sentence of a refusal."""
+    return str(orjson.loads(answer[1][0])["message"])
+
+
+def broken(*_arguments: object) -> None:
+    """Put in a handler's place: it fails as nobody expected."""
+    raise RuntimeError("nobody expected this")

@@ -14,7 +14,7 @@ from tailrace.data_directory import read_identity
 from tailrace.private_appliance import EmbeddedAppliance
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
     """Poll a condition of the outside world (there is no event to wait on); fails the test when it never comes true."""
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()

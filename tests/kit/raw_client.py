@@ -12,7 +12,7 @@ from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.wire import API_VERSIONS, PUSH_CORRELATION_ID, Api, ResponseHeader, decode_response_header, encode_request
 
-ANSWER_TIMEOUT_MS = 20_000
+ANSWER_TIMEOUT_MS = 60_000
 
 
 class RawClient:
@@ -27,8 +27,15 @@ class RawClient:
         self._next = 1
         self._answers: dict[int, tuple[ResponseHeader, list[bytes]]] = {}
         if handshake:
-            offered = {str(int(api)): list(versions) for api, versions in API_VERSIONS.items()}
-            assert self.ask(Api.HANDSHAKE, {"versions": offered, "client_id": "raw"})[0] is ErrorCode.OK
+            try:
+                self._shake()
+            except BaseException:
+                self.close()
+                raise
+
+    def _shake(self) -> None:
+        offered = {str(int(api)): list(versions) for api, versions in API_VERSIONS.items()}
+        assert self.ask(Api.HANDSHAKE, {"versions": offered, "client_id": "raw"})[0] is ErrorCode.OK
 
     def __enter__(self) -> RawClient:
         return self

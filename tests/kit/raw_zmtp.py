@@ -10,14 +10,14 @@ import contextlib
 import select
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 import orjson
 
 from tailrace.protocol.wire import API_VERSIONS, Api, encode_request
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 MORE, LONG, COMMAND = 1, 2, 4
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
 assert len(GREETING) == 64
@@ -53,6 +53,14 @@ class RawPeer:
         self.socket.settimeout(TIMEOUT_S)
         if receive_buffer_bytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        self._received = bytearray()
+        try:
+            self._connect(scheme, rest)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, scheme: str, rest: str) -> None:
         if scheme == "ipc":
             self.socket.connect(rest)
         else:
@@ -60,7 +68,6 @@ class RawPeer:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # accepted and closed at once: `send` tells
                 self.socket.connect((host, int(port)))
-        self._received = bytearray()
 
     def __enter__(self) -> Self:
         return self
@@ -146,3 +153,10 @@ class RawPeer:
         taken = bytes(memoryview(self._received)[:count])
         del self._received[:count]
         return taken
+
+
+@contextlib.contextmanager
+def crowd(addresses: Iterable[str]) -> Iterator[list[RawPeer]]:
+    """A connection to each address, all of them closed at the end, also when one cannot be made."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(RawPeer(address)) for address in addresses]

@@ -29,7 +29,7 @@ def test_answers_that_are_taken_late_are_not_overwritten_by_those_of_others(size
     for _ in range(CLIENTS):
         client = context.socket(zmq.DEALER)
         client.setsockopt(zmq.RCVHWM, 1)
-        client.setsockopt(zmq.RCVTIMEO, 30_000)
+        client.setsockopt(zmq.RCVTIMEO, 60_000)
         client.connect(f"tcp://127.0.0.1:{router.port}")
         client.send(b"hello")
         assert router.socket.poll(30_000)

@@ -11,7 +11,8 @@ import pytest
 
 from shm.layout import SlotState
 from tailrace.errors import CorruptBatchError, TailraceError
-from tests.sim.schedule import Schedule, plan, run
+from tests.sim.plan import plan
+from tests.sim.schedule import Schedule, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:topic '(t|later)' has durability=memory")
 SCHEDULES = 1_600

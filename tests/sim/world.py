@@ -12,151 +12,46 @@ import random
 import sqlite3
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from appliance import coordinator
 from appliance.catalog import Catalog
 from appliance.memory_plan import RegionPlan, plan_regions, plan_worker
-from appliance.settings import Settings
 from appliance.topic_settings import TOPIC_SETTINGS
 from netfront import front
 from shm.control import Control, ProcessSlot
-from shm.crash_points import CRASH_POINTS, armed
-from shm.doorbell import Doorbell
 from shm.invariants import CheckedWords
-from shm.layout import Phase, ProcessWord, RegionKind, Role
-from shm.process import Agent, Clock, ProcessContext, ProcessSpec, process_name
-from shm.region import Region, RegionMissingError
+from shm.layout import Phase, ProcessWord, Role
+from shm.process import Agent, Clock, ProcessSpec, process_name
+from shm.region import Region
 from shm.ring import Ring
 from tailrace.environment import Environment
-from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tests.kit import memory
 from tests.kit.simdisk import SimDisk, SimFiles
+from tests.sim.fate import Fate
+from tests.sim.machine_parts import (
+    CHILD_SETTINGS,
+    INSTANCE,
+    MS,
+    SECOND,
+    SETTINGS,
+    Child,
+    ColdFiles,
+    Killed,
+    SimBell,
+    SimContext,
+    SimMachine,
+    SimPool,
+    is_undrained,
+)
 from tests.sim.network import Network, SimSocket
 from workers import flusher, worker
 from workers.delays import scheduler
-from workers.files import read_whole
 
 PREEMPTION_RATE = 0.03
-MS = 1_000_000
-SECOND = 1_000_000_000
-INSTANCE = bytes(range(16))
-ADDRESS = "tcp://simulated:1"
-SETTINGS = Settings(ring_bytes=1 << 16, ring_descriptors=128, lane_bytes=1 << 15, slots=16, dedicated_workers=7)
-"""Small on purpose: rings and lanes wrap and fill within a schedule."""
-CHILD_SETTINGS = {
-    "producer.id.expiration.ms": 86_400_000, "producer.ids.max": 10_000, "checkpoint_bytes": 12 << 10, "journal_bytes": 48 << 10,
-    "reserve_bytes": 0, "slots": SETTINGS.slots,
-    "listen": [ADDRESS], "ring_bytes": 1 << 26, "lane_bytes": SETTINGS.lane_bytes, "credit_bytes": 1 << 20, "auto_create_topics": False,
-    "http.listen": "", "flush.linger_ms": 0, "flush.batch_size": 1 << 20, "fronts": 1,
-}  # fmt: skip
-
-
-class Killed(BaseException):
-    """SIGKILL, wherever the process is."""
-
-
-class PowerLost(BaseException):
-    """The plug is pulled: every process is gone, with all that was not synced."""
-
-
-class SimBell(Doorbell):
-    """A doorbell without a system call."""
-
-    __slots__ = ("is_rung",)
-
-    def __init__(self) -> None:
-        super().__init__(-1)
-        self.is_rung = False
-
-    def ring(self) -> None:
-        self.is_rung = True
-
-    def clear(self) -> None:
-        self.is_rung = False
-
-
-class SimContext(ProcessContext):
-    """A child's view of the world."""
-
-    def __init__(self, spec: ProcessSpec, clock: Clock, world: World) -> None:
-        self._world = world
-        super().__init__(spec, clock)
-
-    def attach_named(self, name: str, kind: RegionKind) -> Region:
-        region = self._world.regions.get(name)
-        if region is None or region.header.kind is not kind:
-            raise RegionMissingError(name)
-        return region
-
-    def bell(self, role: Role, index: int) -> Doorbell:
-        return self._world.bells[process_name(role, index)]
-
-    def ring_everybody(self) -> None:
-        for bell in self._world.bells.values():
-            bell.ring()
-
-
-class SimMachine(coordinator.Machine):
-    def __init__(self, files: SimFiles) -> None:
-        self._files = files
-
-    def free_and_total_bytes(self, path: str) -> tuple[int, int]:
-        return self._files.free_bytes(path), self._files.total_bytes(path)
-
-    def read_partition_file(self, directory: str) -> PartitionFile | None:
-        path = f"{directory}/{PARTITION_FILE}"
-        return PartitionFile.decode(read_whole(self._files, path)) if self._files.exists(path) else None
-
-
-class ColdFiles(SimFiles):
-    """Files of which some pages are not in the page cache."""
-
-    def __init__(self, disk: SimDisk, rng: random.Random) -> None:
-        super().__init__(disk)
-        self._rng = rng
-
-    def read_into(self, fd: int, target: memoryview, position: int, *, blocking: bool) -> int:
-        if not blocking and self._rng.random() < 0.05:
-            raise BlockingIOError
-        return super().read_into(fd, target, position, blocking=blocking)
-
-
-class SimPool:
-    """`netfront.reader_pool.ReadAhead`: what is asked for is there when the front looks next."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
-        self._tokens: list[object] = []
-
-    def submit(self, fd: int, position: int, length: int, token: object) -> None:
-        self._tokens.append(token)
-        self._wake()
-
-    def completed(self) -> list[object]:
-        tokens, self._tokens = self._tokens, []
-        return tokens
-
-
-@dataclass(slots=True)
-class Child:
-    """One process that should be running."""
-
-    role: Role
-    index: int
-    name: str
-    bell: SimBell
-    agent: Agent | None = None
-    generation: int = 0
-    starts_at_ns: int = 0
-    """While it is dead: when its successor is started."""
-    stopped_until_ns: int = 0
-    """SIGSTOP."""
-    is_asleep: bool = False
-    deadline_ns: int | None = None
 
 
 class World:
@@ -196,21 +91,16 @@ class World:
         self._database = f"file:sim-{threading.get_native_id()}?mode=memory&cache=shared"
         self._keeper = sqlite3.connect(self._database, uri=True)
         """The database's file: it is there while this is open, whatever happens to the coordinator."""
-        self._doom: int | None = None
-        """How many more stores and file operations the process that is being stepped gets done."""
-        self._doom_error: type[BaseException] = Killed
-        self._is_inside = False
-        """Whether a process is being stepped: nobody else can be interrupted."""
+        self.fate = Fate(rng)
         self._running: Child | None = None
         """The process that is being stepped."""
         self.preempts: random.Random | None = None
         """Where there is one: when processes are interrupted by others, between two stores."""
         self._is_preempted = False
-        self._points = ExitStack()
         self.environment = Environment(self.clock.monotonic_ns, lambda _: SimSocket(self.network), self.wait, rng.random, False)
 
     def close(self) -> None:
-        self._points.close()
+        self.fate.disarm()
         if self._catalog is not None:
             self._catalog.close()
         self._keeper.close()
@@ -225,24 +115,17 @@ class World:
         """Have file operations count, as published stores do; and let segments be smaller than users may have them."""
         known = TOPIC_SETTINGS["segment.bytes"]
         TOPIC_SETTINGS["segment.bytes"] = replace(known, minimum=1024)
-        self.disk.hook = lambda _operation, _path: self.count_down()
+        self.disk.hook = lambda _operation, _path: self.fate.count_down()
         try:
             yield
         finally:
             TOPIC_SETTINGS["segment.bytes"] = known
             self.disk.hook = None
 
-    def count_down(self) -> None:
-        if self._doom is not None and self._is_inside:
-            self._doom -= 1
-            if self._doom < 0:
-                self._doom = None
-                raise self._doom_error
-
     def _maybe_preempt(self) -> None:
         """Behind a published store: now and then other processes have their turns before the one that stored goes on."""
         rng = self.preempts
-        if rng is None or not self._is_inside or self._is_preempted or rng.random() > PREEMPTION_RATE:
+        if rng is None or not self.fate.is_inside or self._is_preempted or rng.random() > PREEMPTION_RATE:
             return
         inside, self._is_preempted = self._running, True
         try:
@@ -251,29 +134,16 @@ class World:
                 if others:
                     self.step(rng.choice(others))
         finally:
-            self._is_inside, self._is_preempted, self._running = True, False, inside
-
-    def crash_at_a_point(self) -> None:
-        """Somebody dies at one of the named places, when it comes there."""
-        name = self.rng.choice([name for name in CRASH_POINTS if not name.startswith("supervisor.")])
-        self._points.enter_context(armed(name, self._die, self.rng.randint(1, 3)))
-
-    @staticmethod
-    def _die() -> None:
-        raise Killed
+            self.fate.is_inside, self._is_preempted, self._running = True, False, inside
 
     def heal(self) -> None:
         """No more faults."""
-        self._doom = None
-        self._points.close()
+        self.fate.pardon()
+        self.fate.disarm()
         self.disk.hook = None
         self.disk.free = 1 << 40
         for child in self.children:
             child.stopped_until_ns = 0
-
-    def doom(self, after: int, error: type[BaseException] = Killed) -> None:
-        """End whoever is stepped then, `after` stores and file operations from now."""
-        self._doom, self._doom_error = after, error
 
     # ---- starting --------------------------------------------------------------------------------------------------------------------
 
@@ -295,7 +165,7 @@ class World:
             self._set_layout(self.rng.randint(1, 3))
         found = [old for old in self._manifest if old["ring"] in self.regions]
         self._lost_memory = self._owes_epochs = len(found) < len(self._manifest) or self._owes_epochs
-        self._recover = [old for old in found if _is_undrained(Ring(self.regions[old["ring"]]))]
+        self._recover = [old for old in found if is_undrained(Ring(self.regions[old["ring"]]))]
         keep = {old[part] for old in self._recover for part in ("ring", "table")}
         self.regions = {name: region for name, region in self.regions.items() if name in keep}
         self._spec_regions = {}
@@ -327,7 +197,7 @@ class World:
             name = self._spec_regions[plan.logical_name] = f"/sim-{self.run}-{plan.logical_name}"
             region = self.regions[name] = memory.simulated(plan.kind, plan.size, plan.first, plan.second)
             assert isinstance(region.words, CheckedWords)
-            region.words.before, region.words.after = self.count_down, self._maybe_preempt
+            region.words.before, region.words.after = self.fate.count_down, self._maybe_preempt
         self._write_manifest()
 
     def _names_with_spares(self) -> dict[str, str]:
@@ -369,12 +239,12 @@ class World:
         child.deadline_ns = None
         context = SimContext(spec, self.clock, self)
         try:
-            self._is_inside, self._running = True, child
+            self.fate.is_inside, self._running = True, child
             child.agent = self._build(child, context)
         except Killed:
             self.bury(child)
         finally:
-            self._is_inside = False
+            self.fate.is_inside = False
 
     def _build(self, child: Child, context: SimContext) -> Agent:
         if child.role is Role.WORKER:
@@ -393,7 +263,7 @@ class World:
     def bury(self, child: Child) -> None:
         """The process is dead; the supervisor sees it and starts another a little later."""
         self.kills += 1
-        self._doom = None
+        self.fate.pardon()
         child.agent = None
         child.stopped_until_ns = 0
         child.starts_at_ns = self.now_ns + self.rng.randrange(1, 60) * MS
@@ -423,8 +293,8 @@ class World:
 
     def stop_cleanly(self) -> None:
         """As `systemctl restart` does it."""
-        self._doom = None
-        self._points.close()
+        self.fate.pardon()
+        self.fate.disarm()
         self.settle_servers()
         deadline_ns = self.now_ns + SECOND
         for role in (Role.FRONT, Role.SCHEDULER, Role.WORKER, Role.FLUSHER, Role.COORDINATOR):
@@ -481,13 +351,13 @@ class World:
             child.bell.clear()
             child.is_asleep = False
         try:
-            self._is_inside, self._running = True, child
+            self.fate.is_inside, self._running = True, child
             work = agent.step(self.now_ns)
         except Killed:
             self.bury(child)
             return 1
         finally:
-            self._is_inside = False
+            self.fate.is_inside = False
         self.digest = zlib.crc32(b"%b %d %d" % (child.name.encode(), work, self.now_ns), self.digest)
         if not work or not agent.has_more():
             child.is_asleep = True
@@ -553,7 +423,3 @@ class World:
             else:
                 return
         raise AssertionError("the appliance does not come to rest")
-
-
-def _is_undrained(ring: Ring) -> bool:
-    return ring.settled.load() != ring.head.load()

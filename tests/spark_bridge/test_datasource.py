@@ -48,7 +48,7 @@ def filled(appliance: EmbeddedAppliance) -> EmbeddedAppliance:
         with Producer(appliance.address, batch_size=4096) as producer:
             for number in range(1000):
                 producer.send("plain", b"%d" % number, b"k%d" % (number % 5), [("h", b"v")], partition=number % 2, timestamp=number)
-            producer.send_arrow("typed", frame, key_column="word").result(20)
+            producer.send_arrow("typed", frame, key_column="word").result(60)
     return appliance
 
 

@@ -44,7 +44,7 @@ def test_where_a_future_is_taken_a_handle_gives_one(appliance: EmbeddedAppliance
         handles[3].add_done_callback(lambda handle: called.set() if handle.done() else None)
         done = concurrent.futures.as_completed([handle.future() for handle in handles], timeout=20)
         assert sorted(future.result().offset or 0 for future in done) == list(range(10))
-        assert called.wait(20)
+        assert called.wait(60)
         late = threading.Event()
         handles[0].add_done_callback(lambda _: late.set())
         assert late.is_set(), "it has ended already"

@@ -49,7 +49,7 @@ def still_serving(appliance: EmbeddedAppliance) -> Iterator[None]:
     with Admin(appliance.address) as admin:
         admin.create_topics([NewTopic(name)])
         with Producer(appliance.address) as producer:
-            assert producer.send(name, b"still here").result(10).offset == 0
+            assert producer.send(name, b"still here").result(60).offset == 0
         assert all(process["restarts"] == 0 for process in admin.describe_cluster()["processes"])
 
 
@@ -78,10 +78,10 @@ def test_unknown_topic(appliance: EmbeddedAppliance, topic: str) -> None:
 
 def test_a_topic_deleted_under_a_producer(appliance: EmbeddedAppliance, made: str) -> None:
     with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
-        producer.send(made, b"x", partition=0).result(10)
+        producer.send(made, b"x", partition=0).result(60)
         admin.delete_topics([made])
         with pytest.raises(UnknownTopicError):
-            producer.send(made, b"y", partition=0).result(10)
+            producer.send(made, b"y", partition=0).result(60)
 
 
 def test_partition_out_of_range(appliance: EmbeddedAppliance, made: str) -> None:
@@ -112,16 +112,16 @@ def test_a_record_of_a_wrong_type(appliance: EmbeddedAppliance, made: str, argum
         with pytest.raises(InvalidRecordError) as caught:
             producer.send(made, **arguments)  # type: ignore[arg-type]
         says_what_to_do(caught.value)
-        assert producer.send(made, b"good").result(10).offset == 0
+        assert producer.send(made, b"good").result(60).offset == 0
 
 
 def test_a_row_of_a_wrong_type_fails_its_handle_and_not_the_next_one(appliance: EmbeddedAppliance, topic: str) -> None:
     with Admin(appliance.address) as admin:
         admin.create_topics([NewTopic(topic, schema=pa.schema([("a", pa.int32())]))])
     with Producer(appliance.address) as producer:
-        error = producer.send(topic, {"a": "word"}).exception(10)
+        error = producer.send(topic, {"a": "word"}).exception(60)
         assert isinstance(error, InvalidRecordError)
-        assert producer.send(topic, {"a": 1}).result(10).offset == 0
+        assert producer.send(topic, {"a": 1}).result(60).offset == 0
         with pytest.raises(InvalidRecordError, match="must be a dict"):
             producer.send(topic, b"bytes")
 
@@ -134,7 +134,7 @@ def test_a_row_with_a_column_that_the_topic_has_not_is_refused_and_names_it(appl
             with pytest.raises(SchemaMismatchError, match=f"'c', which topic '{topic}' has not; its columns are a, b") as caught:
                 producer.send(topic, {"a": 1, "c": 2}, deliver_after=deliver_after)
             says_what_to_do(caught.value)
-        assert producer.send(topic, {"a": 1}).result(10).offset == 0
+        assert producer.send(topic, {"a": 1}).result(60).offset == 0
 
 
 def test_a_frame_that_does_not_match_the_schema(appliance: EmbeddedAppliance, topic: str) -> None:
@@ -182,25 +182,25 @@ def test_bad_batches_on_the_wire(appliance: EmbeddedAppliance, made: str) -> Non
     assert produce_raw(appliance, made, good).base_offset == 0
 
 
-def raw_socket(appliance: EmbeddedAppliance) -> zmq.Socket[bytes]:
+@pytest.fixture
+def client(appliance: EmbeddedAppliance) -> Iterator[zmq.Socket[bytes]]:
+    """A DEALER without a session."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    client = context.socket(zmq.DEALER)
-    client.setsockopt(zmq.LINGER, 0)
-    client.setsockopt(zmq.RCVTIMEO, 10_000)
-    client.connect(appliance.address)
-    return client
+    with context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.RCVTIMEO, 60_000)
+        dealer.connect(appliance.address)
+        yield dealer
 
 
-def test_garbage_on_the_port_in_zeromq_frames(appliance: EmbeddedAppliance) -> None:
+def test_garbage_on_the_port_in_zeromq_frames(client: zmq.Socket[bytes]) -> None:
     source = random.Random(5)
-    client = raw_socket(appliance)
     for _ in range(300):
         client.send_multipart([source.randbytes(source.choice((0, 1, 23, 24, 25, 500))) for _ in range(source.randrange(1, 6))])
         frames = client.recv_multipart()
         assert decode_response_header(frames[0]).error in (ErrorCode.MALFORMED_REQUEST, ErrorCode.SESSION_UNKNOWN)
     client.send_multipart([RequestHeader(999, 1, 5, 0).to_bytes()])
     assert decode_response_header(client.recv_multipart()[0]).error == ErrorCode.SESSION_UNKNOWN
-    client.close()
 
 
 def test_every_api_refuses_garbage_bodies(appliance: EmbeddedAppliance) -> None:
@@ -236,8 +236,7 @@ def code_of_call(connection: Connection, api: Api, body: list[bytes]) -> ErrorCo
     return ErrorCode.OK
 
 
-def test_an_unknown_api_and_another_version(appliance: EmbeddedAppliance) -> None:
-    client = raw_socket(appliance)
+def test_an_unknown_api_and_another_version(client: zmq.Socket[bytes]) -> None:
     client.send_multipart(encode_request(Api.HANDSHAKE, 1, 1, [requests.encode_json({"versions": {str(int(a)): [1, 1] for a in Api}})]))
     assert decode_response_header(client.recv_multipart()[0]).error == 0
     client.send_multipart(encode_request(999, 1, 2, []))
@@ -246,7 +245,6 @@ def test_an_unknown_api_and_another_version(appliance: EmbeddedAppliance) -> Non
     assert decode_response_header(client.recv_multipart()[0]).error == ErrorCode.UNSUPPORTED_VERSION
     client.send_multipart(encode_request(Api.HANDSHAKE, 1, 1, [requests.encode_json({"versions": {"1": [7, 9]}})]))
     assert decode_response_header(client.recv_multipart()[0]).error == ErrorCode.UNSUPPORTED_VERSION
-    client.close()
 
 
 def test_garbage_on_the_port_that_is_not_even_zeromq(appliance: EmbeddedAppliance) -> None:
@@ -365,6 +363,6 @@ def test_a_timestamp_that_64_bits_do_not_hold_is_refused_and_the_producer_lives(
     with Producer(appliance.address, compression_type=compression) as producer:
         with pytest.raises(InvalidRecordError, match="out of range"):
             producer.send(topic, b"v", timestamp=timestamp)
-        assert producer.send(topic, b"after").result(10).offset == 0
+        assert producer.send(topic, b"after").result(60).offset == 0
     with Consumer(topic, bootstrap=appliance.address) as consumer, pytest.raises(InvalidRequestError, match="out of range"):
         consumer.offsets_for_times({TopicPartition(topic, 0): timestamp})

@@ -71,11 +71,11 @@ def check(address: str, expected: dict[str, dict[str, Any]]) -> None:
     with Consumer("plain", bootstrap=address, auto_offset_reset="earliest") as consumer:
         seen: list[bytes] = []
         while len(seen) < RECORDS:
-            seen += [record.value for record in consumer.poll(5_000)]
+            seen += [record.value for record in consumer.poll(60_000)]
     assert sorted(map(int, seen)) == list(range(RECORDS))
     with Producer(address, acks="all") as producer:
-        assert producer.send("plain", b"more", partition=4).result(20).offset == 0
-        assert producer.send("typed", {"a": 1, "b": []}, partition=1).result(20).offset == RECORDS // 2
+        assert producer.send("plain", b"more", partition=4).result(60).offset == 0
+        assert producer.send("typed", {"a": 1, "b": []}, partition=1).result(60).offset == RECORDS // 2
 
 
 def truncated(path: pathlib.Path, part: float) -> None:
@@ -141,7 +141,7 @@ def test_a_damaged_catalog_is_rebuilt_with_every_topic_and_setting(copy: tuple[p
     try:
         check(running.address, expected)
         with Producer(running.address) as producer:
-            assert producer.send("plain", b"x").result(20)
+            assert producer.send("plain", b"x").result(60)
         said = pathlib.Path(running.log_path).read_text()
         assert "catalog_rebuilt" in said
         assert "topics=5 partitions=12" in said  # the delay log is one of them
@@ -174,11 +174,11 @@ def test_a_catalog_removed_while_everything_runs_is_rebuilt_for_the_processes_th
     try:
         expected = fill(running.address)
         with Producer(running.address, acks="all") as producer:
-            producer.send("later", b"before", partition=1).result(20)
+            producer.send("later", b"before", partition=1).result(60)
             for path in (tmp_path / "data").glob(f"{DATABASE}*"):
                 path.unlink()
             kill_and_wait_for_successor(running, "tr-coord-0")
-            assert producer.send("later", b"after", partition=1).result(20).offset == 1
+            assert producer.send("later", b"after", partition=1).result(60).offset == 1
         with Admin(running.address) as admin:
             wait_until(lambda: answers(admin), "the successor answers")
             admin.create_topics([NewTopic("new", 4)])
@@ -333,7 +333,7 @@ def test_a_log_of_changes_that_is_lost_behind_a_kill_loses_no_topic_and_no_batch
         admin.create_topics([NewTopic("orders")])
     os.kill(children(running)["tr-flusher-0"], signal.SIGSTOP)
     with Producer(running.address, acks=1) as producer:
-        producer.send("orders", b"in memory").result(10)
+        producer.send("orders", b"in memory").result(60)
     os.kill(running.pid, signal.SIGKILL)
     running.stop()
     wait_until(lambda: not children(running), "the children have died")
@@ -342,7 +342,7 @@ def test_a_log_of_changes_that_is_lost_behind_a_kill_loses_no_topic_and_no_batch
         embedded(data_dir=str(directory), auto_create_topics=False) as again,
         Consumer("orders", bootstrap=again.address, auto_offset_reset="earliest") as consumer,
     ):
-        assert [record.value for record in consumer.poll(10_000)] == [b"in memory"]
+        assert [record.value for record in consumer.poll(60_000)] == [b"in memory"]
 
 
 def coordinator_of(running: EmbeddedAppliance) -> psutil.Process:
@@ -385,7 +385,7 @@ def test_an_end_of_a_change_that_cannot_be_noted_is_noted_when_it_can(tmp_path: 
         holder.close()
         wait_until(lambda: "slow" in admin.list_topics(), "it is tried again")
         with Producer(running.address, acks="all") as producer:
-            assert producer.send("slow", b"x").result(20).offset == 0
+            assert producer.send("slow", b"x").result(60).offset == 0
 
 
 def test_fewer_slots_than_partitions_use_are_refused_with_the_number_to_set(tmp_path: pathlib.Path) -> None:

@@ -27,7 +27,7 @@ from tailrace.errors import (
     UnknownTopicError,
 )
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-from tests.kit.processes import wait_until
+from tests.kit.processes import children, wait_until
 
 
 def in_ms(milliseconds: float) -> dt.datetime:
@@ -44,7 +44,7 @@ def take(consumer: Consumer, count: int) -> list[tuple[Record, float]]:
     """Records, each with when it was seen, seconds since 1970."""
     found: list[tuple[Record, float]] = []
     while len(found) < count:
-        some = consumer.poll(timeout_ms=20_000)
+        some = consumer.poll(timeout_ms=60_000)
         assert some, f"only {len(found)} of {count} came"
         found += [(record, time.time()) for record in some]
     assert len(found) == count
@@ -58,15 +58,17 @@ def test_records_come_when_they_are_due_in_due_order_and_never_early(appliance: 
         Producer(appliance.address, acks="all") as producer,
         Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer,
     ):
-        producer.send(topic, b"earlier", deliver_after=dt.timedelta(0)).result(10)  # everything is loaded
+        producer.send(topic, b"earlier", deliver_after=dt.timedelta(0)).result(60)  # everything is loaded
         take(consumer, 1)
-        begin = in_ms(300)
+        begin = in_ms(1000)
+        handles = []  # sent together: on a busy machine the first is due before the last of five would be sent one after the other
         for number, delay_ms in enumerate((900, 300, 600, 0, 450)):
             dues[b"%d" % number] = due = begin + dt.timedelta(milliseconds=delay_ms)
-            metadata = producer.send(topic, b"%d" % number, b"k", [("h", b"1")], timestamp=1234, deliver_at=due).result(10)
+            handles.append(producer.send(topic, b"%d" % number, b"k", [("h", b"1")], timestamp=1234, deliver_at=due))
+        for metadata in [handle.result(60) for handle in handles]:
             assert metadata.offset is None
             assert metadata.delay_id
-        undelayed = producer.send(topic, b"now").result(10)
+        undelayed = producer.send(topic, b"now").result(60)
         assert undelayed.offset is not None
         found = take(consumer, 6)
         assert consumer.poll(timeout_ms=300) == []
@@ -83,9 +85,9 @@ def test_keys_keep_their_partition_and_typed_rows_their_columns(appliance: Embed
         expected = {}
         for number in range(30):
             row = {"n": number, "words": ["a"] * (number % 3)}
-            later = producer.send(topic, row, b"k%d" % (number % 5), deliver_after=dt.timedelta(milliseconds=100)).result(10)
+            later = producer.send(topic, row, b"k%d" % (number % 5), deliver_after=dt.timedelta(milliseconds=100)).result(60)
             expected[number] = later.partition
-            assert producer.send(topic, row, b"k%d" % (number % 5)).result(10).partition == later.partition
+            assert producer.send(topic, row, b"k%d" % (number % 5)).result(60).partition == later.partition
         found = take(consumer, 60)
     assert all(expected[record.value["n"]] == record.partition for record, _ in found)
     assert sorted(record.value["n"] for record, _ in found) == sorted([*range(30), *range(30)])
@@ -99,7 +101,7 @@ def test_a_frame_with_a_delay_column_comes_row_by_row(appliance: EmbeddedApplian
         after = pa.array([(number * 7919) % 500 for number in range(count)], pa.duration("ms"))
         begun = time.time()
         frame = pa.table({"value": pa.array([b"%d" % n for n in range(count)]), "after": after})
-        (metadata,) = producer.send_arrow(topic, frame, delay_column="after").result(10)
+        (metadata,) = producer.send_arrow(topic, frame, delay_column="after").result(60)
         assert metadata.base_offset is None
         assert len(metadata.delay_ids) == count
         assert len(set(metadata.delay_ids)) == count
@@ -116,7 +118,7 @@ def test_cancel_reschedule_and_list_from_another_client(appliance: EmbeddedAppli
     with Producer(appliance.address) as producer, Admin(appliance.address) as admin:
         ids: list[str] = []
         for number in range(10):
-            metadata = producer.send(topic, b"%d" % number, b"k%d" % number, deliver_after=dt.timedelta(hours=1 + number)).result(10)
+            metadata = producer.send(topic, b"%d" % number, b"k%d" % number, deliver_after=dt.timedelta(hours=1 + number)).result(60)
             assert metadata.delay_id is not None
             ids.append(metadata.delay_id)
         listed = list(admin.list_delays(topic))
@@ -147,12 +149,15 @@ def test_recurring_records_come_again_and_again_until_cancelled(appliance: Embed
     create(appliance, topic)
     with Producer(appliance.address) as producer, Admin(appliance.address) as admin:
         every = Recurrence.every(dt.timedelta(milliseconds=120))
-        metadata = producer.send(topic, b"tick", deliver_after=dt.timedelta(0), repeat=every).result(10)
+        begun_s = time.time()
+        metadata = producer.send(topic, b"tick", deliver_after=dt.timedelta(0), repeat=every).result(60)
         assert metadata.delay_id is not None
-        cron = producer.send(topic, b"yearly", repeat=Recurrence.cron("0 9 1 1 *", zone="Europe/Berlin")).result(10)
+        cron = producer.send(topic, b"yearly", repeat=Recurrence.cron("0 9 1 1 *", zone="Europe/Berlin")).result(60)
         with Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
-            found = take(consumer, 7)  # the first may come late, and with the next: the scheduler loads what it needs for deliveries
-            assert all(later - earlier > 0.08 for (_, earlier), (_, later) in pairwise(found[4:]))
+            seen_s: list[float] = []
+            while len(seen_s) < 7:  # a machine that is busy may deliver several together, and late
+                seen_s += [time.time() for _ in consumer.poll(timeout_ms=60_000)]
+            assert all(seen >= begun_s + 0.12 * number for number, seen in enumerate(seen_s)), "none comes before its time"
             listed = {delay.repeat: delay for delay in admin.list_delays(topic)}
             assert every in listed
             (yearly,) = [delay for repeat, delay in listed.items() if repeat is not None and repeat.expression]
@@ -181,7 +186,7 @@ def test_what_cannot_be_a_delay_is_refused_with_a_sentence(appliance: EmbeddedAp
         for arguments, words in bad:
             with pytest.raises(InvalidRecordError, match=words):
                 producer.send(topic, b"x", **arguments)
-        metadata = producer.send(topic, b"x", deliver_after=dt.timedelta(seconds=2)).result(10)
+        metadata = producer.send(topic, b"x", deliver_after=dt.timedelta(seconds=2)).result(60)
         (listed,) = admin.list_delays(topic)
         assert listed.delay_id == metadata.delay_id
         assert dt.timedelta(seconds=50) < listed.due - dt.datetime.now(dt.UTC) <= dt.timedelta(seconds=60), "rounded up to the level"
@@ -203,15 +208,15 @@ def test_what_cannot_be_a_delay_is_refused_with_a_sentence(appliance: EmbeddedAp
         beyond = dt.timedelta(days=21 * 366)
         with pytest.raises(InvalidRecordError, match="longest delay"):
             producer.send(plain, b"x", deliver_after=beyond)
-        assert producer.send(plain, b"x", deliver_after=dt.timedelta(days=3650)).result(10).delay_id
-        assert producer.send(plain, b"past", deliver_at=dt.datetime(1999, 1, 1, tzinfo=dt.UTC)).result(10).delay_id
+        assert producer.send(plain, b"x", deliver_after=dt.timedelta(days=3650)).result(60).delay_id
+        assert producer.send(plain, b"past", deliver_at=dt.datetime(1999, 1, 1, tzinfo=dt.UTC)).result(60).delay_id
         with Consumer(plain, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
             assert [record.value for record, _ in take(consumer, 1)] == [b"past"]
         admin.alter_topics({plain: {"delay.enabled": "false"}})
         with Producer(appliance.address) as another, pytest.raises(DelayNotEnabledError):
             another.send(plain, b"x", deliver_after=dt.timedelta(seconds=1))
         with pytest.raises(DelayNotEnabledError):
-            producer.send(plain, b"x", deliver_after=dt.timedelta(seconds=1)).result(10)
+            producer.send(plain, b"x", deliver_after=dt.timedelta(seconds=1)).result(60)
         assert plain in admin.list_topics()
         assert not [name for name in admin.list_topics() if "@" in name]
         with pytest.raises(UnknownTopicError):
@@ -227,28 +232,44 @@ def test_a_scheduler_killed_behind_its_first_batch_is_followed_by_one_that_repea
         [sys.executable, "-P", "-m", "appliance.supervisor", "--data-dir", str(tmp_path), "--listen", address, "--set", "ring_bytes=16777216"],
         env={**os.environ, CRASH_POINT_VARIABLE: "scheduler.after_publish:2"}, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    with Admin(address) as admin:
-        admin.create_topics([NewTopic(topic, 1, {"delay.enabled": True})])
-    with Producer(address) as producer, Consumer(topic, bootstrap=address, auto_offset_reset="earliest") as consumer:
-        for number in range(100):
-            producer.send(topic, b"%d" % number, deliver_after=dt.timedelta(milliseconds=5 * number))
-        producer.flush()
-        assert sorted(int(record.value) for record, _ in take(consumer, 100)) == list(range(100))
-        assert consumer.poll(timeout_ms=500) == []
-    with Admin(address) as admin:
-        assert next(p["restarts"] for p in admin.describe_cluster()["processes"] if p["name"] == "scheduler-0") == 1
-    running.terminate()
-    assert running.wait(30) == 0
+    try:
+        with Admin(address) as admin:
+            admin.create_topics([NewTopic(topic, 1, {"delay.enabled": True})])
+        found: list[int] = []
+        with (
+            Admin(address) as admin,
+            Producer(address) as producer,
+            Consumer(topic, bootstrap=address, auto_offset_reset="earliest") as consumer,
+        ):
+
+            def restarts_after_twenty_more() -> int:
+                """On a busy machine all that is due together is delivered in one batch, and the kill comes with the second."""
+                for number in range(len(found), len(found) + 20):
+                    producer.send(topic, b"%d" % number, deliver_after=dt.timedelta(milliseconds=5 * (number % 20)))
+                producer.flush()
+                found.extend(int(record.value) for record, _ in take(consumer, 20))
+                return next(int(p["restarts"]) for p in admin.describe_cluster()["processes"] if p["name"] == "scheduler-0")
+
+            wait_until(lambda: restarts_after_twenty_more() > 0, "the scheduler is killed")
+            assert restarts_after_twenty_more() == 1
+            assert sorted(found) == list(range(len(found)))
+            assert consumer.poll(timeout_ms=500) == []
+        running.terminate()
+        assert running.wait(60) == 0
+    finally:
+        running.kill()
+        running.wait()
 
 
 def test_what_fell_due_while_the_appliance_was_down_is_delivered_at_the_next_start(tmp_path: pathlib.Path, topic: str) -> None:
     first = start_embedded(data_dir=str(tmp_path / "data"), auto_create_topics=False)
     create(first, topic)
+    os.kill(children(first)["tr-scheduler-0"], signal.SIGSTOP)  # however long sending takes, nothing is delivered before the kill
     with Producer(first.address, acks="all") as producer:
-        due = in_ms(700)
+        due = in_ms(300)
         for number in range(500):
             producer.send(topic, b"%d" % number, deliver_at=due - dt.timedelta(milliseconds=number % 100))
-        far = producer.send(topic, b"far", deliver_after=dt.timedelta(days=400)).result(10)
+        far = producer.send(topic, b"far", deliver_after=dt.timedelta(days=400)).result(60)
     os.kill(first.pid, signal.SIGKILL)
     first.stop()
     wait_until(lambda: dt.datetime.now(dt.UTC) > due, "everything is due")
@@ -267,7 +288,7 @@ def test_a_damaged_manifest_is_said_to_whoever_asks_and_mended_while_the_applian
     with Admin(running.address) as admin:
         admin.create_topics([NewTopic("later", 1, {"delay.enabled": True})])
     with Producer(running.address) as producer:
-        waiting = producer.send("later", b"x", deliver_after=dt.timedelta(hours=1)).result(20)
+        waiting = producer.send("later", b"x", deliver_after=dt.timedelta(hours=1)).result(60)
     assert waiting.delay_id is not None
     running.stop()
     manifest = tmp_path / "later@delay-0" / "pending.json"

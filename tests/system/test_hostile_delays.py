@@ -56,10 +56,10 @@ def check_delivered(appliance: EmbeddedAppliance, name: str) -> None:
     """A record that is delayed now is delivered."""
     marker = os.urandom(6).hex().encode()
     with Producer(appliance.address) as producer, Consumer(name, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
-        producer.send(name, marker, deliver_after=dt.timedelta(milliseconds=20)).result(20)
+        producer.send(name, marker, deliver_after=dt.timedelta(milliseconds=20)).result(60)
         seen: list[object] = []
         while marker not in seen:
-            some = consumer.poll(timeout_ms=20_000)
+            some = consumer.poll(timeout_ms=60_000)
             assert some, f"it did not come; {len(seen)} others did"
             seen += [record.value for record in some]
 
@@ -135,14 +135,14 @@ def test_a_record_too_large_to_be_delivered_is_refused_by_its_producer(appliance
         for size in (5_000_000, 1_500_000):
             frame = pa.table({"value": pa.array([b"a" * size])})
             with pytest.raises(RecordTooLargeError):
-                producer.send_arrow(made, frame, deliver_after=dt.timedelta(seconds=1)).result(20)
+                producer.send_arrow(made, frame, deliver_after=dt.timedelta(seconds=1)).result(60)
         small = [b"b" * 300_000] * 8
-        sent = producer.send_arrow(made, pa.table({"value": pa.array(small)}), deliver_after=dt.timedelta(seconds=1)).result(20)
+        sent = producer.send_arrow(made, pa.table({"value": pa.array(small)}), deliver_after=dt.timedelta(seconds=1)).result(60)
         assert sum(len(metadata.delay_ids) for metadata in sent) == 8
     with Consumer(made, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
         count = 0
         while count < 8:
-            some = consumer.poll(timeout_ms=20_000)
+            some = consumer.poll(timeout_ms=60_000)
             assert some
             count += len(some)
     check_delivered(appliance, made)
@@ -187,7 +187,7 @@ def test_batches_and_rows_that_nobody_expects_keep_nobody_waiting(appliance: Emb
 def test_one_client_cannot_cancel_or_move_anothers_record(appliance: EmbeddedAppliance, made: str) -> None:
     info = info_of(appliance, made)
     with Producer(appliance.address) as producer, Admin(appliance.address) as admin:
-        victim = producer.send(made, b"victim", deliver_after=HOUR).result(20)
+        victim = producer.send(made, b"victim", deliver_after=HOUR).result(60)
         assert victim.delay_id is not None
         for due in (None, now_us()):
             plain = rows_of(3).columns

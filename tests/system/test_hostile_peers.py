@@ -26,7 +26,7 @@ from tailrace.protocol.requests import FetchEntry, FetchRequest
 from tailrace.protocol.wire import Api
 from tailrace.records import Record, TopicPartition
 from tests.kit.processes import children, shared_memory, wait_until
-from tests.kit.raw_zmtp import RawPeer, frame, message
+from tests.kit.raw_zmtp import RawPeer, crowd, frame, message
 
 MIB = 1 << 20
 ATTACK_BYTES = 600 * MIB
@@ -77,10 +77,10 @@ class Traffic(threading.Thread):
                 consumer.assign([TopicPartition(self._topic, 0)])
                 consumer.seek_to_beginning()
                 while not self._done.is_set():
-                    producer.send(self._topic, b"%d" % self.count, partition=0).result(20)
+                    producer.send(self._topic, b"%d" % self.count, partition=0).result(60)
                     got: list[bytes] = []
                     while not got:
-                        got = [record.value for record in consumer.poll(20_000)]
+                        got = [record.value for record in consumer.poll(60_000)]
                     assert got == [b"%d" % self.count]
                     self.count += 1
         except BaseException as error:
@@ -95,12 +95,16 @@ class Traffic(threading.Thread):
 def served_and_bounded(appliance: EmbeddedAppliance, topic: str, growth_max: int = GROWTH_MAX) -> Iterator[Traffic]:
     """The block is an attack: meanwhile others are served, and the front lives and stays within `growth_max`."""
     traffic = Traffic(tcp(appliance), topic)
-    traffic.start()
-    wait_until(lambda: traffic.count > 3 or traffic.error is not None, "the traffic runs")
     process = front(appliance)
+    ended = threading.Event()
+    traffic.start()
+    try:
+        wait_until(lambda: traffic.count > 3 or traffic.error is not None, "the traffic runs")
+    except BaseException:
+        traffic.stop()
+        raise
     before = process.memory_info().rss
     highest = [before]
-    ended = threading.Event()
 
     def measure() -> None:
         while not ended.wait(0.005):
@@ -257,15 +261,13 @@ def open_sessions(appliance: EmbeddedAppliance) -> int:
 
 def test_a_session_ends_with_its_connection(appliance: EmbeddedAppliance) -> None:
     wait_until(lambda: open_sessions(appliance) == 0, "sessions of other tests end")
-    peers = [RawPeer(address) for address in appliance.addresses for _ in range(50)]
-    for peer in peers:
-        peer.shake()
-    assert open_sessions(appliance) == 100
-    for peer in peers[::2]:
-        peer.close()
-    wait_until(lambda: open_sessions(appliance) == 50, "every second session ends")
-    for peer in peers:
-        peer.close()
+    with crowd([address for address in appliance.addresses for _ in range(50)]) as peers:
+        for peer in peers:
+            peer.shake()
+        assert open_sessions(appliance) == 100
+        for peer in peers[::2]:
+            peer.close()
+        wait_until(lambda: open_sessions(appliance) == 50, "every second session ends")
     wait_until(lambda: open_sessions(appliance) == 0, "all sessions end")
 
 
@@ -351,12 +353,10 @@ def test_connections_beyond_the_bound_are_closed_and_those_that_are_served_stay(
             admin.create_topics([NewTopic(topic, 2)])
         with served_and_bounded(running, topic) as traffic:
             process = front(running)
-            crowd = [RawPeer(running.address) for _ in range(100)]
-            wait_until(lambda: connection_count(process) <= 40, "what is too much is closed")
-            seen = traffic.count
-            wait_until(lambda: traffic.count > seen + 20 or traffic.error is not None, "the traffic goes on")
-            for peer in crowd:
-                peer.close()
+            with crowd([running.address] * 100):
+                wait_until(lambda: connection_count(process) <= 40, "what is too much is closed")
+                seen = traffic.count
+                wait_until(lambda: traffic.count > seen + 20 or traffic.error is not None, "the traffic goes on")
             with Producer(running.address) as producer:
                 producer.send(topic, b"there is room again", partition=1).result(30)
     finally:
@@ -383,17 +383,15 @@ def test_without_descriptors_connected_clients_read_on_and_new_ones_come_when_th
             assert [record.value for record in poll(consumer, 1)] == [b"0"]
             allowed = process.num_fds() + 2
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (allowed, limit[1]))
-            crowd = [RawPeer(running.address) for _ in range(20)]
-            wait_until(
-                lambda: process.is_running() and (process.num_fds() >= allowed or "accept_failed" in log_of(running)),
-                "descriptors are used up",
-            )
-            consumer.assign([TopicPartition(topic, partition) for partition in range(8)])
-            consumer.seek_to_beginning()
-            assert sorted(record.value for record in poll(consumer, 8)) == [b"%d" % partition for partition in range(8)]
-            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limit)
-            for peer in crowd:
-                peer.close()
+            with crowd([running.address] * 20):
+                wait_until(
+                    lambda: process.is_running() and (process.num_fds() >= allowed or "accept_failed" in log_of(running)),
+                    "descriptors are used up",
+                )
+                consumer.assign([TopicPartition(topic, partition) for partition in range(8)])
+                consumer.seek_to_beginning()
+                assert sorted(record.value for record in poll(consumer, 8)) == [b"%d" % partition for partition in range(8)]
+                resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limit)
             with Producer(running.address) as producer:
                 producer.send(topic, b"new", partition=0).result(30)
         text = log_of(running)

@@ -94,12 +94,16 @@ class Producing:
         with Producer(self._address, acks=1) as producer:
             while not self._stop.is_set():
                 began = time.perf_counter()
-                producer.send(self._name, b"still here", partition=0).result(30)
+                producer.send(self._name, b"still here", partition=0).result(60)
                 self.latencies_s.append(time.perf_counter() - began)
 
     def __enter__(self) -> Producing:
         self._thread.start()
-        wait_until(lambda: len(self.latencies_s) > 3, "it produces")
+        try:
+            wait_until(lambda: len(self.latencies_s) > 3, "it produces")
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -135,7 +139,7 @@ def test_wide_waiting_fetches_hold_nobody(appliance: EmbeddedAppliance, wide: st
         count = len(other.latencies_s)
         wait_until(lambda: len(other.latencies_s) > count + 20, "others produce into another partition of the same topic")
         with Producer(appliance.address, acks=1) as producer:
-            producer.send(wide, b"wanted", partition=7).result(10)
+            producer.send(wide, b"wanted", partition=7).result(60)
         code, entries_and_data = client.fetched(asked[0])
         assert code is ErrorCode.OK
         assert [entry.partition for entry, data in entries_and_data if len(data)] == [7]
@@ -186,7 +190,7 @@ def test_what_a_killed_coordinator_had_not_taken_its_successor_does_and_the_sdk_
     try:
         with Admin(running.address) as admin, Producer(running.address) as producer:
             admin.create_topics([NewTopic(topic)])
-            producer.send(topic, b"x").result(10)
+            producer.send(topic, b"x").result(60)
             name = "tr-coord-0"
             os.kill(children(running)[name], signal.SIGSTOP)
             with RawClient(running.address) as client:

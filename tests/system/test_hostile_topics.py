@@ -35,7 +35,7 @@ def connection(appliance: EmbeddedAppliance) -> Iterator[Connection]:
     with Admin(appliance.address) as admin, Producer(appliance.address, acks="all") as producer:
         name = f"check-{os.urandom(4).hex()}"
         admin.create_topics([NewTopic(name)])
-        assert producer.send(name, b"still here").result(20).offset == 0
+        assert producer.send(name, b"still here").result(60).offset == 0
         assert all((process["restarts"], process["internal_errors"]) == (0, 0) for process in admin.describe_cluster()["processes"])
 
 
@@ -200,9 +200,9 @@ def test_the_longest_names_are_made_used_deleted_and_made_again(
         for value in (b"first", b"second"):
             admin.create_topics([NewTopic(name, 2, configs)])
             with Producer(appliance.address, acks="all") as producer:
-                assert producer.send(name, value, partition=1).result(20).offset == 0
+                assert producer.send(name, value, partition=1).result(60).offset == 0
             with Consumer(name, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
-                assert [record.value for record in consumer.poll(10_000)] == [value]
+                assert [record.value for record in consumer.poll(60_000)] == [value]
             admin.delete_topics([name])
             assert not [entry for entry in os.listdir(appliance.data_dir) if entry.startswith(topic)]
         with pytest.raises(InvalidTopicNameError, match=f"{NAME_MAX}|{DELAY_NAME_MAX}"):

@@ -60,7 +60,7 @@ def test_serializers_there_and_back(appliance: EmbeddedAppliance, topic: str) ->
             producer.send(topic, {"n": number}, key=number)
         with pytest.raises(InvalidRecordError, match="value_serializer failed: TypeError"):
             producer.send(topic, object())
-        producer.send(topic, None, key=100).result(10)
+        producer.send(topic, None, key=100).result(60)
     with Consumer(
         topic, bootstrap_servers=appliance.address, auto_offset_reset="earliest", key_deserializer=int, value_deserializer=json.loads
     ) as consumer:
@@ -77,11 +77,11 @@ def test_a_deserializer_that_fails_hands_out_what_came_before_and_names_the_reco
     with Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest", value_deserializer=int) as consumer:
         assert [record.value for record in consumer.consume(4, timeout=20)] == [0, 1]
         with pytest.raises(InvalidRecordError, match=r"offset 2 of .*: ValueError") as caught:
-            consumer.poll(10_000)
+            consumer.poll(60_000)
         assert caught.value.key is not None
         assert caught.value.next_offset is not None
         consumer.seek(caught.value.key, caught.value.next_offset)
-        assert [record.value for record in consumer.poll(10_000)] == [3]
+        assert [record.value for record in consumer.poll(60_000)] == [3]
 
 
 def test_a_private_appliance_is_started_and_closed_without_a_block() -> None:
@@ -90,7 +90,7 @@ def test_a_private_appliance_is_started_and_closed_without_a_block() -> None:
     first = private.start()
     assert private.start() is first
     with Producer(first.address) as producer:
-        producer.send("t", b"x").result(20)
+        producer.send("t", b"x").result(60)
     private.close()
     private.close()
     assert not os.path.exists(first.data_dir)
@@ -123,7 +123,7 @@ def test_a_client_that_was_there_first_is_served_as_soon_as_the_appliance_is(tmp
         waiting.start()
         running = start_embedded(listen=[address])
         try:
-            assert done.wait(30)
+            assert done.wait(60)
         finally:
             waiting.join()
             assert running.stop() == 0

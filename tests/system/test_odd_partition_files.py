@@ -25,17 +25,17 @@ def a_link(path: pathlib.Path) -> None:
     path.symlink_to("/etc/hostname")
 
 
-def produce(address: str, topic: str, first: int) -> None:
-    with Producer(address, acks="all", delivery_timeout_ms=10_000) as producer:
+def produce(address: str, topic: str, first: int, delivery_timeout_ms: int = 60_000) -> None:
+    with Producer(address, acks="all", delivery_timeout_ms=delivery_timeout_ms) as producer:
         for handle in [producer.send(topic, b"%d" % number) for number in range(first, first + RECORDS)]:
-            handle.result(20)
+            handle.result(60)
 
 
 def read(address: str, topic: str, count: int) -> list[int]:
     found: list[int] = []
     with Consumer(topic, bootstrap=address, auto_offset_reset="earliest") as consumer:
         while len(found) < count:
-            found += [int(record.value) for record in consumer.poll(10_000)]
+            found += [int(record.value) for record in consumer.poll(60_000)]
     return found
 
 
@@ -50,7 +50,7 @@ def test_an_index_that_is_no_file_is_put_aside_and_made_again(
     produce(running.address, "odd", 0)
     if is_sealed:
         with Producer(running.address, acks="all") as producer:
-            producer.send("odd", b"%d" % RECORDS, headers=[("large", os.urandom(70 << 10))]).result(20)
+            producer.send("odd", b"%d" % RECORDS, headers=[("large", os.urandom(70 << 10))]).result(60)
     assert running.stop() == 0
     count = RECORDS + is_sealed
 
@@ -97,7 +97,7 @@ def test_a_file_that_is_none_stops_its_partition_alone_until_it_is_back(
         assert read(running.address, "sound", RECORDS) == list(range(RECORDS))
         produce(running.address, "sound", RECORDS)
         with pytest.raises(TailraceError):
-            produce(running.address, "odd", RECORDS)
+            produce(running.address, "odd", RECORDS, delivery_timeout_ms=3_000)
         lines = [line for line in (tmp_path / "tailrace.log").read_text().splitlines() if "log_open_failed" in line]
         assert any(str(odd) in line and "tailrace topic online odd" in line for line in lines), lines
 
@@ -118,7 +118,7 @@ def test_pending_records_whose_log_cannot_be_opened_are_not_listed_as_none(tmp_p
     running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
     with Admin(running.address) as admin, Producer(running.address, acks="all") as producer:
         admin.create_topics([NewTopic("later", 1, {"delay.enabled": True})])
-        producer.send("later", b"x", deliver_after=timedelta(days=1)).result(20)
+        producer.send("later", b"x", deliver_after=timedelta(days=1)).result(60)
     assert running.stop() == 0
 
     odd = tmp_path / "later@delay-0" / "partition.json"

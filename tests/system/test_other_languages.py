@@ -24,7 +24,7 @@ def test_a_client_in_javascript_produces_fetches_and_chooses_partitions_as_ours(
         admin.create_topics([NewTopic(topic, 3, {"compression.type": "zstd"})])
     with Producer(appliance.address, compression_type="none") as producer:  # the example unpacks nothing
         handle = producer.send(topic, b"from Python", b"k0")
-        assert handle.result(10).partition == partition_for_key(b"k0", 3)
+        assert handle.result(60).partition == partition_for_key(b"k0", 3)
     command = ["node", "example.mjs", appliance.address, topic, str(COUNT)]
     done = subprocess.run(command, cwd=CLIENT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -34,7 +34,7 @@ def test_a_client_in_javascript_produces_fetches_and_chooses_partitions_as_ours(
     with Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest", max_poll_records=10_000) as consumer:
         values: dict[bytes, list[int]] = {}
         while sum(map(len, values.values())) < COUNT:
-            for record in consumer.poll(5_000):
+            for record in consumer.poll(60_000):
                 if (record.value or b"").startswith(b"value "):
                     values.setdefault(record.key or b"", []).append(int((record.value or b"").split()[1]))
     assert all(numbers == sorted(numbers) for numbers in values.values())

@@ -29,7 +29,7 @@ def sealed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         with Producer(running.address, batch_size=8192) as producer:
             for number in range(ROWS):
                 producer.send("plain", b"value-%d" % number + bytes(30), b"k", [("h", b"v")])
-            producer.send_arrow("typed", frame).result(20)
+            producer.send_arrow("typed", frame).result(60)
             producer.flush()
         # So that the last one is sealed too.
         admin.alter_topics({name: {"segment.ms": 100} for name in ("plain", "typed")})

@@ -105,9 +105,9 @@ def read_on(consumer: Consumer, arrow: bool, offsets: list[int]) -> None:
     """Read until something raises, adding what came to `offsets`."""
     while True:
         if arrow:
-            offsets += [n for batch in consumer.poll_arrow(5_000) for n in batch.offsets.to_pylist()]
+            offsets += [n for batch in consumer.poll_arrow(60_000) for n in batch.offsets.to_pylist()]
         else:
-            offsets += [record.offset for record in consumer.poll(5_000)]
+            offsets += [record.offset for record in consumer.poll(60_000)]
 
 
 @pytest.mark.parametrize("arrow", [False, True])
@@ -126,7 +126,7 @@ def test_what_was_asked_for_ahead_does_not_carry_a_reader_over_damage(tmp_path: 
                 assert offsets == list(range(5 * PER_BATCH))
                 assert (caught.value.first_offset, caught.value.next_offset) == (5 * PER_BATCH, 6 * PER_BATCH)
                 with pytest.raises(CorruptBatchError):
-                    consumer.poll(1_000)  # it stays there until it is told to go on
+                    consumer.poll(60_000)  # it stays there until it is told to go on
     finally:
         assert running.stop() == 0
 
@@ -150,9 +150,9 @@ def test_a_consumer_goes_on_behind_the_range_that_the_error_names(tmp_path: path
             while consumer.position(key) < TOTAL:
                 try:
                     if arrow:
-                        found += [offset for taken in consumer.poll_arrow(5000) for offset in taken.offsets.to_pylist()]
+                        found += [offset for taken in consumer.poll_arrow(60_000) for offset in taken.offsets.to_pylist()]
                     else:
-                        found += [record.offset for record in consumer.poll(5000)]
+                        found += [record.offset for record in consumer.poll(60_000)]
                 except CorruptBatchError as error:
                     # The position stays before what is damaged.
                     ranges.append((error.key, error.first_offset, error.next_offset, consumer.position(key)))

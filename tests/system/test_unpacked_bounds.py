@@ -69,13 +69,13 @@ def test_a_delayed_record_that_could_not_be_delivered_uncompressed_is_refused_an
     uneven = pa.table({"value": [b"x" * 3000] * 2000 + [b"y"] * 18_000})
     with Producer(appliance.address, compression_type="zstd") as producer:
         with pytest.raises(RecordTooLargeError):
-            producer.send_arrow(delayed, one, deliver_after=timedelta(hours=1)).result(20)
-        producer.send_arrow(delayed, uneven, deliver_after=timedelta(milliseconds=1)).result(20)
-        producer.send_arrow(delayed, one).result(20)
+            producer.send_arrow(delayed, one, deliver_after=timedelta(hours=1)).result(60)
+        producer.send_arrow(delayed, uneven, deliver_after=timedelta(milliseconds=1)).result(60)
+        producer.send_arrow(delayed, one).result(60)
     count = 0
     with Consumer(delayed, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
         while count < uneven.num_rows + 1:
-            polled = sum(batch.batch.num_rows for batch in consumer.poll_arrow(10_000))
+            polled = sum(batch.batch.num_rows for batch in consumer.poll_arrow(60_000))
             assert polled, f"{count} came"
             count += polled
     assert not any(restarts(appliance))

@@ -14,8 +14,8 @@ from tailrace.errors import InvalidRequestError, OffsetOutOfRangeError, Tailrace
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tailrace.protocol import requests
 from tailrace.protocol.wire import Api
+from tests.kit.orders import kill_everything
 from tests.kit.processes import kill_and_wait_for_successor, wait_until
-from tests.system.test_durability import kill_everything
 from workers.leases import Leases
 from workers.timing_wheel import TimingWheel
 

@@ -214,7 +214,7 @@ export class Client {
   /** Send one batch to one partition; resolves to its base offset when it is durable. */
   async produce(name, partition, records) {
     const topic = await this.topic(name);
-    this.#producer ??= this.#ask(Api.INIT_PRODUCER_ID, {}); // once, whoever sends first
+    this.#producer ??= this.#ask(Api.INIT_PRODUCER_ID, {}); // asked for once, by the first call
     const { producer_id: producerId, producer_epoch: epoch } = await this.#producer;
     const key = `${topic.topic_id}-${partition}`;
     const sequence = this.#sequences.get(key) ?? 0;

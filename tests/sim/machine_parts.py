@@ -1,0 +1,151 @@
+"""What the simulated machine is put together from: bells, files, a reader pool and the coordinator's view of disks that need no system call; its settings.
+
+Owner: `tests.sim.world.World`. Each stands in for the part of the real machine that it names; what it does must be what that part promises, and no more.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from appliance import coordinator
+from appliance.settings import Settings
+from shm.doorbell import Doorbell
+from shm.layout import RegionKind, Role
+from shm.process import Agent, Clock, ProcessContext, ProcessSpec, process_name
+from shm.region import Region, RegionMissingError
+from shm.ring import Ring
+from tailrace.partition_file import PARTITION_FILE, PartitionFile
+from tests.kit.simdisk import SimDisk, SimFiles
+from workers.files import read_whole
+
+MS = 1_000_000
+SECOND = 1_000_000_000
+INSTANCE = bytes(range(16))
+ADDRESS = "tcp://simulated:1"
+SETTINGS = Settings(ring_bytes=1 << 16, ring_descriptors=128, lane_bytes=1 << 15, slots=16, dedicated_workers=7)
+"""Small on purpose: rings and lanes wrap and fill within a schedule."""
+CHILD_SETTINGS = {
+    "producer.id.expiration.ms": 86_400_000, "producer.ids.max": 10_000, "checkpoint_bytes": 12 << 10, "journal_bytes": 48 << 10,
+    "reserve_bytes": 0, "slots": SETTINGS.slots,
+    "listen": [ADDRESS], "ring_bytes": 1 << 26, "lane_bytes": SETTINGS.lane_bytes, "credit_bytes": 1 << 20, "auto_create_topics": False,
+    "http.listen": "", "flush.linger_ms": 0, "flush.batch_size": 1 << 20, "fronts": 1,
+}  # fmt: skip
+
+
+class Killed(BaseException):
+    """SIGKILL, wherever the process is."""
+
+
+class PowerLost(BaseException):
+    """The plug is pulled: every process is gone, with all that was not synced."""
+
+
+class SimBell(Doorbell):
+    """A doorbell without a system call."""
+
+    __slots__ = ("is_rung",)
+
+    def __init__(self) -> None:
+        super().__init__(-1)
+        self.is_rung = False
+
+    def ring(self) -> None:
+        self.is_rung = True
+
+    def clear(self) -> None:
+        self.is_rung = False
+
+
+class SimMachine(coordinator.Machine):
+    def __init__(self, files: SimFiles) -> None:
+        self._files = files
+
+    def free_and_total_bytes(self, path: str) -> tuple[int, int]:
+        return self._files.free_bytes(path), self._files.total_bytes(path)
+
+    def read_partition_file(self, directory: str) -> PartitionFile | None:
+        path = f"{directory}/{PARTITION_FILE}"
+        return PartitionFile.decode(read_whole(self._files, path)) if self._files.exists(path) else None
+
+
+class ColdFiles(SimFiles):
+    """Files of which some pages are not in the page cache."""
+
+    def __init__(self, disk: SimDisk, rng: random.Random) -> None:
+        super().__init__(disk)
+        self._rng = rng
+
+    def read_into(self, fd: int, target: memoryview, position: int, *, blocking: bool) -> int:
+        if not blocking and self._rng.random() < 0.05:
+            raise BlockingIOError
+        return super().read_into(fd, target, position, blocking=blocking)
+
+
+class SimPool:
+    """`netfront.reader_pool.ReadAhead`: what is asked for is there when the front looks next."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._tokens: list[object] = []
+
+    def submit(self, fd: int, position: int, length: int, token: object) -> None:
+        self._tokens.append(token)
+        self._wake()
+
+    def completed(self) -> list[object]:
+        tokens, self._tokens = self._tokens, []
+        return tokens
+
+
+@dataclass(slots=True)
+class Child:
+    """One process that should be running."""
+
+    role: Role
+    index: int
+    name: str
+    bell: SimBell
+    agent: Agent | None = None
+    generation: int = 0
+    starts_at_ns: int = 0
+    """While it is dead: when its successor is started."""
+    stopped_until_ns: int = 0
+    """SIGSTOP."""
+    is_asleep: bool = False
+    deadline_ns: int | None = None
+
+
+class Surroundings(Protocol):
+    """What a process finds on its machine."""
+
+    regions: dict[str, Region]
+    bells: dict[str, SimBell]
+
+
+class SimContext(ProcessContext):
+    """A child's view of the world."""
+
+    def __init__(self, spec: ProcessSpec, clock: Clock, world: Surroundings) -> None:
+        self._world = world
+        super().__init__(spec, clock)
+
+    def attach_named(self, name: str, kind: RegionKind) -> Region:
+        region = self._world.regions.get(name)
+        if region is None or region.header.kind is not kind:
+            raise RegionMissingError(name)
+        return region
+
+    def bell(self, role: Role, index: int) -> Doorbell:
+        return self._world.bells[process_name(role, index)]
+
+    def ring_everybody(self) -> None:
+        for bell in self._world.bells.values():
+            bell.ring()
+
+
+def is_undrained(ring: Ring) -> bool:
+    """Whether a ring holds batches that are not settled."""
+    return ring.settled.load() != ring.head.load()
