@@ -118,7 +118,7 @@ class Raw:
 _VARIES = {
     "topic_id", "schema", "settings", "generation", "cluster_id", "delay_id", "due_us", "next_due_us", "max_timestamp_us", "size_bytes", "producer_id",
     "processes", "data_dirs", "bytes", "cursor", "saved_cursor", "is_settled", "files", "memory_bytes", "schema_id", "session", "delay_log", "port",
-    "lateness_us",
+    "lateness_us", "created_us", "last_append_us",
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import click
 import pyarrow as pa
 
 from appliance.cli.main import CONNECT_TIMEOUT_MS
-from appliance.cli.options import SINCE_HELP, PastMoment, bootstrap_option
+from appliance.cli.options import SINCE_HELP, PastMoment, bootstrap_option, complete_topics
 from appliance.cli.output import complain
 from appliance.cli.record_output import (
     BINARY_FORMATS,
@@ -38,7 +38,7 @@ EXIT_SKIPPED = 4
 
 
 @click.command()
-@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topics)
 @click.option("--partition", type=int, help="Only this partition.")
 @click.option("--group", help="Consumer group (not in this version).")
 @click.option("--from-beginning", is_flag=True, help="Begin with the first record.")

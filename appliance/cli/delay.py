@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from appliance.cli.main import CONNECT_TIMEOUT_MS, EXIT_FAILED
-from appliance.cli.options import TIME_HELP, Moment, bootstrap_option, json_option
+from appliance.cli.options import TIME_HELP, Moment, bootstrap_option, complete_topics, json_option
 from appliance.cli.output import complain, print_json, print_table, say
 from tailrace.admin import Admin, PendingDelay
 from tailrace.errors import TailraceError
@@ -56,7 +56,7 @@ def _shown(delay: PendingDelay) -> dict[str, Any]:
 
 
 @command.command(name="list")
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topics)
 @selection
 @click.option("--max", "limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show so many at most.")
 @bootstrap_option
@@ -81,14 +81,15 @@ def list_(
         return
     print_table(
         ["DUE", "PARTITION", "KEY", "REPEATS", "DELAY ID"],
-        [[row["due"], row["partition"], row["key"] or "", row["repeat"] or "", row["delay_id"]] for row in rows],
+        [[row["due"].replace("+00:00", "Z"), row["partition"], row["key"] or "", row["repeat"] or "", row["delay_id"]] for row in rows],
+        shorten=["KEY"],
     )
     if len(found) > limit:
         say(f"and more; raise --max {limit}, or narrow it down with --from and --to")
 
 
 @command.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topics)
 @click.argument("delay_ids", nargs=-1)
 @selection
 @bootstrap_option
@@ -121,7 +122,7 @@ def cancel(
 
 
 @command.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topics)
 @click.argument("due", type=Moment())
 @click.argument("delay_ids", nargs=-1, required=True)
 @bootstrap_option

@@ -44,5 +44,5 @@ def command(ctx: click.Context, data_dirs: tuple[str, ...], bootstrap: str, as_j
     if as_json:
         print_json([{"check": c.name, "level": c.level.value, "detail": c.detail} for c in checks])
     else:
-        print_table(["CHECK", "LEVEL", "DETAIL"], [[c.name, c.level.value, c.detail] for c in checks])
+        print_table(["CHECK", "LEVEL", "DETAIL"], [[c.name, c.level.value, c.detail] for c in checks], wrap=["DETAIL"])
     ctx.exit(1 if any(c.level is Level.PROBLEM for c in checks) else 0)

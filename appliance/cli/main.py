@@ -6,6 +6,7 @@ Commands are loaded when they are called, so that none pays for another's import
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -13,12 +14,15 @@ import sys
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from tailrace.errors import NotReachableError, TailraceError
 
 EXIT_FAILED = 1
 EXIT_NOT_REACHABLE = 3
 CONNECT_TIMEOUT_MS = 3_000
+COMPLETION_VARIABLE = "_TAILRACE_COMPLETE"
+"""Set where a shell asks: click looks at it, for which shell asks and what for."""
 
 _COMMANDS = {
     "serve": ("appliance.cli.serve", "Run the appliance in the foreground."),
@@ -26,10 +30,12 @@ _COMMANDS = {
     "produce": ("appliance.cli.produce", "Send lines, or a file's rows, to a topic."),
     "consume": ("appliance.cli.consume", "Read a topic."),
     "delay": ("appliance.cli.delay", "List, cancel and reschedule delayed records."),
+    "context": ("appliance.cli.context", "Keep the addresses of appliances under names."),
     "perf": ("appliance.cli.perf", "Measure throughput and latency, as Kafka's tools do."),
     "log": ("appliance.cli.log", "Look into segment files and verify them, offline."),
     "doctor": ("appliance.cli.doctor", "Say what would hurt, and what to do about it."),
     "status": ("appliance.cli.status", "Show how the running appliance does."),
+    "completion": ("appliance.cli.completion", "Print what makes a shell complete commands, options and topics."),
 }
 
 
@@ -47,6 +53,11 @@ class LazyGroup(click.Group):
         module, _ = _COMMANDS[cmd_name]
         command: click.Command = importlib.import_module(module).command
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
+        """Names and their sentences, without loading what they name."""
+        found = [CompletionItem(name, help=text) for name, (_, text) in _COMMANDS.items() if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
@@ -82,6 +93,7 @@ def main() -> None:
     from appliance.cli.output import complain
 
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `tailrace consume ... | head` ends like any filter
+    _name_unknown_variables()
     try:
         code: Any = tailrace.main(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -107,9 +119,30 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
     except OSError as error:
-        where = f" {error.filename}" if error.filename else ""
-        complain(f"{error.strerror}{where}. Check the path and its permissions.")
+        complain(_sentence(error))
         sys.exit(EXIT_FAILED)
+
+
+def _name_unknown_variables() -> None:
+    """Say which TAILRACE_... variable of the environment is none: misspelt, it would be passed over without a word. `serve` refuses such a one itself."""
+    given = [name for name in os.environ if name.startswith("TAILRACE_") and name not in ("TAILRACE_BOOTSTRAP", "TAILRACE_CONTEXT")]
+    if not given or sys.argv[1:2] == ["serve"] or COMPLETION_VARIABLE in os.environ:
+        return
+    from appliance.cli.output import complain
+    from appliance.settings import unknown_variable
+
+    for name in given:
+        sentence = unknown_variable(name)
+        if sentence:
+            complain(sentence)
+
+
+def _sentence(error: OSError) -> str:
+    if error.strerror is None:  # not of the file system: a library's
+        return f"{error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error.strerror}{f' {error.filename}' if error.filename else ''}. Free some space, or write elsewhere."
+    return f"{error.strerror} {error.filename}. Check the path and its permissions." if error.filename else f"{error.strerror}."
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import click
 
 from appliance import perf
 from appliance.cli.main import CONNECT_TIMEOUT_MS
-from appliance.cli.options import bootstrap_option, json_option
+from appliance.cli.options import bootstrap_option, complete_topics, json_option
 from appliance.cli.output import print_json, print_table, say
 from tailrace.admin import Admin, NewTopic
 from tailrace.consumer import Consumer
@@ -71,7 +71,7 @@ def _milliseconds(latency: perf.Latency) -> dict[str, float]:
 
 
 @command.command("produce")
-@click.option("--topic", required=True, help="Send to this topic.")
+@click.option("--topic", required=True, shell_complete=complete_topics, help="Send to this topic.")
 @click.option("--num-records", required=True, type=click.IntRange(1), help="How many records to send.")
 @click.option("--record-size", type=click.IntRange(1), help="Bytes of each record; random letters.")
 @click.option("--payload-file", type=click.File("rb"), help="Instead of --record-size: each line is a record's value.")
@@ -145,7 +145,7 @@ def produce(
 
 
 @command.command("consume")
-@click.option("--topic", required=True, help="Read this topic, from its beginning.")
+@click.option("--topic", required=True, shell_complete=complete_topics, help="Read this topic, from its beginning.")
 @click.option("--messages", required=True, type=click.IntRange(1), help="How many records to read.")
 @click.option("--timeout", "timeout_ms", default=10_000, show_default=True, help="Give up when nothing came for so long, ms.")
 @click.option("--from-latest", is_flag=True, help="Read what comes from now on.")
@@ -213,7 +213,7 @@ def _print_line(found: perf.Consumed) -> None:
 
 
 @command.command("latency")
-@click.option("--topic", required=True, help="Send to and read from this topic.")
+@click.option("--topic", required=True, shell_complete=complete_topics, help="Send to and read from this topic.")
 @click.option("--num-records", default=10_000, show_default=True, type=click.IntRange(1), help="How many records.")
 @click.option("--record-size", default=100, show_default=True, type=click.IntRange(8), help="Bytes of each record.")
 @click.option("--acks", type=click.Choice(["1", "all"]), default="all", show_default=True, help="What the producer waits for.")
