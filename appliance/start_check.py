@@ -200,7 +200,10 @@ def _check_addresses(settings: Settings, report: StartReport) -> None:
         _try_bind(host, port)
         report.ok("console", f"http://{settings.http_listen}")
     except OSError as error:
-        report.warn("console", f"http.listen {settings.http_listen}: {error.strerror}. The appliance serves, its console perhaps not there")
+        report.warn(
+            "console",
+            f"http.listen {settings.http_listen}: {error.strerror}. The console waits for it, or takes a free port where http.listen is not set",
+        )
 
 
 def _look_at(address: str) -> str:

@@ -29,7 +29,7 @@ from appliance.cli.record_output import (
 )
 from tailrace.admin import Admin
 from tailrace.consumer import Consumer
-from tailrace.errors import CorruptBatchError, NotSupportedError, OffsetOutOfRangeError, UnknownTopicError
+from tailrace.errors import CorruptBatchError, NotSupportedError, UnknownTopicError
 from tailrace.records import Record, TopicPartition
 from tailrace.settings import GROUPS_LATER
 
@@ -160,7 +160,7 @@ class Start:
         self.is_given = any(given) or is_past
 
     def seek(self, consumer: Consumer, keys: list[TopicPartition]) -> None:
-        """Raises OffsetOutOfRangeError when the offset is behind the end of every partition."""
+        """Raises ClickException when the offset is behind the end of every partition."""
         ends = consumer.end_offsets(keys)
         if self._from_beginning:
             consumer.seek_to_beginning(*keys)
@@ -169,7 +169,9 @@ class Start:
             for key in beyond:
                 sentence = f"{key.topic}-{key.partition} ends at offset {ends[key]}; it has no offset {self._offset}"
                 if len(beyond) == len(keys):
-                    raise OffsetOutOfRangeError(sentence)
+                    raise click.ClickException(
+                        f"{sentence}. Begin between {consumer.beginning_offsets([key])[key]} and {ends[key]}, or with --tail N"
+                    )
                 complain(sentence)
             for key in keys:
                 consumer.seek(key, min(self._offset, ends[key]))

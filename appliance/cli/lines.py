@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from appliance.cli.output import complain
+from appliance.cli.output import complain, counted
 from tailrace.arrow_batch import rows_from_dicts
 from tailrace.errors import InvalidRecordError, RecordTooLargeError, RequestTimeoutError, SchemaMismatchError, TailraceError
 from tailrace.producer import Producer
@@ -116,7 +116,11 @@ def send_lines(producer: Producer, info: TopicInfo, lines: Iterable[bytes], opti
 
 def _told(sent: Sent, before: int) -> str:
     skipped = f", {sent.skipped} skipped" if sent.skipped else ""
-    return f"of the {before} lines before it {sent.acknowledged} are acknowledged{skipped}" if before else "nothing was sent before it"
+    if not before:
+        return "nothing was sent before it"
+    return (
+        f"of the {counted(before, 'line')} before it {sent.acknowledged} {'is' if sent.acknowledged == 1 else 'are'} acknowledged{skipped}"
+    )
 
 
 def _send(producer: Producer, info: TopicInfo, text: bytes, number: int, options: LineOptions, sent: Sent) -> None:

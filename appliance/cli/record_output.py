@@ -13,10 +13,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import click
 import orjson
 import pyarrow as pa
 
-from tailrace.errors import InvalidSettingError
 from tailrace.records import Record
 
 if TYPE_CHECKING:
@@ -82,13 +82,13 @@ _TOKENS: dict[str, Callable[[Record], bytes]] = {
 
 
 def template(text: str) -> Callable[[Record], bytes]:
-    """What makes bytes of a record by kcat's template. Raises InvalidSettingError."""
+    """What makes bytes of a record by kcat's template. Raises UsageError."""
     pieces: list[bytes | Callable[[Record], bytes]] = []
     for piece in re.split(r"(%.?|\\.)", text, flags=re.DOTALL):
         if piece.startswith("%"):
             token = _TOKENS.get(piece[1:])
             if token is None:
-                raise InvalidSettingError(f"the template has {piece!r}; known are {TEMPLATE_HELP}")
+                raise click.UsageError(f"the template has {piece!r}; known are {TEMPLATE_HELP}")
             pieces.append(token)
         elif piece:
             pieces.append(_ESCAPES.get(piece, piece.encode()))

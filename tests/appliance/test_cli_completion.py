@@ -27,7 +27,11 @@ def environment(tmp_path: pathlib.Path) -> dict[str, str]:
 def complete(environment: dict[str, str], line: str, shell: str = "bash") -> list[str]:
     """What is offered for the last word of `line`; nothing may be said on standard error, where it would spoil the line that is being typed."""
     words = line.split(" ")
-    asked = {"_TAILRACE_COMPLETE": f"{shell}_complete", "COMP_WORDS": line, "COMP_CWORD": words[-1] if shell == "fish" else str(len(words) - 1)}
+    asked = {
+        "_TAILRACE_COMPLETE": f"{shell}_complete",
+        "COMP_WORDS": line,
+        "COMP_CWORD": words[-1] if shell == "fish" else str(len(words) - 1),
+    }
     done = subprocess.run([TAILRACE], env={**environment, **asked}, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return [line for line in done.stdout.split("\n") if line]
@@ -77,12 +81,14 @@ def test_the_script_is_one_for_that_shell(shell: str, tmp_path: pathlib.Path) ->
         subprocess.run([shell, "-n", str(script)], check=True, timeout=30)
 
 
-def test_a_real_bash_completes_with_it(appliance: EmbeddedAppliance, topic: str, environment: dict[str, str], tmp_path: pathlib.Path) -> None:
+def test_a_real_bash_completes_with_it(
+    appliance: EmbeddedAppliance, topic: str, environment: dict[str, str], tmp_path: pathlib.Path
+) -> None:
     with Admin(appliance.address) as admin:
         admin.create_topics(NewTopic(topic))
     script = tmp_path / "script"
     script.write_text(CliRunner().invoke(tailrace, ["completion", "bash"]).stdout)
-    typed = f"source {script}; COMP_WORDS=(tailrace consume {topic[:6]}); COMP_CWORD=2; _tailrace_completion {TAILRACE}; echo \"${{COMPREPLY[@]}}\""
+    typed = f'source {script}; COMP_WORDS=(tailrace consume {topic[:6]}); COMP_CWORD=2; _tailrace_completion {TAILRACE}; echo "${{COMPREPLY[@]}}"'
     here = {**environment, "TAILRACE_BOOTSTRAP": appliance.address}
 
     def completed() -> list[str]:
