@@ -39,12 +39,15 @@ class StartReport:
     checks: list[Check] = field(default_factory=list)
 
     def ok(self, name: str, detail: str) -> None:
+        """Nothing is wrong with it."""
         self.checks.append(Check(name, Level.OK, detail))
 
     def warn(self, name: str, detail: str) -> None:
+        """It would serve all the same."""
         self.checks.append(Check(name, Level.WARNING, detail))
 
     def refuse(self, name: str, detail: str, code: int) -> None:
+        """It would not serve; the first code is the exit status."""
         self.checks.append(Check(name, Level.PROBLEM, detail))
         self.exit_status = self.exit_status or int(code)
 

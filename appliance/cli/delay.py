@@ -9,15 +9,11 @@ from typing import Any
 
 import click
 
-from appliance.cli.main import CONNECT_TIMEOUT_MS, EXIT_FAILED
-from appliance.cli.options import TIME_HELP, Moment, bootstrap_option, complete_topics, json_option
+from appliance.cli.main import EXIT_FAILED
+from appliance.cli.options import TIME_HELP, Moment, bootstrap_option, complete_topics, connect, json_option
 from appliance.cli.output import complain, print_json, print_table, say
 from tailrace.admin import Admin, PendingDelay
 from tailrace.errors import TailraceError
-
-
-def connect(bootstrap: str) -> Admin:
-    return Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS)
 
 
 @click.group()

@@ -77,7 +77,7 @@ class Sent:
             self._changed.notify()
 
     def wait(self) -> None:
-        """Until the fate of all that was sent is noted: a flush returns when it is known, and the callbacks come a moment later."""
+        """Until it is noted what became of all that was sent: a flush returns when that is known, and the callbacks come a moment later."""
         with self._changed:
             self._changed.wait_for(lambda: self.acknowledged + len(self.failures) >= self.sent, CALLBACKS_TIMEOUT_S)
 

@@ -43,10 +43,12 @@ class LazyGroup(click.Group):
     """Commands by name, imported when called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which they are shown."""
         del ctx
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Loads the command's module; None when there is no such command."""
         del ctx
         if cmd_name not in _COMMANDS:
             return None
@@ -60,11 +62,13 @@ class LazyGroup(click.Group):
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Without loading them."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Raises UsageError, with the nearest name, when there is no such command."""
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in _COMMANDS:
             import difflib

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from appliance.cli.contexts import CONTEXT_VARIABLE, chosen_bootstrap, load
+from appliance.cli.main import CONNECT_TIMEOUT_MS
 from tailrace.errors import TailraceError
 from tailrace.settings import DEFAULT_BOOTSTRAP
 from tailrace.units import duration_ms
+
+if TYPE_CHECKING:
+    from tailrace.admin import Admin
 
 TIME_HELP = "2027-01-31T08:00:00Z (or another offset from UTC), or from now: 90s, 1h30m, 3d."
 BOOTSTRAP_VARIABLE = "TAILRACE_BOOTSTRAP"
@@ -84,6 +88,13 @@ def bootstrap_option(function: Function) -> Function:
         help=f"Address of the appliance (environment: {BOOTSTRAP_VARIABLE}, or {CONTEXT_VARIABLE} for a context's).",
     )
     return option(function)
+
+
+def connect(bootstrap: str) -> Admin:
+    """A connection for administration, which gives an appliance up that does not answer at all within CONNECT_TIMEOUT_MS."""
+    from tailrace.admin import Admin
+
+    return Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS)
 
 
 def complete_topics(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

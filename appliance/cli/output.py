@@ -91,6 +91,7 @@ class Progress:
         self._task = task
 
     def advance(self, amount: int) -> None:
+        """By so many more of the bar's units."""
         if self._bar is not None:
             self._bar.advance(self._task, amount)
 

@@ -11,10 +11,9 @@ from typing import Any
 import click
 
 from appliance import perf
-from appliance.cli.main import CONNECT_TIMEOUT_MS
-from appliance.cli.options import bootstrap_option, complete_topics, json_option
+from appliance.cli.options import bootstrap_option, complete_topics, connect, json_option
 from appliance.cli.output import print_json, print_table, say
-from tailrace.admin import Admin, NewTopic
+from tailrace.admin import NewTopic
 from tailrace.consumer import Consumer
 from tailrace.producer import Producer
 from tailrace.records import TopicPartition
@@ -57,7 +56,7 @@ def _settings(given: tuple[str, ...], kind: type[ProducerSettings] | type[Consum
 
 def _ready(bootstrap: str, topic: str) -> list[TopicPartition]:
     """The topic's partitions; what would disturb the first figures is done."""
-    with Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+    with connect(bootstrap) as admin:
         count = len(admin.topic_info([topic])[topic].partitions)
     perf.load_arrow()
     return [TopicPartition(topic, partition) for partition in range(count)]
@@ -286,7 +285,7 @@ def advise(target: float, record_size: int, seconds: float, acks: str, bootstrap
       tailrace perf advise --target 500MB/s --record-size 200
     """
     topic = f"perf-advise-{os.urandom(4).hex()}"
-    with Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+    with connect(bootstrap) as admin:
         admin.create_topics([NewTopic(topic)])
         try:
             with (

@@ -10,8 +10,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from appliance.cli.main import CONNECT_TIMEOUT_MS
-from appliance.cli.options import TIME_HELP, Duration, Moment, bootstrap_option, complete_topics, json_option, parse_pairs
+from appliance.cli.options import TIME_HELP, Duration, Moment, bootstrap_option, complete_topics, connect, json_option, parse_pairs
 from appliance.cli.output import counted, human_bytes, print_json, progress, say
 from tailrace.admin import Admin, NewTopic
 from tailrace.errors import UnknownTopicError
@@ -91,7 +90,7 @@ def command(topic: str, bootstrap: str, as_json: bool, **given: Any) -> None:
     acks: int | str = given["acks"] if given["acks"] == "all" else int(given["acks"])
     skipped = 0
     delay_ids: list[str] = []
-    with Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+    with connect(bootstrap) as admin:
         try:
             info: TopicInfo | None = admin.topic_info([topic])[topic]
         except UnknownTopicError:

@@ -27,7 +27,6 @@ TEMPLATE_HELP = (
     "\\n, \\t, \\\\"
 )
 FORMATS = ("value", "json", "csv", "arrow", "parquet")
-BINARY_FORMATS = ("arrow", "parquet")
 _RECORD_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
 _ESCAPES = {"\\n": b"\n", "\\t": b"\t", "\\r": b"\r", "\\0": b"\0", "\\\\": b"\\"}
 
@@ -125,6 +124,7 @@ def _cell(value: Any) -> Any:
 
 
 def write_arrow(reader: Reader, schema: pa.Schema) -> None:
+    """One Arrow stream."""
     with pa.ipc.new_stream(sys.stdout.buffer, schema) as writer:
         while not reader.is_finished():
             for batch in reader.batches():
@@ -132,9 +132,14 @@ def write_arrow(reader: Reader, schema: pa.Schema) -> None:
 
 
 def write_parquet(reader: Reader, schema: pa.Schema) -> None:
+    """One Parquet file, of a row group for each batch."""
     import pyarrow.parquet as parquet
 
     with parquet.ParquetWriter(sys.stdout.buffer, schema) as writer:
         while not reader.is_finished():
             for batch in reader.batches():
                 writer.write_batch(batch)
+
+
+BINARY_FORMATS: dict[str, Callable[[Reader, pa.Schema], None]] = {"arrow": write_arrow, "parquet": write_parquet}
+"""What a terminal does not get."""

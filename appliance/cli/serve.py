@@ -7,9 +7,6 @@ import sys
 
 import click
 
-from appliance.cli.options import json_option
-from appliance.cli.output import print_json, print_table
-
 
 @click.command()
 @click.option("--config", type=click.Path(dir_okay=False), help="Settings as TOML.")
@@ -24,7 +21,7 @@ from appliance.cli.output import print_json, print_table
     is_flag=True,
     help="Start and write nothing: show the settings and what would be done, or why it would be refused.",
 )
-@json_option
+@click.option("--json", "as_json", is_flag=True, help="With --check: print JSON.")
 def command(
     config: str | None, data_dir: str | None, listen: tuple[str, ...], assignments: tuple[str, ...], is_check: bool, as_json: bool
 ) -> None:
@@ -68,6 +65,7 @@ def command(
 
 def _check(arguments: list[str], as_json: bool) -> int:
     """Print what is found; the exit status."""
+    from appliance.cli.output import print_json, print_table
     from appliance.start_check import check_start
     from appliance.supervisor import given_flags, parse_flags
 

@@ -6,10 +6,8 @@ import datetime as dt
 
 import click
 
-from appliance.cli.main import CONNECT_TIMEOUT_MS
-from appliance.cli.options import bootstrap_option, json_option
+from appliance.cli.options import bootstrap_option, connect, json_option
 from appliance.cli.output import counted, human_bytes, print_json, print_table
-from tailrace.admin import Admin
 
 
 @click.command()
@@ -22,7 +20,7 @@ def command(bootstrap: str, as_json: bool) -> None:
     Example:
       tailrace status --json
     """
-    with Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+    with connect(bootstrap) as admin:
         state = admin.describe_cluster()
         state["delays"] = admin.describe_delays()
     if as_json:

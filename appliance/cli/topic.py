@@ -9,20 +9,15 @@ from typing import Any
 
 import click
 
-from appliance.cli.main import CONNECT_TIMEOUT_MS
-from appliance.cli.options import bootstrap_option, complete_topics, json_option, parse_pairs
+from appliance.cli.options import bootstrap_option, complete_topics, connect, json_option, parse_pairs
 from appliance.cli.output import counted, human_bytes, print_json, print_table, say
-from tailrace.admin import Admin, NewTopic
+from tailrace.admin import NewTopic
 from tailrace.errors import CorruptBatchError, TopicExistsError, UnknownTopicError
 from tailrace.records import TopicPartition
 
 OLDEST_MAX = 32
 """Of so many partitions of a topic the oldest record is looked at: each is a fetch of a batch."""
 OLDEST_TIMEOUT_S = 2.0
-
-
-def connect(bootstrap: str) -> Admin:
-    return Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS)
 
 
 @click.group()
