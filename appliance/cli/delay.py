@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 import sys
 from itertools import islice
 from typing import Any
@@ -14,6 +15,20 @@ from appliance.cli.options import TIME_HELP, Moment, bootstrap_option, complete_
 from appliance.cli.output import complain, print_json, print_table, say
 from tailrace.admin import Admin, PendingDelay
 from tailrace.errors import TailraceError
+
+_DASHED_ID = re.compile(r"-[A-Za-z0-9_=-]{47}")
+"""36 bytes as `tailrace.delays.delay_id` writes them."""
+
+
+class TakesDelayIds(click.Command):
+    """Whose last arguments are delay ids: one in 64 begins with "-", and is no option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Ids that look like options go behind "--"."""
+        end = args.index("--") if "--" in args else len(args)
+        ids = [arg for arg in args[:end] if _DASHED_ID.fullmatch(arg)]
+        others = [arg for arg in args[:end] if not _DASHED_ID.fullmatch(arg)]
+        return super().parse_args(ctx, [*others, "--", *ids, *args[end + 1 :]] if ids else args)
 
 
 @click.group()
@@ -84,7 +99,7 @@ def list_(
         say(f"and more; raise --max {limit}, or narrow it down with --from and --to")
 
 
-@command.command()
+@command.command(cls=TakesDelayIds)
 @click.argument("topic", shell_complete=complete_topics)
 @click.argument("delay_ids", nargs=-1)
 @selection
@@ -117,7 +132,7 @@ def cancel(
     _report("cancelled", {name: error for name, error in results.items() if error is not None}, len(results), as_json, {})
 
 
-@command.command()
+@command.command(cls=TakesDelayIds)
 @click.argument("topic", shell_complete=complete_topics)
 @click.argument("due", type=Moment())
 @click.argument("delay_ids", nargs=-1, required=True)

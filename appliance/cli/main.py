@@ -20,6 +20,7 @@ from tailrace.errors import NotReachableError, TailraceError
 
 EXIT_FAILED = 1
 EXIT_NOT_REACHABLE = 3
+EXIT_INTERRUPTED = 130
 CONNECT_TIMEOUT_MS = 3_000
 COMPLETION_VARIABLE = "_TAILRACE_COMPLETE"
 """Set where a shell asks: click looks at it, for which shell asks and what for."""
@@ -94,43 +95,48 @@ def tailrace() -> None:
 
 def main() -> None:
     """Run the command line; ends the process."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `tailrace consume ... | head` ends like any filter
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command, say what went wrong in a sentence on standard error, and return the exit status."""
     from appliance.cli.output import complain
 
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `tailrace consume ... | head` ends like any filter
-    _name_unknown_variables()
+    _name_unknown_variables(arguments)
     try:
-        code: Any = tailrace.main(standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
-    except click.exceptions.Abort:
-        sys.exit(130)
+        code: Any = tailrace.main(arguments, prog_name="tailrace", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())  # `tailrace` alone, or `tailrace topic`: asked for what there is, which is no error
-        sys.exit(0)
+        return 0
     except click.ClickException as error:
         complain(error.format_message())
         if isinstance(error, click.UsageError) and error.ctx is not None:
             print(f"Try '{error.ctx.command_path} --help'.", file=sys.stderr)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except NotReachableError as error:
         complain(str(error))
-        sys.exit(EXIT_NOT_REACHABLE)
+        return EXIT_NOT_REACHABLE
     except TailraceError as error:
         complain(str(error))
-        sys.exit(EXIT_FAILED)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        return EXIT_FAILED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_FAILED)
+        return EXIT_FAILED
     except OSError as error:
         complain(_sentence(error))
-        sys.exit(EXIT_FAILED)
+        return EXIT_FAILED
 
 
-def _name_unknown_variables() -> None:
+def _name_unknown_variables(arguments: list[str]) -> None:
     """Say which TAILRACE_... variable of the environment is none: misspelt, it would be passed over without a word. `serve` refuses such a one itself."""
     given = [name for name in os.environ if name.startswith("TAILRACE_") and name not in ("TAILRACE_BOOTSTRAP", "TAILRACE_CONTEXT")]
-    if not given or sys.argv[1:2] == ["serve"] or COMPLETION_VARIABLE in os.environ:
+    if not given or arguments[:1] == ["serve"] or COMPLETION_VARIABLE in os.environ:
         return
     from appliance.cli.output import complain
     from appliance.settings import unknown_variable

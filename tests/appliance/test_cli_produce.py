@@ -26,7 +26,7 @@ def delayed(appliance: EmbeddedAppliance, topic: str) -> str:
 
 
 def test_lines_recur_until_their_id_is_cancelled(appliance: EmbeddedAppliance, delayed: str) -> None:
-    done = run(appliance, "produce", delayed, "--every", "50ms", "--key", "k", stdin=b"beat\n")
+    done = run(appliance, "produce", delayed, "--every", "50ms", "--key", "k", stdin=b"beat\n", is_process=True)
     (delay_id,) = done.stdout.decode().split()
     assert b"delivered every 0:00:00.050000" in done.stderr
     seen = run(appliance, "consume", delayed, "--from-beginning", "--follow", "--max", "3", "-f", "%k=%v\\n").stdout
