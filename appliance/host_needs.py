@@ -49,7 +49,7 @@ def slots_for_open_files(settings: Settings, data_dirs: list[str], workers: int)
         return settings.slots
     processes = settings.fronts + workers + settings.dedicated_workers + len(data_dirs) + 4
     base = FILES_OF_A_PROCESS + processes + 2 * len(data_dirs)
-    found = max((_partitions_in(path) for path in data_dirs), default=0)
+    found = max((partitions_in(path) for path in data_dirs), default=0)
     needed = base + FILES_PER_PARTITION * max(found, 1)
     if limit < needed:
         raise Halt(
@@ -66,6 +66,6 @@ def slots_for_open_files(settings: Settings, data_dirs: list[str], workers: int)
     return min(settings.slots, affordable)
 
 
-def _partitions_in(data_dir: str) -> int:
+def partitions_in(data_dir: str) -> int:
     """How many partitions have files there. Raises OSError."""
     return sum(1 for entry in os.scandir(data_dir) if os.path.lexists(f"{entry.path}/{PARTITION_FILE}"))

@@ -39,10 +39,8 @@ _SIGNS_OF_USE = (CATALOG_FILE, JOURNAL_FILE, MANIFEST_FILE, MANIFEST_COPY_FILE)
 
 def identify(path: str, directory: os.stat_result) -> Identity:
     """The identity of a locked data directory, made or mended where it must be. Raises DataDirectoryError, OSError."""
-    copies = [_read(f"{path}/{name}") for name in (IDENTITY_FILE, IDENTITY_COPY_FILE)]
-    known = copies[0] or copies[1]
-    if known is None:
-        known = _make(path)
+    copies = _copies(path)
+    known = copies[0] or copies[1] or _make(path)
     found = known._replace(device=directory.st_dev, inode=directory.st_ino, path=path)
     if not _is_the_same(known, found):
         logger.warning("copied_directory path=%s of=%s inode=%d the shared memory of that one is left alone", path, known.path, known.inode)
@@ -51,6 +49,16 @@ def identify(path: str, directory: os.stat_result) -> Identity:
         for name in (IDENTITY_COPY_FILE, IDENTITY_FILE):
             checked_json.replace(f"{path}/{name}", found.encode())
     return found
+
+
+def known_identity(path: str) -> Identity:
+    """What a start would find, or make, with nothing written. Raises DataDirectoryError, OSError."""
+    copies = _copies(path)
+    return copies[0] or copies[1] or _make(path)
+
+
+def _copies(path: str) -> list[Identity | None]:
+    return [_read(f"{path}/{name}") for name in (IDENTITY_FILE, IDENTITY_COPY_FILE)]
 
 
 def _is_the_same(known: Identity, found: Identity) -> bool:

@@ -27,11 +27,11 @@ from typing import Any
 
 from appliance import manifest
 from appliance.directory_errors import DataDirectoryError, unusable
-from appliance.identity import directory_id, identify
+from appliance.identity import directory_id, identify, known_identity
 from tailrace import checked_json
 from tailrace.data_directory import LOCK_FILE, RESERVE_FILE, Identity
 
-__all__ = ["DataDirectoryError", "Ownership", "directory_id", "take"]
+__all__ = ["DataDirectoryError", "Ownership", "directory_id", "look", "take"]
 
 logger = logging.getLogger("appliance.supervisor")
 
@@ -123,6 +123,48 @@ def take(path: str) -> Ownership:
         raise
 
 
+def look(path: str) -> Identity | None:
+    """What `take` would find, with nothing changed: the identity of a directory that may be taken; None: there is none, and one may be made. Raises
+    DataDirectoryError where `take` would, as far as that can be seen beforehand.
+    """
+    try:
+        found = os.stat(path)
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "", path)
+        _check_owner(path, found)
+        _check_writable(path)
+        pid = _supervisor_of(path, _holder(path))
+        if pid is not None:
+            raise _in_use(path, pid)
+        return known_identity(path)
+    except FileNotFoundError:
+        above = os.path.dirname(path)
+        while not os.path.lexists(above):
+            above = os.path.dirname(above)
+        try:
+            _check_writable(above)
+        except OSError as error:
+            raise unusable(path, error) from None
+        return None
+    except OSError as error:
+        raise unusable(path, error) from None
+
+
+def _check_writable(path: str) -> None:
+    """Raises OSError."""
+    if not os.path.isdir(path):
+        raise NotADirectoryError(errno.ENOTDIR, "", path)
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise OSError(errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES, "", path)
+
+
+def _in_use(path: str, pid: int) -> DataDirectoryError:
+    return DataDirectoryError(
+        f"the data directory {path} is in use by the appliance with process id {pid}. "
+        "Stop that one, or choose another directory with --data-dir."
+    )
+
+
 def _close(fds: list[int]) -> None:
     for fd in fds:
         os.close(fd)
@@ -168,10 +210,7 @@ def _lock(path: str, directory_fd: int, opened: list[int]) -> None:
         holder = _holder(path)
         pid = _supervisor_of(path, holder)
         if pid is not None:
-            raise DataDirectoryError(
-                f"the data directory {path} is in use by the appliance with process id {pid}. "
-                "Stop that one, or choose another directory with --data-dir."
-            )
+            raise _in_use(path, pid)
         if holder is not None and not killed:
             _kill_recorded(holder)
             killed = True

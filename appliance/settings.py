@@ -13,7 +13,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from appliance.cores import CorePlan, plan_cores
 from shm.layout import FLUSHERS_MAX, FRONTS_MAX, WORKERS_MAX
@@ -21,7 +21,11 @@ from tailrace.errors import InvalidSettingError
 from tailrace.units import examples, whole_number
 
 ENVIRONMENT_PREFIX = "TAILRACE_"
-_INTERNAL_VARIABLES = ("TAILRACE_PROCESS", "TAILRACE_BOOTSTRAP", "TAILRACE_CRASH_POINT")
+OTHER_VARIABLES = (
+    "TAILRACE_BOOTSTRAP", "TAILRACE_CONTEXT", "TAILRACE_PURE", "TAILRACE_PROCESS", "TAILRACE_CRASH_POINT", "TAILRACE_BENCH_DIR", "TAILRACE_WRITE_DOCS",
+)  # fmt: skip
+"""Of clients, of processes among themselves, and of those who work on Tailrace: they name no setting, and are no mistake."""
+LOG_LEVELS = ("debug", "info", "warning", "error")
 MIB = 1 << 20
 
 
@@ -75,6 +79,7 @@ class Settings:
     slots: int = _setting(4096, "How many partitions there can be.", minimum=16, maximum=1 << 20)
     stop_timeout_ms: int = _setting(20_000, "How long a clean stop may take before what is left is killed, ms.", minimum=100)
     hang_timeout_ms: int = _setting(30_000, "A process that makes no progress for this long is killed and restarted, ms.", minimum=1000)
+    log_level: str = _setting("info", "What is logged: debug, info, warning or error, and what is worse.")
     auto_create_topics: bool = _setting(False, "Whether producers may make a missing topic by sending to it; embedded appliances allow it.")
     checkpoint_bytes: int = _setting(
         64 * MIB, "How much of a data directory's log recovery may have to read again, about, bytes.", minimum=1 * MIB
@@ -128,6 +133,8 @@ class Settings:
                 )
         if self.http_listen:
             split_host_port(self.http_listen)
+        if self.log_level not in LOG_LEVELS:
+            raise InvalidSettingError(f"log_level is {self.log_level!r}; it takes {', '.join(LOG_LEVELS)}")
         for name, value in (("ring_bytes", self.ring_bytes), ("lane_bytes", self.lane_bytes)):
             if value % 4096:
                 raise InvalidSettingError(f"{name} is {value}; it must be a multiple of 4096")
@@ -165,22 +172,53 @@ def setting_names() -> dict[str, Any]:
     return {item.metadata["name"] or item.name: item for item in fields(Settings)}
 
 
+class Given(NamedTuple):
+    """A setting that was given."""
+
+    value: Any
+    source: str
+    """Where: a file, a variable of the environment, the command line."""
+
+
 def load_settings(config_path: str | None, environment: Mapping[str, str], flags: list[tuple[str, Any]]) -> Settings:
     """Merge file, environment and flags over the defaults. Raises InvalidSettingError, also when the file cannot be read."""
-    values: dict[str, Any] = {}
+    return settings_of(gather_settings(config_path, environment, flags))
+
+
+def gather_settings(config_path: str | None, environment: Mapping[str, str], flags: list[tuple[str, Any]]) -> dict[str, Given]:
+    """Setting -> what it was given last, as it was written. Raises InvalidSettingError for unknown names, and when the file cannot be read."""
+    values: dict[str, Given] = {}
     if config_path is not None:
         for name, value in _flatten(_read_file(config_path)):
-            values[_known(name, config_path)] = value
-    by_variable = {ENVIRONMENT_PREFIX + name.replace(".", "_").upper(): name for name in setting_names()}
+            values[_known(name, config_path)] = Given(value, config_path)
+    by_variable = {variable_of(name): name for name in setting_names()}
     for variable, text in environment.items():
-        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in _INTERNAL_VARIABLES:
-            if variable not in by_variable:
-                raise InvalidSettingError(f"environment variable {variable} names no setting{_hint(variable, list(by_variable))}")
-            values[by_variable[variable]] = text
+        if variable in by_variable:
+            values[by_variable[variable]] = Given(text, variable)
+        elif sentence := unknown_variable(variable):
+            raise InvalidSettingError(sentence)
     for name, value in flags:
-        values[_known(name, "--set")] = value
+        values[_known(name, "--set")] = Given(value, "command line")
+    return values
+
+
+def settings_of(given: Mapping[str, Given]) -> Settings:
+    """Over the defaults. Raises InvalidSettingError."""
     names = setting_names()
-    return Settings(**{names[name].name: _typed(name, names[name], value) for name, value in values.items()})
+    return Settings(**{names[name].name: _typed(name, names[name], found.value) for name, found in given.items()})
+
+
+def variable_of(name: str) -> str:
+    """The environment variable of a setting."""
+    return ENVIRONMENT_PREFIX + name.replace(".", "_").upper()
+
+
+def unknown_variable(variable: str) -> str:
+    """What is wrong with this variable of the environment; empty: nothing."""
+    known = [variable_of(name) for name in setting_names()]
+    if not variable.startswith(ENVIRONMENT_PREFIX) or variable in OTHER_VARIABLES or variable in known:
+        return ""
+    return f"environment variable {variable} names no setting{_hint(variable, [*known, *OTHER_VARIABLES[:2]])}"
 
 
 def _read_file(path: str) -> dict[str, Any]:

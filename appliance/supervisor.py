@@ -272,7 +272,7 @@ class Supervisor:
             "listen": s.listen, "slots": self._slots,
             "ring_bytes": s.ring_bytes, "lane_bytes": s.lane_bytes, "credit_bytes": s.credit_bytes, "auto_create_topics": s.auto_create_topics,
             "flush.linger_ms": s.flush_linger_ms, "flush.batch_size": s.flush_batch_size,
-            "http.listen": s.http_listen, "connections.max": s.connections_max,
+            "http.listen": s.http_listen, "connections.max": s.connections_max, "log_level": s.log_level,
         }  # fmt: skip
 
     # ---- supervision -----------------------------------------------------------------------------------------------------------------
@@ -521,6 +521,11 @@ def parse_flags(arguments: list[str]) -> argparse.Namespace:
 
 def settings_from_flags(flags: argparse.Namespace, environment: dict[str, str]) -> Settings:
     """Merge everything. Raises InvalidSettingError."""
+    return load_settings(flags.config, environment, given_flags(flags))
+
+
+def given_flags(flags: argparse.Namespace) -> list[tuple[str, Any]]:
+    """(setting, value) in the order in which the later wins. Raises InvalidSettingError."""
     given: list[tuple[str, Any]] = []
     for item in flags.set:
         name, separator, value = item.partition("=")
@@ -531,7 +536,7 @@ def settings_from_flags(flags: argparse.Namespace, environment: dict[str, str]) 
         given.append(("data_dirs", [flags.data_dir]))
     if flags.listen:
         given.append(("listen", flags.listen))
-    return load_settings(flags.config, environment, given)
+    return given
 
 
 def main() -> int:
@@ -544,6 +549,7 @@ def main() -> int:
     try:
         settings = settings_from_flags(flags, environment_settings())
         settings.check(os.sched_getaffinity(0))
+        logging.getLogger().setLevel(settings.log_level.upper())
     except InvalidSettingError as error:
         _complain(error.detail)
         return ExitCode.USAGE

@@ -102,7 +102,7 @@ class Lookups:
             state = self._reader.state(route)
             answer.update(
                 beginning=state.log_start_offset, end=state.high_watermark, leader_epoch=state.leader_epoch, size_bytes=state.size_bytes,
-                max_timestamp_us=state.max_timestamp_us, state=state.state.name,
+                segments=state.segment_count, max_timestamp_us=state.max_timestamp_us, last_append_us=state.last_append_us, state=state.state.name,
             )  # fmt: skip
             if at == "earliest":
                 answer["offset"] = state.log_start_offset

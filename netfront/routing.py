@@ -76,6 +76,7 @@ class Routing:
             "schema_id": first.schema_id,
             "schema": base64.b64encode(first.schema).decode("ascii"),
             "settings": first.settings,
+            "created_us": first.created_us,
             "partitions": [{"front": r.front} for r in routes if r is not None],
         }
 

@@ -32,7 +32,7 @@ from shm.crash_points import arm_from_environment
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
 from shm.layout import ProcessWord, RegionKind, Role
-from shm.log_lines import OneLineFormatter, RateLimit
+from shm.log_lines import RateLimit, formatter
 from shm.partition_table import PartitionTable
 from shm.region import Region, RegionError
 
@@ -219,14 +219,15 @@ def _end_with_a_sentence(kind: type[BaseException], error: BaseException, trace:
 
 def configure_logging(context: ProcessContext) -> None:
     """key=value lines on standard error, under the process's name."""
-    log_to_stderr(comm_name(context.role, context.index))
+    log_to_stderr(comm_name(context.role, context.index), context.spec.settings.get("log_level", "info"))
 
 
-def log_to_stderr(name: str) -> None:
+def log_to_stderr(name: str, level: str = "info") -> None:
+    """`level`: debug, info, warning or error; what is below it is not written."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLineFormatter(f"%(asctime)s %(levelname)s process={name} %(message)s"))
+    handler.setFormatter(formatter(name, sys.stderr.fileno()))
     handler.addFilter(RateLimit())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 class Agent(Protocol):

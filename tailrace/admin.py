@@ -120,6 +120,10 @@ def partition_counts(call: Callable[[Api, dict[str, Any]], dict[str, Any]]) -> d
     return counts
 
 
+def _ms(us: int | None) -> int | None:
+    return us // 1000 if us else None
+
+
 class Admin:
     """A connection for administration."""
 
@@ -228,8 +232,8 @@ class Admin:
         return infos
 
     def describe_topics(self, names: str | Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
-        """Everything known of topics (None: of all): settings, schema, and per partition its offsets, bytes and state. Raises
-        UnknownTopicError.
+        """Everything known of topics (None: of all): settings, schema, when they were created (ISO 8601), and per partition its offsets, records, bytes on
+        the disk, segments, state, newest timestamp and time of the last append, both in milliseconds since 1970. Raises UnknownTopicError.
         """
         infos = self.topic_info(self.list_topics() if names is None else names)
         result: dict[str, dict[str, Any]] = {}
@@ -240,12 +244,16 @@ class Admin:
             for number in range(len(info.partitions)):
                 found = offsets[TopicPartition(name, number)]
                 partitions.append(
-                    {"partition": number, "beginning_offset": found.get("beginning"), "end_offset": found.get("end"), "bytes": found.get("size_bytes"),
-                     "leader_epoch": found.get("leader_epoch"), "state": found.get("state", code_of(found["code"]).name)}
+                    {"partition": number, "beginning_offset": found.get("beginning"), "end_offset": found.get("end"),
+                     "records": (found.get("end") or 0) - (found.get("beginning") or 0), "bytes": found.get("size_bytes"),
+                     "segments": found.get("segments"),
+                     "newest_timestamp": _ms(found.get("max_timestamp_us")) if found.get("end") != found.get("beginning") else None,
+                     "last_append": _ms(found.get("last_append_us")), "leader_epoch": found.get("leader_epoch"),
+                     "state": found.get("state", code_of(found["code"]).name)}
                 )  # fmt: skip
             result[name] = {
                 "name": name, "topic_id": info.topic_id.hex(), "typed": info.typed, "schema": str(info.schema), "configs": dict(info.settings),
-                "partitions": partitions,
+                "created": (_EPOCH + dt.timedelta(microseconds=info.created_us)).isoformat() if info.created_us else None, "partitions": partitions,
             }  # fmt: skip
         return result
 

@@ -15,12 +15,14 @@ import re
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import click
 import pytest
 import zmq
 
+from appliance.cli.main import tailrace
 from appliance.settings import setting_names
 from appliance.topic_settings import LATER, TOPIC_SETTINGS
 from tailrace import Admin, Producer, embedded
@@ -63,6 +65,24 @@ def test_the_settings_tables() -> None:
     rows = [f"| `{s.name}` | `{s.default}` | {s.doc} |\n" for s in TOPIC_SETTINGS.values()]
     later = f"\nNot in this version, and refused rather than ignored: {', '.join(f'`{name}`' for name in LATER)}.\n"
     check_part(ROOT / "docs/operations.md", "topic settings", "| setting | default | |\n|---|---|---|\n" + "".join(rows) + later)
+
+
+def commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command below `group`, with what is typed for it."""
+    ctx = click.Context(group)
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}", command
+
+
+def test_the_table_of_commands() -> None:
+    rows = [f"| `{path}` | {command.get_short_help_str(200)} |\n" for path, command in commands(tailrace, "tailrace")]
+    assert len(rows) > 20
+    check_part(ROOT / "docs/cli.md", "commands", "| command | |\n|---|---|\n" + "".join(rows))
 
 
 def dump(title: str, frames: Sequence[bytes], masks: Sequence[Sequence[tuple[int, int]]], shown: int = 3) -> str:
@@ -159,7 +179,7 @@ class Raw:
 _VARIES = {
     "topic_id", "schema", "settings", "generation", "cluster_id", "delay_id", "due_us", "next_due_us", "max_timestamp_us", "size_bytes", "producer_id",
     "processes", "data_dirs", "bytes", "cursor", "saved_cursor", "is_settled", "files", "memory_bytes", "schema_id", "session", "delay_log", "port",
-    "lateness_us",
+    "lateness_us", "created_us", "last_append_us",
 }  # fmt: skip
 
 

@@ -12,8 +12,7 @@ import sys
 import click
 import pyarrow as pa
 
-from appliance.cli.main import CONNECT_TIMEOUT_MS
-from appliance.cli.options import SINCE_HELP, PastMoment, bootstrap_option
+from appliance.cli.options import SINCE_HELP, PastMoment, bootstrap_option, complete_topics, connect
 from appliance.cli.output import complain
 from appliance.cli.record_output import (
     BINARY_FORMATS,
@@ -22,14 +21,12 @@ from appliance.cli.record_output import (
     json_line,
     template,
     value_line,
-    write_arrow,
     write_csv,
     write_lines,
-    write_parquet,
 )
 from tailrace.admin import Admin
 from tailrace.consumer import Consumer
-from tailrace.errors import CorruptBatchError, NotSupportedError, OffsetOutOfRangeError, UnknownTopicError
+from tailrace.errors import CorruptBatchError, NotSupportedError, UnknownTopicError
 from tailrace.records import Record, TopicPartition
 from tailrace.settings import GROUPS_LATER
 
@@ -38,7 +35,7 @@ EXIT_SKIPPED = 4
 
 
 @click.command()
-@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topics)
 @click.option("--partition", type=int, help="Only this partition.")
 @click.option("--group", help="Consumer group (not in this version).")
 @click.option("--from-beginning", is_flag=True, help="Begin with the first record.")
@@ -98,7 +95,7 @@ def command(
     line = template(text) if text is not None else json_line if form == "json" else value_line
     if form in BINARY_FORMATS and sys.stdout.isatty():
         raise click.UsageError(f"{form} is no text for a terminal; write it to a file: > records.{form}")
-    with Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+    with connect(bootstrap) as admin:
         infos = admin.topic_info(_matching(topics, admin))
     schemas = {name: info.schema for name, info in infos.items()}
     schema = next(iter(schemas.values()))
@@ -114,16 +111,12 @@ def command(
         consumer.assign(keys)
         start.seek(consumer, keys)
         ends = None if follow or not start.is_given else consumer.end_offsets(keys)
-        if until is not None:
-            last = consumer.offsets_for_times(dict.fromkeys(keys, until))
-            ends = {
-                key: found.offset if (found := last[key]) is not None else end for key, end in (ends or consumer.end_offsets(keys)).items()
-            }
+        if ends is not None and until is not None:
+            behind = consumer.offsets_for_times(dict.fromkeys(keys, until))
+            ends = {key: end if (found := behind[key]) is None else found.offset for key, end in ends.items()}
         reader = Reader(consumer, ends, maximum, skip_damaged)
-        if form == "arrow":
-            write_arrow(reader, schema)
-        elif form == "parquet":
-            write_parquet(reader, schema)
+        if form in BINARY_FORMATS:
+            BINARY_FORMATS[form](reader, schema)
         elif form == "csv":
             write_csv(reader, schema.names if is_typed else None)
         else:
@@ -160,7 +153,7 @@ class Start:
         self.is_given = any(given) or is_past
 
     def seek(self, consumer: Consumer, keys: list[TopicPartition]) -> None:
-        """Raises OffsetOutOfRangeError when the offset is behind the end of every partition."""
+        """Raises ClickException when the offset is behind the end of every partition."""
         ends = consumer.end_offsets(keys)
         if self._from_beginning:
             consumer.seek_to_beginning(*keys)
@@ -169,7 +162,9 @@ class Start:
             for key in beyond:
                 sentence = f"{key.topic}-{key.partition} ends at offset {ends[key]}; it has no offset {self._offset}"
                 if len(beyond) == len(keys):
-                    raise OffsetOutOfRangeError(sentence)
+                    raise click.ClickException(
+                        f"{sentence}. Begin between {consumer.beginning_offsets([key])[key]} and {ends[key]}, or with --tail N"
+                    )
                 complain(sentence)
             for key in keys:
                 consumer.seek(key, min(self._offset, ends[key]))
@@ -197,6 +192,7 @@ class Reader:
         self.skipped_ranges = 0
 
     def is_finished(self) -> bool:
+        """Whether the ends are reached, or enough came."""
         if self._left is not None and self._left <= 0:
             return True
         return self._ends is not None and all(self._consumer.position(key) >= end for key, end in self._ends.items())
@@ -211,6 +207,7 @@ class Reader:
         self._consumer.seek(error.key, error.next_offset)
 
     def records(self) -> list[Record]:
+        """What comes within POLL_MS, as records. Raises CorruptBatchError, unless damage is skipped."""
         limit = 5000 if self._left is None else min(5000, self._left)
         try:
             records = self._consumer.poll(POLL_MS, limit)
@@ -224,6 +221,7 @@ class Reader:
         return records
 
     def batches(self) -> list[pa.RecordBatch]:
+        """What comes within POLL_MS, as Arrow batches of some rows each. Raises CorruptBatchError, unless damage is skipped."""
         result: list[pa.RecordBatch] = []
         try:
             polled = self._consumer.poll_arrow(POLL_MS)

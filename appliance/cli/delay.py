@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 import sys
 from itertools import islice
 from typing import Any
 
 import click
 
-from appliance.cli.main import CONNECT_TIMEOUT_MS, EXIT_FAILED
-from appliance.cli.options import TIME_HELP, Moment, bootstrap_option, json_option
+from appliance.cli.main import EXIT_FAILED
+from appliance.cli.options import TIME_HELP, Moment, bootstrap_option, complete_topics, connect, json_option
 from appliance.cli.output import complain, print_json, print_table, say
 from tailrace.admin import Admin, PendingDelay
 from tailrace.errors import TailraceError
 
+_DASHED_ID = re.compile(r"-[A-Za-z0-9_=-]{47}")
+"""36 bytes as `tailrace.delays.delay_id` writes them."""
 
-def connect(bootstrap: str) -> Admin:
-    return Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS)
+
+class TakesDelayIds(click.Command):
+    """Whose last arguments are delay ids: one in 64 begins with "-", and is no option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Ids that look like options go behind "--"."""
+        end = args.index("--") if "--" in args else len(args)
+        ids = [arg for arg in args[:end] if _DASHED_ID.fullmatch(arg)]
+        others = [arg for arg in args[:end] if not _DASHED_ID.fullmatch(arg)]
+        return super().parse_args(ctx, [*others, "--", *ids, *args[end + 1 :]] if ids else args)
 
 
 @click.group()
@@ -56,7 +67,7 @@ def _shown(delay: PendingDelay) -> dict[str, Any]:
 
 
 @command.command(name="list")
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topics)
 @selection
 @click.option("--max", "limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show so many at most.")
 @bootstrap_option
@@ -81,14 +92,15 @@ def list_(
         return
     print_table(
         ["DUE", "PARTITION", "KEY", "REPEATS", "DELAY ID"],
-        [[row["due"], row["partition"], row["key"] or "", row["repeat"] or "", row["delay_id"]] for row in rows],
+        [[row["due"].replace("+00:00", "Z"), row["partition"], row["key"] or "", row["repeat"] or "", row["delay_id"]] for row in rows],
+        shorten=["KEY"],
     )
     if len(found) > limit:
         say(f"and more; raise --max {limit}, or narrow it down with --from and --to")
 
 
-@command.command()
-@click.argument("topic")
+@command.command(cls=TakesDelayIds)
+@click.argument("topic", shell_complete=complete_topics)
 @click.argument("delay_ids", nargs=-1)
 @selection
 @bootstrap_option
@@ -120,8 +132,8 @@ def cancel(
     _report("cancelled", {name: error for name, error in results.items() if error is not None}, len(results), as_json, {})
 
 
-@command.command()
-@click.argument("topic")
+@command.command(cls=TakesDelayIds)
+@click.argument("topic", shell_complete=complete_topics)
 @click.argument("due", type=Moment())
 @click.argument("delay_ids", nargs=-1, required=True)
 @bootstrap_option

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import click
 
-from appliance.cli.main import CONNECT_TIMEOUT_MS
-from appliance.cli.options import bootstrap_option, json_option
+from appliance.cli.options import bootstrap_option, connect, json_option
 from appliance.cli.output import print_json, print_table
 from appliance.host_checks import Check, Level, appliance_checks, host_checks
-from tailrace.admin import Admin
 from tailrace.errors import NotReachableError
 
 
@@ -29,7 +27,7 @@ def command(ctx: click.Context, data_dirs: tuple[str, ...], bootstrap: str, as_j
     checks: list[Check] = []
     directories = list(data_dirs)
     try:
-        with Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+        with connect(bootstrap) as admin:
             state = admin.describe_cluster()
         checks += appliance_checks(state)
         directories += [d["path"] for d in state["data_dirs"] if d["path"] not in directories]
@@ -44,5 +42,5 @@ def command(ctx: click.Context, data_dirs: tuple[str, ...], bootstrap: str, as_j
     if as_json:
         print_json([{"check": c.name, "level": c.level.value, "detail": c.detail} for c in checks])
     else:
-        print_table(["CHECK", "LEVEL", "DETAIL"], [[c.name, c.level.value, c.detail] for c in checks])
+        print_table(["CHECK", "LEVEL", "DETAIL"], [[c.name, c.level.value, c.detail] for c in checks], wrap=["DETAIL"])
     ctx.exit(1 if any(c.level is Level.PROBLEM for c in checks) else 0)

@@ -30,17 +30,29 @@ def read_table(path: str, format_name: str | None = None) -> pa.Table:
     if kind is None:
         what = "standard input has no name that tells its format" if path == STDIN else f"{path} has no ending that tells its format"
         raise click.UsageError(f"{what}; add --format with one of {', '.join(FORMATS)}")
+    shown = "standard input" if path == STDIN else path
     try:
         source = pa.BufferReader(sys.stdin.buffer.read()) if path == STDIN else pa.OSFile(path, "rb")
         if compression is not None:
             source = pa.BufferReader(pa.CompressedInputStream(source, compression).read())
         table = _READERS[kind](source)
+    except OSError as error:
+        if error.errno is not None:
+            raise  # of the file system; pyarrow raises the others, of bytes that it cannot read
+        how = f"{compression} with {kind} in it" if compression is not None else kind
+        raise click.ClickException(
+            f"cannot read {shown} as {how}: {_sentence(error)}. It is damaged, cut off, or of another format"
+        ) from None
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise click.ClickException(f"cannot read {'standard input' if path == STDIN else path} as {kind}: {error}") from None
+        raise click.ClickException(f"cannot read {shown} as {kind}: {_sentence(error)}") from None
     for index, field in enumerate(table.schema):
         if pa.types.is_null(field.type):
             table = table.set_column(index, pa.field(field.name, pa.utf8()), table.column(index).cast(pa.utf8()))
     return table
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).removesuffix(".")
 
 
 def read_schema_of(path: str) -> pa.Schema:

@@ -66,6 +66,7 @@ def verify(ctx: click.Context, directory: str, as_json: bool) -> None:
             print_table(
                 ["SEVERITY", "OFFSETS", "FINDING", "PATH"],
                 [[f.severity.value, _offsets(f), f.text, f.path] for f in totals.findings],
+                wrap=["FINDING", "PATH"],
             )
         rate = totals.data_bytes / seconds if seconds else 0
         pending = f"{totals.pending_records} pending records, " if totals.pending_records else ""

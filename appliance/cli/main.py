@@ -6,6 +6,7 @@ Commands are loaded when they are called, so that none pays for another's import
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -13,13 +14,17 @@ import sys
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 import tailrace as client
 from tailrace.errors import NotReachableError, TailraceError
 
 EXIT_FAILED = 1
 EXIT_NOT_REACHABLE = 3
+EXIT_INTERRUPTED = 130
 CONNECT_TIMEOUT_MS = 3_000
+COMPLETION_VARIABLE = "_TAILRACE_COMPLETE"
+"""Set where a shell asks: click looks at it, for which shell asks and what for."""
 
 _COMMANDS = {
     "serve": ("appliance.cli.serve", "Run the appliance in the foreground."),
@@ -27,10 +32,12 @@ _COMMANDS = {
     "produce": ("appliance.cli.produce", "Send lines, or a file's rows, to a topic."),
     "consume": ("appliance.cli.consume", "Read a topic."),
     "delay": ("appliance.cli.delay", "List, cancel and reschedule delayed records."),
+    "context": ("appliance.cli.context", "Keep the addresses of appliances under names."),
     "perf": ("appliance.cli.perf", "Measure throughput and latency, as Kafka's tools do."),
     "log": ("appliance.cli.log", "Look into segment files and verify them, offline."),
     "doctor": ("appliance.cli.doctor", "Say what would hurt, and what to do about it."),
     "status": ("appliance.cli.status", "Show how the running appliance does."),
+    "completion": ("appliance.cli.completion", "Print what makes a shell complete commands, options and topics."),
 }
 
 
@@ -38,10 +45,12 @@ class LazyGroup(click.Group):
     """Commands by name, imported when called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which they are shown."""
         del ctx
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Loads the command's module; None when there is no such command."""
         del ctx
         if cmd_name not in _COMMANDS:
             return None
@@ -49,12 +58,19 @@ class LazyGroup(click.Group):
         command: click.Command = importlib.import_module(module).command
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
+        """Names and their sentences, without loading what they name."""
+        found = [CompletionItem(name, help=text) for name, (_, text) in _COMMANDS.items() if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Without loading them."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Raises UsageError, with the nearest name, when there is no such command."""
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in _COMMANDS:
             raise click.NoSuchCommand(name, possibilities=_COMMANDS, ctx=ctx)
@@ -77,37 +93,64 @@ def tailrace() -> None:
 
 def main() -> None:
     """Run the command line; ends the process."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `tailrace consume ... | head` ends like any filter
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command, say what went wrong in a sentence on standard error, and return the exit status."""
     from appliance.cli.output import complain
 
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `tailrace consume ... | head` ends like any filter
+    _name_unknown_variables(arguments)
     try:
-        code: Any = tailrace.main(standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
-    except click.exceptions.Abort:
-        sys.exit(130)
+        code: Any = tailrace.main(arguments, prog_name="tailrace", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())  # `tailrace` alone, or `tailrace topic`: asked for what there is, which is no error
-        sys.exit(0)
+        return 0
     except click.ClickException as error:
         complain(error.format_message())
         if isinstance(error, click.UsageError) and error.ctx is not None:
             print(f"Try '{error.ctx.command_path} --help'.", file=sys.stderr)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except NotReachableError as error:
         complain(str(error))
-        sys.exit(EXIT_NOT_REACHABLE)
+        return EXIT_NOT_REACHABLE
     except TailraceError as error:
         complain(str(error))
-        sys.exit(EXIT_FAILED)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        return EXIT_FAILED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_FAILED)
+        return EXIT_FAILED
     except OSError as error:
-        where = f" {error.filename}" if error.filename else ""
-        complain(f"{error.strerror}{where}. Check the path and its permissions.")
-        sys.exit(EXIT_FAILED)
+        complain(_sentence(error))
+        return EXIT_FAILED
+
+
+def _name_unknown_variables(arguments: list[str]) -> None:
+    """Say which TAILRACE_... variable of the environment is none: misspelt, it would be passed over without a word. `serve` refuses such a one itself."""
+    given = [name for name in os.environ if name.startswith("TAILRACE_") and name not in ("TAILRACE_BOOTSTRAP", "TAILRACE_CONTEXT")]
+    if not given or arguments[:1] == ["serve"] or COMPLETION_VARIABLE in os.environ:
+        return
+    from appliance.cli.output import complain
+    from appliance.settings import unknown_variable
+
+    for name in given:
+        sentence = unknown_variable(name)
+        if sentence:
+            complain(sentence)
+
+
+def _sentence(error: OSError) -> str:
+    if error.strerror is None:  # not of the file system: a library's
+        return f"{error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error.strerror}{f' {error.filename}' if error.filename else ''}. Free some space, or write elsewhere."
+    return f"{error.strerror} {error.filename}. Check the path and its permissions." if error.filename else f"{error.strerror}."
 
 
 if __name__ == "__main__":

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from appliance.cli.contexts import CONTEXT_VARIABLE, chosen_bootstrap, load
+from appliance.cli.main import CONNECT_TIMEOUT_MS
+from tailrace.errors import TailraceError
 from tailrace.settings import DEFAULT_BOOTSTRAP
 from tailrace.units import duration_ms
 
-TIME_HELP = "2027-01-31T08:00:00Z (or another offset from UTC), or from now: 90s, 15m, 1h30m, 3d."
-SINCE_HELP = "2027-01-31T08:00:00Z (or another offset from UTC), or that long ago: 90s, 15m, 1h30m, 3d."
+if TYPE_CHECKING:
+    from tailrace.admin import Admin
+
+TIME_HELP = "2027-01-31T08:00:00Z (or another offset from UTC), or from now: 90s, 1h30m, 3d."
+BOOTSTRAP_VARIABLE = "TAILRACE_BOOTSTRAP"
+COMPLETION_TIMEOUT_MS = 500
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Moment(click.ParamType[dt.datetime]):
-    """A point in time; a duration is counted from now."""
+    """A point in time; a duration says how far ahead."""
 
     name = "time"
-    _sign, _help = 1, TIME_HELP
+    help = TIME_HELP
+    sign = 1
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dt.datetime:
         if isinstance(value, dt.datetime):
@@ -29,32 +37,87 @@ class Moment(click.ParamType[dt.datetime]):
         try:
             duration = duration_ms(text)
             if duration is not None:
-                return dt.datetime.now(dt.UTC) + dt.timedelta(milliseconds=duration) * self._sign
+                return dt.datetime.now(dt.UTC) + self.sign * dt.timedelta(milliseconds=duration)
             moment = dt.datetime.fromisoformat(text)
         except (ValueError, OverflowError):
-            self.fail(f"{text!r} is no time; write {self._help}", param, ctx)
+            self.fail(f"{text!r} is no time; write {self.help}", param, ctx)
         if moment.tzinfo is None:
             whole = moment.isoformat()
             self.fail(f"{text!r} has no offset from UTC; write {whole}Z or {whole}+02:00", param, ctx)
         return moment
 
 
+SINCE_HELP = "2027-01-31T08:00:00Z (or another offset from UTC), or that long ago: 90s, 1h30m, 3d."
+
+
 class PastMoment(Moment):
     """A point in time; a duration says how long ago."""
 
-    _sign, _help = -1, SINCE_HELP
+    help = SINCE_HELP
+    sign = -1
+
+
+class Duration(click.ParamType[dt.timedelta]):
+    """A length of time."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dt.timedelta:
+        if isinstance(value, dt.timedelta):
+            return value
+        duration = duration_ms(str(value))
+        if duration is None:
+            self.fail(f"{str(value)!r} is no duration; write 500ms, 10s, 15m, 1h30m or 1d", param, ctx)
+        return dt.timedelta(milliseconds=duration)
+
+
+def _default_bootstrap() -> str | None:
+    """None while a shell asks for completions: a damaged file of contexts is no answer to a key."""
+    ctx = click.get_current_context(silent=True)
+    return None if ctx is not None and ctx.resilient_parsing else chosen_bootstrap()
 
 
 def bootstrap_option(function: Function) -> Function:
     """--bootstrap: which appliance."""
     option = click.option(
         "--bootstrap",
-        envvar="TAILRACE_BOOTSTRAP",
-        default=DEFAULT_BOOTSTRAP,
-        show_default=True,
-        help="Address of the appliance (environment: TAILRACE_BOOTSTRAP).",
+        metavar="ADDRESS",
+        envvar=BOOTSTRAP_VARIABLE,
+        default=_default_bootstrap,
+        show_default=f"the context's, else {DEFAULT_BOOTSTRAP}",
+        help=f"Address of the appliance (environment: {BOOTSTRAP_VARIABLE}, or {CONTEXT_VARIABLE} for a context's).",
     )
     return option(function)
+
+
+def connect(bootstrap: str) -> Admin:
+    """A connection for administration, which gives an appliance up that does not answer at all within CONNECT_TIMEOUT_MS."""
+    from tailrace.admin import Admin
+
+    return Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS)
+
+
+def complete_topics(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of topics that begin so; none when no appliance answers at once: a key that was pressed must not hang, nor print an error."""
+    del param
+    from tailrace.admin import Admin
+
+    try:
+        address = ctx.params.get("bootstrap") or chosen_bootstrap()
+        with Admin(address, connect_timeout_ms=COMPLETION_TIMEOUT_MS, request_timeout_ms=COMPLETION_TIMEOUT_MS) as admin:
+            names = admin.list_topics()
+    except (TailraceError, click.ClickException, OSError):
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_contexts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of contexts that begin so."""
+    del ctx, param
+    try:
+        return [name for name in sorted(load().by_name) if name.startswith(incomplete)]
+    except (click.ClickException, OSError):
+        return []
 
 
 def json_option(function: Function) -> Function:

@@ -14,6 +14,15 @@ import orjson
 
 BYTES = "bytes"
 ITEMS = "items"
+SHORT_MAX = 24
+WRAPPED_MIN = 30
+"""Characters."""
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+
+
+def counted(count: int, noun: str) -> str:
+    """ "1 record", "2 records"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def print_json(value: Any) -> None:
@@ -21,22 +30,46 @@ def print_json(value: Any) -> None:
     sys.stdout.buffer.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str | None = None) -> None:
-    """An aligned table; numbers to the right."""
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, shorten: Sequence[str] = (), wrap: Sequence[str] = ()) -> None:
+    """An aligned table, numbers to the right. Nothing in it is cut: what is wider than a terminal goes on in its next line, and can be copied whole.
+
+    `shorten`: columns whose cells lose their middle on a terminal (never an id that somebody needs); `wrap`: columns of sentences, which a terminal gets in
+    lines of its width.
+    """
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    is_terminal = sys.stdout.isatty()
+    texts = [[one_line(cell) for cell in row] for row in rows]
+    if is_terminal:
+        texts = [[shortened(cell) if name in shorten else cell for name, cell in zip(columns, row, strict=True)] for row in texts]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    width = 2 * len(columns)
     for index, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    console = Console()
-    if not sys.stdout.isatty():
-        console = Console(width=240, color_system=None)
-    console.print(table)
+        wraps = is_terminal and name in wrap
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=not wraps, overflow="fold")
+        longest = max(cell_len(text) for text in [name, *(row[index] for row in texts)])
+        width += min(longest, WRAPPED_MIN) if wraps else longest
+    for row in texts:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console() if is_terminal else Console(width=width, color_system=None)
+    console.width = max(console.width, width)
+    with console.capture() as capture:
+        console.print(table)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+
+
+def one_line(cell: Any) -> str:
+    """A cell's text; what keys and names of others hold can neither begin a line nor command the terminal."""
+    return "" if cell is None else str(cell).translate(_ESCAPES)
+
+
+def shortened(text: str) -> str:
+    """Without its middle, when it is long."""
+    return text if len(text) <= SHORT_MAX else f"{text[: SHORT_MAX // 2 - 1]}..{text[1 - SHORT_MAX // 2 :]}"
 
 
 def complain(sentence: str) -> None:
@@ -58,6 +91,7 @@ class Progress:
         self._task = task
 
     def advance(self, amount: int) -> None:
+        """By so many more of the bar's units."""
         if self._bar is not None:
             self._bar.advance(self._task, amount)
 

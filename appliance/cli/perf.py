@@ -11,10 +11,9 @@ from typing import Any
 import click
 
 from appliance import perf
-from appliance.cli.main import CONNECT_TIMEOUT_MS
-from appliance.cli.options import bootstrap_option, json_option
+from appliance.cli.options import bootstrap_option, complete_topics, connect, json_option
 from appliance.cli.output import print_json, print_table, say
-from tailrace.admin import Admin, NewTopic
+from tailrace.admin import NewTopic
 from tailrace.consumer import Consumer
 from tailrace.producer import Producer
 from tailrace.records import TopicPartition
@@ -57,7 +56,7 @@ def _settings(given: tuple[str, ...], kind: type[ProducerSettings] | type[Consum
 
 def _ready(bootstrap: str, topic: str) -> list[TopicPartition]:
     """The topic's partitions; what would disturb the first figures is done."""
-    with Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+    with connect(bootstrap) as admin:
         count = len(admin.topic_info([topic])[topic].partitions)
     perf.load_arrow()
     return [TopicPartition(topic, partition) for partition in range(count)]
@@ -71,7 +70,7 @@ def _milliseconds(latency: perf.Latency) -> dict[str, float]:
 
 
 @command.command("produce")
-@click.option("--topic", required=True, help="Send to this topic.")
+@click.option("--topic", required=True, shell_complete=complete_topics, help="Send to this topic.")
 @click.option("--num-records", required=True, type=click.IntRange(1), help="How many records to send.")
 @click.option("--record-size", type=click.IntRange(1), help="Bytes of each record; random letters.")
 @click.option("--payload-file", type=click.File("rb"), help="Instead of --record-size: each line is a record's value.")
@@ -145,7 +144,7 @@ def produce(
 
 
 @command.command("consume")
-@click.option("--topic", required=True, help="Read this topic, from its beginning.")
+@click.option("--topic", required=True, shell_complete=complete_topics, help="Read this topic, from its beginning.")
 @click.option("--messages", required=True, type=click.IntRange(1), help="How many records to read.")
 @click.option("--timeout", "timeout_ms", default=10_000, show_default=True, help="Give up when nothing came for so long, ms.")
 @click.option("--from-latest", is_flag=True, help="Read what comes from now on.")
@@ -213,7 +212,7 @@ def _print_line(found: perf.Consumed) -> None:
 
 
 @command.command("latency")
-@click.option("--topic", required=True, help="Send to and read from this topic.")
+@click.option("--topic", required=True, shell_complete=complete_topics, help="Send to and read from this topic.")
 @click.option("--num-records", default=10_000, show_default=True, type=click.IntRange(1), help="How many records.")
 @click.option("--record-size", default=100, show_default=True, type=click.IntRange(8), help="Bytes of each record.")
 @click.option("--acks", type=click.Choice(["1", "all"]), default="all", show_default=True, help="What the producer waits for.")
@@ -286,7 +285,7 @@ def advise(target: float, record_size: int, seconds: float, acks: str, bootstrap
       tailrace perf advise --target 500MB/s --record-size 200
     """
     topic = f"perf-advise-{os.urandom(4).hex()}"
-    with Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+    with connect(bootstrap) as admin:
         admin.create_topics([NewTopic(topic)])
         try:
             with (

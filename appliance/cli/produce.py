@@ -10,21 +10,21 @@ from typing import Any, BinaryIO
 
 import click
 
-from appliance.cli.main import CONNECT_TIMEOUT_MS
-from appliance.cli.options import TIME_HELP, Moment, bootstrap_option, json_option, parse_pairs
-from appliance.cli.output import print_json, progress, say
+from appliance.cli.options import TIME_HELP, Duration, Moment, bootstrap_option, complete_topics, connect, json_option, parse_pairs
+from appliance.cli.output import counted, human_bytes, print_json, progress, say
 from tailrace.admin import Admin, NewTopic
 from tailrace.errors import UnknownTopicError
 from tailrace.producer import Producer
+from tailrace.recurrence import MISSED, Recurrence, RecurrenceError
 from tailrace.topics import TopicInfo
 
 SLICE_ROWS = 50_000
-_OF_LINES = ("key_separator", "key", "headers", "skip_bad", "bad_to")
+_OF_LINES = ("key_separator", "key", "headers", "skip_bad", "bad_to", "every", "cron")
 _OF_ROWS = ("format_name", "key_column", "due_column")
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topics)
 @click.option("--key-separator", metavar="TEXT", help="What comes before this on a line is the key.")
 @click.option("--key", help="The key of every line.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of every line, repeatable.")
@@ -53,6 +53,16 @@ _OF_ROWS = ("format_name", "key_column", "due_column")
 @click.option(
     "--due-column", help="With --from: a column of times or durations that says for each row when it is delivered; it is not sent."
 )
+@click.option(
+    "--every", type=Duration(), metavar="DURATION", help="Have each line delivered again and again, this far apart: 10s, 15m, 1h30m."
+)
+@click.option("--cron", metavar="EXPRESSION", help="Have each line delivered by a cron expression of five fields (six: with seconds).")
+@click.option("--zone", metavar="NAME", help="With --cron: its time zone, such as Europe/Berlin; default: UTC.")
+@click.option(
+    "--missed",
+    type=click.Choice(MISSED),
+    help="With --every, --cron: which deliveries are made up for that an appliance missed; default: all.",
+)
 @click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True, help="What to wait for.")
 @click.option("--compression", type=click.Choice(["none", "lz4", "zstd"]), help="Compression of batches; default: as the topic says.")
 @bootstrap_option
@@ -60,7 +70,10 @@ _OF_ROWS = ("format_name", "key_column", "due_column")
 def command(topic: str, bootstrap: str, as_json: bool, **given: Any) -> None:
     """Send lines from standard input to a topic, or the rows of a file. On a typed topic each line is a JSON object.
 
-    A line that cannot be a record ends the sending, and it is said which were acknowledged before it; --skip-bad and --bad-to set such lines aside.
+    --due, --every and --cron need a topic with delay.enabled. The id of each recurring line is printed, for `tailrace delay cancel`.
+
+    A line that cannot be a record ends the sending, and it is said which were acknowledged before it: exit status 1. With --skip-bad N up to N such lines are
+    left out, which is said, and the exit status is 0.
 
     \b
     Example:
@@ -69,12 +82,15 @@ def command(topic: str, bootstrap: str, as_json: bool, **given: Any) -> None:
       tailrace produce flights --from flights.csv.gz --key-column origin
       tailrace produce flights --skip-bad 10 --bad-to rejected.jsonl < rows.jsonl
       echo 'u1:call back' | tailrace produce reminders --key-separator : --due 2h
+      echo 'report' | tailrace produce jobs --cron '0 8 * * 1-5' --zone Europe/Berlin
     """
     _check(given)
+    repeat = _repeat(given)
     started = time.monotonic()
     acks: int | str = given["acks"] if given["acks"] == "all" else int(given["acks"])
     skipped = 0
-    with Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+    delay_ids: list[str] = []
+    with connect(bootstrap) as admin:
         try:
             info: TopicInfo | None = admin.topic_info([topic])[topic]
         except UnknownTopicError:
@@ -86,14 +102,18 @@ def command(topic: str, bootstrap: str, as_json: bool, **given: Any) -> None:
                 count = _send_file(admin, producer, topic, info is None, given)
             else:
                 assert info is not None
-                count, skipped = _send_lines(producer, info, given)
+                count, skipped, delay_ids = _send_lines(producer, info, given, repeat)
             sent = producer.metrics()["bytes_sent"]
     seconds = time.monotonic() - started
     if as_json:
-        print_json({"topic": topic, "records": count, "skipped": skipped, "bytes": sent, "seconds": round(seconds, 3)})
+        recurring = {"delay_ids": delay_ids} if repeat is not None else {}
+        print_json({"topic": topic, "records": count, "skipped": skipped, "bytes": sent, "seconds": round(seconds, 3), **recurring})
     else:
-        left_out = f", {skipped:,} bad lines left out" if skipped else ""
-        say(f"sent {count:,} records, {sent / 1e6:.1f} MB in {seconds:.2f} s to {topic}{left_out}")
+        for delay_id in delay_ids:
+            click.echo(delay_id)
+        left_out = f", {counted(skipped, 'bad line')} left out" if skipped else ""
+        recurs = f"; delivered {repeat.describe()}, until `tailrace delay cancel {topic} ID`" if repeat is not None else ""
+        say(f"sent {counted(count, 'record')}, {human_bytes(sent)} in {seconds:.2f} s to {topic}{left_out}{recurs}")
 
 
 def _check(given: dict[str, Any]) -> None:
@@ -102,6 +122,12 @@ def _check(given: dict[str, Any]) -> None:
         raise click.UsageError("--due-column goes with --from, and without --due")
     if given["key"] is not None and given["key_separator"] is not None:
         raise click.UsageError("--key and --key-separator exclude each other")
+    if given["every"] is not None and given["cron"] is not None:
+        raise click.UsageError("--every and --cron exclude each other")
+    if given["zone"] is not None and given["cron"] is None:
+        raise click.UsageError("--zone is the time zone of --cron")
+    if given["missed"] is not None and given["every"] is None and given["cron"] is None:
+        raise click.UsageError("--missed goes with --every or --cron")
     other = _OF_LINES if given["source"] is not None else _OF_ROWS
     for name in other:
         if given[name]:
@@ -109,6 +135,19 @@ def _check(given: dict[str, Any]) -> None:
             raise click.UsageError(
                 f"{option} is for {'lines, and --from sends rows' if given['source'] is not None else 'rows: add --from'}"
             )
+
+
+def _repeat(given: dict[str, Any]) -> Recurrence | None:
+    """How often each line is delivered; None: once. Usage errors say what is wrong with it."""
+    missed = given["missed"] or "all"
+    try:
+        if given["every"] is not None:
+            return Recurrence.every(given["every"], missed=missed)
+        if given["cron"] is not None:
+            return Recurrence.cron(given["cron"], zone=given["zone"] or "UTC", missed=missed)
+    except RecurrenceError as error:
+        raise click.UsageError(str(error)) from None
+    return None
 
 
 def _send_file(admin: Admin, producer: Producer, topic: str, missing: bool, given: dict[str, Any]) -> int:
@@ -138,16 +177,16 @@ def _send_file(admin: Admin, producer: Producer, topic: str, missing: bool, give
     return int(table.num_rows)
 
 
-def _send_lines(producer: Producer, info: TopicInfo, given: dict[str, Any]) -> tuple[int, int]:
-    """(lines acknowledged, or sent with acks=0; lines left out)"""
+def _send_lines(producer: Producer, info: TopicInfo, given: dict[str, Any], repeat: Recurrence | None) -> tuple[int, int, list[str]]:
+    """(lines acknowledged, or sent with acks=0; lines left out; ids of recurring lines, in their order)"""
     from appliance.cli.lines import LineOptions, send_lines
 
     headers = tuple((name, value.encode()) for name, value in parse_pairs(given["headers"], "--header").items())
     timestamp: dt.datetime | None = given["timestamp"]
     bad_to: BinaryIO | None = given["bad_to"]
     options = LineOptions(
-        given["key_separator"], given["key"], headers, given["partition"], timestamp, given["due"], given["skip_bad"], bad_to
+        given["key_separator"], given["key"], headers, given["partition"], timestamp, given["due"], repeat, given["skip_bad"], bad_to
     )
     with bad_to if bad_to is not None else contextlib.nullcontext():
         sent = send_lines(producer, info, sys.stdin.buffer, options)
-    return sent.acknowledged, sent.skipped
+    return sent.acknowledged, sent.skipped, [delay_id for _, delay_id in sorted(sent.delay_ids)]

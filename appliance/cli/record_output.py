@@ -13,10 +13,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import click
 import orjson
 import pyarrow as pa
 
-from tailrace.errors import InvalidSettingError
 from tailrace.records import Record
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ TEMPLATE_HELP = (
     "\\n, \\t, \\\\"
 )
 FORMATS = ("value", "json", "csv", "arrow", "parquet")
-BINARY_FORMATS = ("arrow", "parquet")
 _RECORD_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
 _ESCAPES = {"\\n": b"\n", "\\t": b"\t", "\\r": b"\r", "\\0": b"\0", "\\\\": b"\\"}
 
@@ -82,13 +81,13 @@ _TOKENS: dict[str, Callable[[Record], bytes]] = {
 
 
 def template(text: str) -> Callable[[Record], bytes]:
-    """What makes bytes of a record by kcat's template. Raises InvalidSettingError."""
+    """What makes bytes of a record by kcat's template. Raises UsageError."""
     pieces: list[bytes | Callable[[Record], bytes]] = []
     for piece in re.split(r"(%.?|\\.)", text, flags=re.DOTALL):
         if piece.startswith("%"):
             token = _TOKENS.get(piece[1:])
             if token is None:
-                raise InvalidSettingError(f"the template has {piece!r}; known are {TEMPLATE_HELP}")
+                raise click.UsageError(f"the template has {piece!r}; known are {TEMPLATE_HELP}")
             pieces.append(token)
         elif piece:
             pieces.append(_ESCAPES.get(piece, piece.encode()))
@@ -125,6 +124,7 @@ def _cell(value: Any) -> Any:
 
 
 def write_arrow(reader: Reader, schema: pa.Schema) -> None:
+    """One Arrow stream."""
     with pa.ipc.new_stream(sys.stdout.buffer, schema) as writer:
         while not reader.is_finished():
             for batch in reader.batches():
@@ -132,9 +132,14 @@ def write_arrow(reader: Reader, schema: pa.Schema) -> None:
 
 
 def write_parquet(reader: Reader, schema: pa.Schema) -> None:
+    """One Parquet file, of a row group for each batch."""
     import pyarrow.parquet as parquet
 
     with parquet.ParquetWriter(sys.stdout.buffer, schema) as writer:
         while not reader.is_finished():
             for batch in reader.batches():
                 writer.write_batch(batch)
+
+
+BINARY_FORMATS: dict[str, Callable[[Reader, pa.Schema], None]] = {"arrow": write_arrow, "parquet": write_parquet}
+"""What a terminal does not get."""

@@ -1,4 +1,4 @@
-"""`tailrace serve`: becomes the supervisor."""
+"""`tailrace serve`: becomes the supervisor; with --check says what that would do, and does nothing."""
 
 from __future__ import annotations
 
@@ -17,23 +17,38 @@ from tailrace import launcher
     "--listen", multiple=True, help="Where clients connect, repeatable: tcp://HOST:PORT or ipc://PATH (default tcp://127.0.0.1:7420)."
 )
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any setting, repeatable: --set flush.linger_ms=2.")
-def command(config: str | None, data_dir: str | None, listen: tuple[str, ...], assignments: tuple[str, ...]) -> None:
+@click.option(
+    "--check",
+    "is_check",
+    is_flag=True,
+    help="Start and write nothing: show the settings and what would be done, or why it would be refused.",
+)
+@click.option("--json", "as_json", is_flag=True, help="With --check: print JSON.")
+def command(
+    config: str | None, data_dir: str | None, listen: tuple[str, ...], assignments: tuple[str, ...], is_check: bool, as_json: bool
+) -> None:
     """Run the appliance in the foreground until SIGTERM or Ctrl-C.
+
+    A setting comes from --set and the other options, else the environment (TAILRACE_RING_BYTES for ring_bytes), else --config, else its default. A variable
+    TAILRACE_... that names none is refused, as a name in the file is.
 
     \b
     Example:
       tailrace serve --data-dir /var/lib/tailrace --listen tcp://127.0.0.1:7420
+      tailrace serve --config /etc/tailrace.toml --check
 
     \b
-    Exit status:
+    Exit status (with --check: the one that serving would end with, or 0):
        0  stopped cleanly: everything drained, flushed and synced
        1  stopped, but something had to be killed; the next start puts it right
        2  a setting is wrong
       72  the address is in use
       73  the data directory cannot be used (in use, not writable, damaged)
+      74  the machine or the configuration cannot be used (too few open files,
+          not x86-64, a data directory that is missing)
       75  /dev/shm has no room for the rings
     """
-    arguments = launcher.command("appliance.supervisor")
+    arguments: list[str] = []
     for name, value in (("--config", config), ("--data-dir", data_dir)):
         if value is not None:
             arguments += [name, value]
@@ -41,6 +56,36 @@ def command(config: str | None, data_dir: str | None, listen: tuple[str, ...], a
         arguments += ["--listen", address]
     for assignment in assignments:
         arguments += ["--set", assignment]
+    if is_check:
+        sys.exit(_check(arguments, as_json))
+    if as_json:
+        raise click.UsageError("--json goes with --check")
     sys.stdout.flush()
     # A fresh interpreter: the supervisor carries neither this command line nor what it imports.
+    arguments = launcher.command("appliance.supervisor", *arguments)
     os.execv(arguments[0], arguments)
+
+
+def _check(arguments: list[str], as_json: bool) -> int:
+    """Print what is found; the exit status."""
+    from appliance.cli.output import print_json, print_table
+    from appliance.start_check import check_start
+    from appliance.supervisor import given_flags, parse_flags
+
+    flags = parse_flags(arguments)
+    report = check_start(flags.config, os.environ, lambda: given_flags(flags))
+    if as_json:
+        checks = [{"check": c.name, "level": c.level.value, "detail": c.detail} for c in report.checks]
+        print_json({"exit_status": int(report.exit_status), "settings": report.settings, "checks": checks})
+        return report.exit_status
+    if report.settings:
+        print_table(["SETTING", "VALUE", "FROM"], [[row["name"], _shown(row["value"]), row["source"]] for row in report.settings])
+        click.echo()
+    print_table(["CHECK", "LEVEL", "DETAIL"], [[c.name, c.level.value, c.detail] for c in report.checks], wrap=["DETAIL"])
+    verdict = "it would serve" if report.exit_status == 0 else f"it would be refused, with exit status {report.exit_status}"
+    click.echo(f"\n{verdict}; nothing was started or written")
+    return report.exit_status
+
+
+def _shown(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

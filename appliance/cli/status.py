@@ -6,10 +6,8 @@ import datetime as dt
 
 import click
 
-from appliance.cli.main import CONNECT_TIMEOUT_MS
-from appliance.cli.options import bootstrap_option, json_option
-from appliance.cli.output import human_bytes, print_json, print_table
-from tailrace.admin import Admin
+from appliance.cli.options import bootstrap_option, connect, json_option
+from appliance.cli.output import counted, human_bytes, print_json, print_table
 
 
 @click.command()
@@ -22,16 +20,15 @@ def command(bootstrap: str, as_json: bool) -> None:
     Example:
       tailrace status --json
     """
-    with Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+    with connect(bootstrap) as admin:
         state = admin.describe_cluster()
         state["delays"] = admin.describe_delays()
     if as_json:
         print_json(state)
         return
+    held = f"{counted(state['topics'], 'topic')}, {counted(state['partitions'], 'partition')}, {human_bytes(state['bytes'])}"
     click.echo(
-        f"appliance {state['cluster_id'][:12]} at {bootstrap}: {state['topics']} topics, {state['partitions']} partitions, {human_bytes(state['bytes'])}"
-        + (f"\nconsole {state['console']}" if state.get("console") else "")
-        + "\n"
+        f"appliance {state['cluster_id']} at {bootstrap}: {held}" + (f"\nconsole {state['console']}" if state.get("console") else "") + "\n"
     )
     print_table(
         ["PROCESS", "PID", "STATE", "RESTARTS", "ERRORS"],
@@ -54,7 +51,11 @@ def command(bootstrap: str, as_json: bool) -> None:
         )  # fmt: skip
     if state["offline"]:
         click.echo()
-        print_table(["TAKES NO WRITES", "PARTITION", "REASON"], [[o["topic"], o["partition"], o["reason"]] for o in state["offline"]])
+        print_table(
+            ["TAKES NO WRITES", "PARTITION", "REASON"],
+            [[o["topic"], o["partition"], o["reason"]] for o in state["offline"]],
+            wrap=["REASON"],
+        )
         click.echo("\nWhen its disk is good again: tailrace topic online TOPIC")
 
 

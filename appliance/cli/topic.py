@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import sys
+import time
 from typing import Any
 
 import click
 
-from appliance.cli.main import CONNECT_TIMEOUT_MS
-from appliance.cli.options import bootstrap_option, json_option, parse_pairs
-from appliance.cli.output import human_bytes, print_json, print_table, say
-from tailrace.admin import Admin, NewTopic
-from tailrace.errors import TopicExistsError, UnknownTopicError
+from appliance.cli.options import bootstrap_option, complete_topics, connect, json_option, parse_pairs
+from appliance.cli.output import counted, human_bytes, print_json, print_table, say
+from tailrace.admin import NewTopic
+from tailrace.errors import CorruptBatchError, TopicExistsError, UnknownTopicError
 from tailrace.records import TopicPartition
 
-
-def connect(bootstrap: str) -> Admin:
-    return Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS)
+OLDEST_MAX = 32
+"""Of so many partitions of a topic the oldest record is looked at: each is a fetch of a batch."""
+OLDEST_TIMEOUT_S = 2.0
 
 
 @click.group()
@@ -112,11 +113,11 @@ def _count(partition: dict[str, Any]) -> int:
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_topics)
 @bootstrap_option
 @json_option
 def describe(name: str, bootstrap: str, as_json: bool) -> None:
-    """Show a topic's settings, schema and partitions.
+    """Show a topic: its settings, its columns, and of each partition how much is in it, on the disk, and since when.
 
     \b
     Example:
@@ -124,10 +125,17 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
     """
     with connect(bootstrap) as admin:
         topic = admin.describe_topics([name])[name]
+    partitions = topic["partitions"]
+    oldest = oldest_timestamps(bootstrap, [TopicPartition(name, p["partition"]) for p in partitions if _count(p)])
+    for p in partitions:
+        p["oldest_timestamp"] = oldest.get(p["partition"])
     if as_json:
         print_json(topic)
         return
-    click.echo(f"{name}  id {topic['topic_id']}  {'typed' if topic['typed'] else 'default schema'}\n")
+    click.echo(f"topic    {name}\nid       {topic['topic_id']}\ncreated  {_shown_time(topic['created'])}")
+    records, size = sum(_count(p) for p in partitions), sum(p["bytes"] or 0 for p in partitions)
+    click.echo(f"holds    {counted(records, 'record')} in {counted(len(partitions), 'partition')}, {human_bytes(size)} on the disk")
+    click.echo(f"schema   {'typed' if topic['typed'] else 'default'}\n")
     print_table(
         ["COLUMN", "TYPE"], [line.split(": ", 1) for line in topic["schema"].splitlines() if ": " in line and not line.startswith(" ")]
     )
@@ -135,16 +143,63 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
     print_table(["SETTING", "VALUE"], [[k, str(v)] for k, v in topic["configs"].items()])
     click.echo()
     print_table(
-        ["PARTITION", "BEGINNING", "END", "SIZE", "EPOCH", "STATE"],
+        ["PARTITION", "RECORDS", "SIZE", "SEGMENTS", "BEGINNING", "END", "EPOCH", "STATE"],
         [
-            [p["partition"], p["beginning_offset"], p["end_offset"], human_bytes(p["bytes"] or 0), p["leader_epoch"], p["state"]]
-            for p in topic["partitions"]
+            [p["partition"], _count(p), human_bytes(p["bytes"] or 0), p["segments"], p["beginning_offset"], p["end_offset"], p["leader_epoch"], p["state"]]
+            for p in partitions
         ],
-    )
+    )  # fmt: skip
+    if records:
+        click.echo()
+        print_table(
+            ["PARTITION", "OLDEST RECORD", "NEWEST RECORD", "LAST APPEND"],
+            [
+                [p["partition"], *(_shown_time(p[key]) for key in ("oldest_timestamp", "newest_timestamp", "last_append"))]
+                for p in partitions
+            ],
+        )
+
+
+def oldest_timestamps(bootstrap: str, keys: list[TopicPartition]) -> dict[int, int]:
+    """Partition -> timestamp of its first record, milliseconds since 1970, of OLDEST_MAX partitions at most; without those that cannot be read now."""
+    from tailrace.consumer import Consumer
+
+    waiting = set(keys[:OLDEST_MAX])
+    found: dict[int, int] = {}
+    with Consumer(bootstrap=bootstrap, auto_offset_reset="earliest", max_partition_fetch_bytes=1024) as consumer:
+        consumer.assign(sorted(waiting))
+        consumer.seek_to_beginning(*sorted(waiting))
+        deadline = time.monotonic() + OLDEST_TIMEOUT_S
+        while waiting and time.monotonic() < deadline:
+            try:
+                records = consumer.poll(100, 1)
+            except CorruptBatchError as error:
+                if error.key is None:
+                    break
+                waiting.discard(error.key)
+                consumer.pause(error.key)
+                continue
+            for record in records:
+                key = TopicPartition(record.topic, record.partition)
+                found.setdefault(record.partition, record.timestamp)
+                waiting.discard(key)
+                consumer.pause(key)
+    return found
+
+
+def _shown_time(value: str | int | None) -> str:
+    """ISO 8601 text, or milliseconds since 1970, to the second."""
+    if value is None:
+        return ""
+    try:
+        moment = dt.datetime.fromisoformat(value) if isinstance(value, str) else dt.datetime.fromtimestamp(value / 1000, dt.UTC)
+    except (ValueError, OverflowError):
+        return str(value)  # a timestamp of a producer's own, beyond the calendar
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_topics)
 @click.option("--partitions", type=int, help="New number of partitions; it can only grow.")
 @click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="A topic setting, repeatable.")
 @bootstrap_option
@@ -166,7 +221,7 @@ def alter(name: str, partitions: int | None, configs: tuple[str, ...], bootstrap
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_topics)
 @bootstrap_option
 def online(name: str, bootstrap: str) -> None:
     """Let a topic's partitions take writes again, after the disk that failed was repaired. Their logs are recovered first.
@@ -181,13 +236,14 @@ def online(name: str, bootstrap: str) -> None:
 
 
 @command.command(name="delete-records")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_topics)
 @click.option("--partition", type=int, required=True, help="Of this partition.")
 @click.option("--before", type=int, required=True, metavar="OFFSET", help="Everything below this offset; -1: everything.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
 @bootstrap_option
 @json_option
-def delete_records(name: str, partition: int, before: int, bootstrap: str, as_json: bool) -> None:
-    """Delete the oldest records of a partition.
+def delete_records(name: str, partition: int, before: int, yes: bool, bootstrap: str, as_json: bool) -> None:
+    """Delete the oldest records of a partition. On a terminal it asks first.
 
     \b
     Example:
@@ -195,6 +251,12 @@ def delete_records(name: str, partition: int, before: int, bootstrap: str, as_js
     """
     key = TopicPartition(name, partition)
     with connect(bootstrap) as admin:
+        if not yes and sys.stdin.isatty():
+            found = admin.describe_topics([name])[name]["partitions"]
+            if partition in range(len(found)):  # else it is refused, as without a question
+                begin, end = found[partition]["beginning_offset"] or 0, found[partition]["end_offset"] or 0
+                records = max(0, (end if before < 0 else min(before, end)) - begin)
+                click.confirm(f"Delete the oldest {counted(records, 'record')} of {name}-{partition}?", abort=True, err=True)
         start = admin.delete_records({key: before})[key]
     if as_json:
         print_json({"topic": name, "partition": partition, "log_start_offset": start})
@@ -203,7 +265,7 @@ def delete_records(name: str, partition: int, before: int, bootstrap: str, as_js
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_topics)
 @click.option("--if-exists", is_flag=True, help="A topic that does not exist is no error.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
 @bootstrap_option
@@ -218,7 +280,7 @@ def delete(name: str, if_exists: bool, yes: bool, bootstrap: str) -> None:
         try:
             if not yes and sys.stdin.isatty():
                 records = sum(_count(p) for p in admin.describe_topics([name])[name]["partitions"])
-                click.confirm(f"Delete {name} with its {records:,} records?", abort=True, err=True)
+                click.confirm(f"Delete {name} with its {counted(records, 'record')}?", abort=True, err=True)
             admin.delete_topics([name])
         except UnknownTopicError:
             if not if_exists:

@@ -14,24 +14,39 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
+from appliance.cli.main import run as run_command
+from tailrace.delays import delay_id
 from tailrace.private_appliance import EmbeddedAppliance
 
 TAILRACE = str(pathlib.Path(sys.executable).parent / "tailrace")
 
 
-def run(appliance: EmbeddedAppliance | None, *arguments: str, stdin: bytes = b"", status: int = 0) -> subprocess.CompletedProcess[bytes]:
-    """Run `tailrace ARGUMENTS` against the appliance and check its exit status."""
-    environment = {**os.environ, "TAILRACE_BOOTSTRAP": appliance.address if appliance else "tcp://127.0.0.1:1"}
-    done = subprocess.run([TAILRACE, *arguments], input=stdin, capture_output=True, env=environment, timeout=60, check=False)
+def run(
+    appliance: EmbeddedAppliance | None, *arguments: str, stdin: bytes = b"", status: int = 0, is_process: bool = False
+) -> subprocess.CompletedProcess[bytes]:
+    """Run `tailrace ARGUMENTS` against the appliance and check its exit status. Here, with streams of its own, since a process takes half a second to begin;
+    `is_process`: as one, as a user's shell would.
+    """
+    address = appliance.address if appliance else "tcp://127.0.0.1:1"
+    if is_process:
+        environment = {**os.environ, "TAILRACE_BOOTSTRAP": address}
+        done = subprocess.run([TAILRACE, *arguments], input=stdin, capture_output=True, env=environment, timeout=60, check=False)
+    else:
+        with CliRunner().isolation(stdin, {"TAILRACE_BOOTSTRAP": address}) as (stdout, stderr, _):
+            code = run_command(list(arguments))
+            sys.stdout.flush()
+            sys.stderr.flush()
+            done = subprocess.CompletedProcess(arguments, code, stdout.getvalue(), stderr.getvalue())
     assert done.returncode == status, done.stderr.decode()
     return done
 
 
 def test_lines_go_in_and_come_out(appliance: EmbeddedAppliance, topic: str) -> None:
-    run(appliance, "topic", "create", topic, "--partitions", "2", "--config", "compression.type=zstd")
-    run(appliance, "produce", topic, "--key-separator", ":", stdin=b"u1:hello\nu2:w:orld\n")
-    assert sorted(run(appliance, "consume", topic, "--from-beginning").stdout.split(b"\n")) == [b"", b"hello", b"w:orld"]
+    run(appliance, "topic", "create", topic, "--partitions", "2", "--config", "compression.type=zstd", is_process=True)
+    run(appliance, "produce", topic, "--key-separator", ":", stdin=b"u1:hello\nu2:w:orld\n", is_process=True)
+    assert sorted(run(appliance, "consume", topic, "--from-beginning", is_process=True).stdout.split(b"\n")) == [b"", b"hello", b"w:orld"]
     rows = [json.loads(line) for line in run(appliance, "consume", topic, "--from-beginning", "--format", "json").stdout.splitlines()]
     assert {(row["key"], row["value"]) for row in rows} == {("u1", "hello"), ("u2", "w:orld")}
     assert len(run(appliance, "consume", topic, "--from-beginning", "--max", "1").stdout.splitlines()) == 1
@@ -110,9 +125,9 @@ def test_status(appliance: EmbeddedAppliance) -> None:
 
 
 def test_exit_status_and_sentences(appliance: EmbeddedAppliance, topic: str) -> None:
-    assert b"UNKNOWN_TOPIC" in run(appliance, "produce", topic, status=1).stderr
-    assert b"no appliance answers" in run(None, "status", status=3).stderr
-    assert b"Did you mean 'topic'?" in run(appliance, "topik", status=2).stderr
+    assert b"UNKNOWN_TOPIC" in run(appliance, "produce", topic, status=1, is_process=True).stderr
+    assert b"no appliance answers" in run(None, "status", status=3, is_process=True).stderr
+    assert b"Did you mean 'topic'?" in run(appliance, "topik", status=2, is_process=True).stderr
     assert b"exclude each other" in run(appliance, "consume", topic, "--from-beginning", "--offset", "1", status=2).stderr
     assert b"nothing to change" in run(appliance, "topic", "alter", topic, status=2).stderr
     assert b"groups are not part" in run(appliance, "consume", topic, "--group", "g", status=1).stderr
@@ -169,7 +184,7 @@ def test_delayed_lines_and_rows_are_listed_cancelled_and_rescheduled(
     assert len(json.loads(run(appliance, "delay", "list", topic, "--max", "2", "--json").stdout)) == 2
     done = run(appliance, "delay", "reschedule", topic, "2020-01-01T00:00:00Z", rows[0]["delay_id"])
     assert (len(done.stdout.split()), b"rescheduled 1 of 1" in done.stderr) == (1, True)
-    assert run(appliance, "consume", topic, "--offset", "0", "--max", "1", "--format", "json").stdout.startswith(b"{")
+    assert run(appliance, "consume", topic, "--offset", "0", "--follow", "--max", "1", "--format", "json").stdout.startswith(b"{")
     assert json.loads(run(appliance, "delay", "cancel", topic, "--key", "u2", "--json").stdout)["cancelled"] == 1
     assert [row["key"] for row in json.loads(run(appliance, "delay", "list", topic, "--json").stdout)] == ["u3"]
     late = run(appliance, "delay", "cancel", topic, rows[1]["delay_id"], status=1)
@@ -185,6 +200,20 @@ def test_delayed_lines_and_rows_are_listed_cancelled_and_rescheduled(
         (["--due-column", "x"], b"--from"),
     ):
         assert sentence in run(appliance, "produce", topic, *wrong, status=2).stderr
+
+
+def test_a_delay_id_that_begins_with_a_dash_is_no_option(appliance: EmbeddedAppliance, topic: str) -> None:
+    run(appliance, "topic", "create", topic, "--config", "delay.enabled=true")
+    dashed = [delay_id(b"\xfb" + os.urandom(15), 0, offset, 0) for offset in range(2)]
+    assert all(name.startswith("-") for name in dashed)
+    for words in (
+        ["cancel", topic, *dashed, "--json"],
+        ["reschedule", topic, "--json", "15m", *dashed],
+        ["cancel", "--json", "--", topic, *dashed],
+    ):
+        refused = json.loads(run(appliance, "delay", *words, status=1).stdout)["refused"]
+        assert list(refused) == dashed
+    assert b"No such option" in run(appliance, "delay", "cancel", topic, "--jsn", status=2).stderr
 
 
 def test_a_bad_line_ends_the_sending_and_what_was_acknowledged_is_said(appliance: EmbeddedAppliance, topic: str) -> None:
@@ -238,6 +267,6 @@ def test_a_topic_that_is_there_or_is_not_can_be_no_error(appliance: EmbeddedAppl
 
 def test_a_command_alone_shows_what_there_is() -> None:
     for arguments in ([], ["topic"]):
-        done = run(None, *arguments)
+        done = run(None, *arguments, is_process=True)
         assert b"Commands:" in done.stdout
         assert not done.stderr
