@@ -471,7 +471,7 @@ class Producer:
 
     def _create_topic(self, topic: str, schema_message: Callable[[], bytes] | None, wanted: dict[str, Any], timeout_ms: int) -> TopicInfo:
         """An appliance that allows it (an embedded one) makes the topic that is missing; a frame brings its schema."""
-        from tailrace.admin import create_request
+        from tailrace.new_topic import create_request
 
         request = create_request(topic, schema_message=schema_message() if schema_message else None)
         answer = self._sender.connection.call_json(Api.CREATE_TOPICS, {"topics": [request]}, timeout_ms, lock=self._sender.lock)

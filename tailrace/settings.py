@@ -6,11 +6,13 @@ Invariants: a wrong setting raises InvalidSettingError that names it, before any
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, TypedDict, TypeVar
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, NoReturn, TypedDict, TypeVar
 
 from tailrace.errors import InvalidSettingError, NotSupportedError
+from tailrace.other_names import GROUPS_LATER as GROUPS_LATER
+from tailrace.other_names import setting_hint
 from tailrace.units import examples, whole_number
 
 DEFAULT_BOOTSTRAP = "tcp://127.0.0.1:7420"
@@ -18,7 +20,7 @@ COMPRESSIONS = ("none", "lz4", "zstd")
 Kind = TypeVar("Kind")
 
 
-def _number(default: int, doc: str, minimum: int = 0, maximum: int = 2**31 - 1) -> Any:
+def _number(default: int | None, doc: str, minimum: int = 0, maximum: int = 2**31 - 1) -> Any:
     return field(default=default, metadata={"doc": doc, "minimum": minimum, "maximum": maximum})
 
 
@@ -54,7 +56,7 @@ class ProducerSettings:
             if self.acks == spelling:
                 object.__setattr__(self, "acks", meant)
         _check_callables(self, "key_serializer", "value_serializer")
-        _check_numbers(self)
+        _check_kinds(self)
         if self.acks not in (0, 1, "all") or isinstance(self.acks, bool):
             raise InvalidSettingError(f'acks is {self.acks!r}; allowed are 0, 1 and "all"')
         if self.compression_type not in (None, *COMPRESSIONS):
@@ -86,9 +88,6 @@ class ProducerOptions(TypedDict, total=False):
     partitioner: Any
     key_serializer: Any
     value_serializer: Any
-
-
-GROUPS_LATER = "consumer groups are not part of this version: leave group_id out and read with assign() or topics, keeping offsets yourself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,7 @@ class ConsumerSettings:
     value_deserializer: Any = field(default=None, metadata={"doc": "The same for values."})
 
     def __post_init__(self) -> None:
-        _check_numbers(self)
+        _check_kinds(self)
         _check_callables(self, "key_deserializer", "value_deserializer")
         if self.group_id is not None or self.enable_auto_commit:
             raise NotSupportedError(GROUPS_LATER)
@@ -158,6 +157,21 @@ class ConsumerOptions(TypedDict, total=False):
     value_deserializer: Any
 
 
+@dataclass(frozen=True, slots=True)
+class AdminSettings:
+    """What `Admin` takes."""
+
+    bootstrap: str = field(default=DEFAULT_BOOTSTRAP, metadata={"doc": "Address of the appliance."})
+    request_timeout_ms: int = _number(30_000, "How long a request may take, ms.", 1)
+    connect_timeout_ms: int | None = _number(
+        None, "How long to try an appliance that does not answer at all, ms; None: request_timeout_ms."
+    )
+    client_id: str = field(default="tailrace-admin", metadata={"doc": "Name in the appliance's log."})
+
+    def __post_init__(self) -> None:
+        _check_kinds(self)
+
+
 ALIASES = {"bootstrap_servers": "bootstrap"}
 """Kafka's names that are others here."""
 
@@ -168,13 +182,19 @@ def _check_callables(settings: Any, *names: str) -> None:
             raise InvalidSettingError(f"{name} is a {type(getattr(settings, name)).__name__}; it takes a callable")
 
 
-def _check_numbers(settings: Any) -> None:
+def _check_kinds(settings: Any) -> None:
+    """Numbers between their bounds, and what is text, or true or false, by its default. Raises InvalidSettingError."""
     for item in fields(settings):
+        value = getattr(settings, item.name)
         if "minimum" in item.metadata:
-            value = getattr(settings, item.name)
             low, high = item.metadata["minimum"], item.metadata["maximum"]
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            is_number = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+            if not is_number and (value is not None or item.default is not None):
                 raise InvalidSettingError(f"{item.name} is {value!r}; it takes a whole number from {low} to {high}{examples(item.name)}")
+        elif isinstance(item.default, bool) and not isinstance(value, bool):
+            raise InvalidSettingError(f"{item.name} is {value!r}; it takes True or False")
+        elif item.name == "client_id" and not isinstance(value, str):
+            raise InvalidSettingError(f"{item.name} is {value!r}; it takes text")
 
 
 def merged(settings: Mapping[str, Any] | None, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,15 +215,26 @@ def merged(settings: Mapping[str, Any] | None, given: Mapping[str, Any]) -> dict
 
 
 def build(kind: type[Kind], given: Mapping[str, Any]) -> Kind:
-    """Settings from what `merged` made. A number may be text, with a unit where the setting has one ("1h30m", "64MiB"). Raises InvalidSettingError for unknown names and wrong values."""
+    """Settings of the class `kind` from what `merged` made. A number may be text, with a unit where the setting has one ("1h30m", "64MiB"), and so may
+    true and false. Raises InvalidSettingError for unknown names and wrong values, NotSupportedError for what a later version has.
+    """
     known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
-    given = dict(given)
-    for name, value in given.items():
-        if name in known and "minimum" in known[name].metadata:
-            number = whole_number(name, value)
-            given[name] = value if number is None else number
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1, 0.5)
-            hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
-            raise InvalidSettingError(f"unknown setting {name!r}{hint}")
-    return kind(**given)
+    return kind(**{name: _plain(known[name], value) if name in known else _refuse(name, known) for name, value in given.items()})
+
+
+def _plain(item: Field[Any], value: Any) -> Any:
+    """A number or a truth that is given as text, as files of settings have them; anything else as it is."""
+    if "minimum" in item.metadata:
+        number = whole_number(item.name, value)
+        return value if number is None else number
+    if isinstance(item.default, bool) and isinstance(value, str):
+        return {"true": True, "false": False}.get(value.strip().lower(), value)
+    return value
+
+
+def _refuse(name: str, known: Iterable[str]) -> NoReturn:
+    hint = setting_hint(name)
+    if not hint:
+        near = difflib.get_close_matches(name, known, 1, 0.5)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    raise InvalidSettingError(f"unknown setting {name!r}; {hint}")

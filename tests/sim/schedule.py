@@ -218,7 +218,7 @@ class ConsumerActor:
             if not self.allows_loss:
                 self.history.read(record.partition, record.offset, record.value)
         if not self.allows_loss:
-            for key, cursor in self.consumer._cursors.items():
+            for key, cursor in self.consumer._reading.cursors.items():
                 seen, known = cursor.high_watermark or 0, self.watermarks.get(key.partition, 0)
                 assert seen >= known, f"the high watermark of partition {key.partition} went back from {known} to {seen}"
                 self.watermarks[key.partition] = seen
