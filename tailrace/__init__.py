@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from tailrace.accumulator import BatchesHandle, Handle
-    from tailrace.admin import Admin, NewTopic, PendingDelay
+    from tailrace.admin import Admin, PendingDelay
     from tailrace.consumer import Consumer
     from tailrace.errors import (
         BufferExhaustedError,
@@ -50,16 +49,18 @@ if TYPE_CHECKING:
         UnsupportedBatchError,
         UnsupportedVersionError,
     )
+    from tailrace.handles import BatchesHandle, Handle
+    from tailrace.new_topic import NewTopic
     from tailrace.private_appliance import EmbeddedAppliance, embedded
     from tailrace.producer import Producer
     from tailrace.records import BatchMetadata, OffsetAndTimestamp, Record, RecordMetadata, TopicBatch, TopicPartition
     from tailrace.recurrence import Recurrence, RecurrenceError
 
 _HOMES = {
-    "BatchesHandle": "accumulator",
-    "Handle": "accumulator",
+    "BatchesHandle": "handles",
+    "Handle": "handles",
     "Admin": "admin",
-    "NewTopic": "admin",
+    "NewTopic": "new_topic",
     "Consumer": "consumer",
     "EmbeddedAppliance": "private_appliance",
     "embedded": "private_appliance",

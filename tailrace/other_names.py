@@ -73,6 +73,18 @@ class OtherNames:
         raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
 
+class OtherProducerNames:
+    """confluent-kafka's methods of a producer. They are methods here, too: a `__getattr__` would slow every `send` down."""
+
+    def produce(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
+        """confluent-kafka's name: write `send(topic, value, key, on_delivery=...)`. Raises NotSupportedError."""
+        raise NotSupportedError("a Producer has no produce(): write send(topic, value, key, on_delivery=...)")
+
+    def poll(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
+        """confluent-kafka's name: on_delivery is called without it. Raises NotSupportedError."""
+        raise NotSupportedError("a Producer has no poll(): on_delivery is called without it; leave it out, or write flush()")
+
+
 class TransactionsLater:
     """Kafka's transactions, on a producer: a later version has them."""
 

@@ -155,7 +155,7 @@ class ProducerActor:
 
     def turn(self) -> None:
         sender = self.producer._sender
-        if self.rng.random() < 0.7 and sender.unended_count < 12:
+        if self.rng.random() < 0.7 and sender.accumulator.unended_count < 12:
             partition = self.rng.randrange(self.partitions)
             for _ in range(self.rng.randint(1, 3)):
                 value = value_of(self.name, self.next_number, b"x" * self.rng.randint(0, 60))
@@ -185,7 +185,7 @@ class ProducerActor:
             self.refusals.append(Refusal(partition, value, error))
 
     def next_wake_ns(self, now_ns: int) -> int:
-        return self.producer._sender._next_wake_ns(now_ns)
+        return self.producer._sender.next_wake_ns(now_ns)
 
     def has_input(self) -> bool:
         socket: Any = self.producer._sender.connection._socket
@@ -473,9 +473,9 @@ class Schedule:
         for actor in producers:
             with actor.producer._sender.lock:
                 actor.producer._sender.close_all()
-        while any(actor.producer._sender.unended_count for actor in producers):
+        while any(actor.producer._sender.accumulator.unended_count for actor in producers):
             assert world.now_ns < deadline_ns, "batches do not end: " + "; ".join(
-                f"{actor.name}: {batch.state.name} {batch.last_refusal}" for actor in producers for queue in actor.producer._sender.queues.values()
+                f"{actor.name}: {batch.state.name} {batch.last_refusal}" for actor in producers for queue in actor.producer._sender.accumulator.queues.values()
                 for batch in queue.batches()
             )  # fmt: skip
             self._quiet_step()
