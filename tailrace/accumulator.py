@@ -221,7 +221,7 @@ class Accumulator:
         self.enlist(queue)
 
     def split(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """Have the first ready batch, which is too large, leave as two. False: it has one row."""
+        """Have the first ready batch, which cannot leave as it is, leave as two. False: it has one row."""
         halves = batch.split()
         if halves is None:
             return False

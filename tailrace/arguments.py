@@ -83,7 +83,7 @@ def whole(what: str, given: Any, minimum: int, maximum: int = INT64_MAX) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(given, bool) or not minimum <= number <= maximum:
-        upper = "on" if maximum == INT64_MAX else f"to {maximum}"
+        upper = f"to {maximum}" if maximum < INT64_MAX or (number is not None and number > maximum) else "on"
         raise InvalidRequestError(f"{what} is {given!r:.100}; it takes a whole number from {minimum} {upper}")
     return number
 

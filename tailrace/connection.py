@@ -87,8 +87,9 @@ class Connection:
         self._pinged_ns = 0
         self._reopen_at_ns = 0
         self._failures = 0
-        self._away_since_ns = self._now_ns()
-        """Since when there is no appliance; 0: there is one, or it was said."""
+        self._waited_since_ns = 0
+        """Since when its user has waited for an appliance in vain; 0: there is one, or nothing has been wanted of it since."""
+        self._has_said_so = False
         self.fatal: TailraceError | None = None
         """A refusal that no retry mends (no common protocol version)."""
         self._oddity = ""
@@ -100,7 +101,8 @@ class Connection:
 
     @property
     def is_ready(self) -> bool:
-        return self.session.state is State.READY
+        """Whether requests can be sent now: there is a socket, and its handshake was answered."""
+        return self._socket is not None and self.session.state is State.READY
 
     def check_usable(self) -> None:
         """Raise ClientClosedError when it is closed, or was made before a fork."""
@@ -153,8 +155,8 @@ class Connection:
                 self._lose(self.session.lost_code, self.session.lost_reason)
                 break
             if self.is_ready and not was_ready:
-                self._failures = 0
-                self._away_since_ns = 0
+                self._failures = self._waited_since_ns = 0
+                self._has_said_so = False
                 self._oddity = ""
             if response is not None:
                 on_response = self._pending.pop(response.correlation_id, None)
@@ -183,19 +185,17 @@ class Connection:
 
     def next_tick_ns(self) -> int | None:
         """When `tick` next has something to do."""
-        if self._socket is None:
-            return self._reopen_at_ns
         if not self.is_ready:
-            return self._opened_ns + HANDSHAKE_RETRY_NS
+            again_ns = self._reopen_at_ns if self._socket is None else self._opened_ns + HANDSHAKE_RETRY_NS
+            return min(again_ns, self._waited_since_ns + SAID_AFTER_NS) if self._waited_since_ns and not self._has_said_so else again_ns
         return max(self._heard_ns, self._pinged_ns) + PING_AFTER_NS if self._pending else None
 
     def tick(self, now_ns: int) -> None:
         """Reopen, repeat the handshake, ping, or give up on a silent front."""
         if self.fatal is not None or self._refusal is not None:
             return
-        if self._away_since_ns and now_ns - self._away_since_ns >= SAID_AFTER_NS:
-            self._away_since_ns = 0
-            logger.warning("the %s gets no answer at %s%s; it goes on trying", self._owner, self._address, self.met())
+        if not self.is_ready:
+            self._say_what_is_waited_for(now_ns)
         if self._socket is None:
             if now_ns >= self._reopen_at_ns:
                 self._reopen()
@@ -210,6 +210,14 @@ class Connection:
                 self._pinged_ns = now_ns
                 _, frames = self.session.request(Api.PING)
                 self._socket.try_send(frames)
+
+    def _say_what_is_waited_for(self, now_ns: int) -> None:
+        """Once, when an appliance has been waited for long enough. The time in which nothing was wanted of it does not count: it may be there by now."""
+        if not self._waited_since_ns:
+            self._waited_since_ns = now_ns
+        elif not self._has_said_so and now_ns - self._waited_since_ns >= SAID_AFTER_NS:
+            self._has_said_so = True
+            logger.warning("the %s gets no answer at %s%s; it goes on trying", self._owner, self._address, self.met())
 
     # ---- waiting -----------------------------------------------------------------------------------------------------------------------
 
@@ -314,7 +322,6 @@ class Connection:
         self._close_socket()
         if code is ErrorCode.UNSUPPORTED_VERSION:
             self.fatal = error_for(code, reason)
-        self._away_since_ns = self._away_since_ns or self._now_ns()
         delay_ns = min(REOPEN_MAX_NS, REOPEN_FIRST_NS << min(self._failures, 10))
         self._failures += 1
         self._reopen_at_ns = self._now_ns() + int(delay_ns * (0.5 + self._environment.random() / 2))

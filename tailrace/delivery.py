@@ -145,9 +145,10 @@ class Delivery:
         compression = "none" if compression == "producer" else compression
         try:
             data = batch.encode(compression)
-        except Exception as error:  # one batch that cannot be made costs no other
-            queue.take_out(batch)
-            self._accumulator.end(batch, None, _encoding_error(error))
+        except Exception as error:  # what cannot be encoded costs nothing else: not another batch, nor, by halves, another record
+            if batch.was_sent or not self._accumulator.split(queue, batch):
+                queue.take_out(batch)
+                self._accumulator.end(batch, None, _encoding_error(error))
             return None
         if batch.was_sent:
             return data

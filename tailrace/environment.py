@@ -20,6 +20,10 @@ from tailrace.protocol.wire import BATCH_CEILING_BYTES
 
 FRAME_MAX_BYTES = 2 * BATCH_CEILING_BYTES
 """What a fetch may answer, and a batch more: a peer that sends a larger frame is no appliance, and ZeroMQ drops it before reading."""
+RECONNECT_MS = 20
+RECONNECT_MAX_MS = 60
+"""A client that was there before the appliance connects within 100 ms of its start: libzmq adds up to RECONNECT_MS by chance."""
+POLL_MAX_MS = 2**31 - 1
 _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 """As plain numbers: an operation on members of an enumeration is Python code."""
@@ -53,8 +57,8 @@ class DealerSocket:
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.MAXMSGSIZE, FRAME_MAX_BYTES)
-            socket.setsockopt(zmq.RECONNECT_IVL, 20)
-            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 60)  # who is there before the appliance hears of it within 100 ms
+            socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
             socket.connect(address)
             self._fd = int(socket.getsockopt(zmq.FD))
         except zmq.ZMQError as error:
@@ -96,7 +100,7 @@ def sleep_on(fds: Sequence[int], timeout_ns: int) -> None:
     for fd in fds:
         if fd >= 0:
             poll.register(fd, select.POLLIN)
-    poll.poll(max(0, -(-timeout_ns // 1_000_000)))
+    poll.poll(min(max(0, -(-timeout_ns // 1_000_000)), POLL_MAX_MS))
 
 
 @dataclass(frozen=True, slots=True)

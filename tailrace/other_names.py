@@ -24,7 +24,8 @@ SETTINGS_LATER = {
         ),
         GROUPS_LATER,
     ),
-    **dict.fromkeys(("isolation_level", "transaction_timeout_ms", "transactional_id"), TRANSACTIONS_LATER),
+    **dict.fromkeys(("transaction_timeout_ms", "transactional_id"), TRANSACTIONS_LATER),
+    "isolation_level": "transactions are not part of this version: every record that is read is committed, so leave it out",
 }  # fmt: skip
 """Settings of Kafka's that a later version has -> the sentence."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tailrace.arrow_frames import Piece
     from tailrace.handles import Handle
 
+Value = TypeVar("Value")
 RECORD_OVERHEAD_BYTES = 24
 """What a record costs in a batch beside key and value: timestamp, three offsets, bits."""
 BATCH_OVERHEAD_BYTES = 2048
@@ -221,28 +222,43 @@ class ProducerBatch:
             )
 
     def split(self) -> tuple[ProducerBatch, ProducerBatch] | None:
-        """Two batches with half of the rows each, or None for a single row."""
+        """Two batches with half of the rows each, or None for a single row. It may have been encoded or not."""
         if self.count < 2:
             return None
-        frame = self._frame_again()
         middle = self.count // 2
-        halves = []
-        for side, (start, end) in enumerate(((0, middle), (middle, self.count))):
-            half = ProducerBatch(self.waits, self.info, self.partition, self.created_ns, (*self.order, side))
-            half.frame = arrow_batch.cut_out(frame, start, end - start)
-            half.count = end - start
-            half.stamps_us = self.stamps_us[start:end] if len(self.stamps_us) == self.count else self.stamps_us
-            half.dues_us = self.dues_us[start:end]
-            half.reserved_bytes = self.reserved_bytes // 2 if side else self.reserved_bytes - self.reserved_bytes // 2
-            half.state = BatchState.READY
-            halves.append(half)
-        left, right = halves
+        left, right = self._half(0, middle, 0), self._half(middle, self.count, 1)
+        if self.rows:
+            left.take_rows(self, 0, middle)
+            right.take_rows(self, middle, self.count)
+        else:
+            frame = self._frame_again()
+            left.frame = arrow_batch.cut_out(frame, 0, middle)
+            right.frame = arrow_batch.cut_out(frame, middle, self.count - middle)
         for row, callback in self.callbacks or ():
-            target, target_row = (left, row) if row < middle else (right, row - middle)
-            target.add_callback(target_row, callback)
+            if row < middle:
+                left.add_callback(row, callback)
+            else:
+                right.add_callback(row - middle, callback)
         self.callbacks = None
         self.children = (middle, left, right)
         return left, right
+
+    def _half(self, start: int, end: int, side: int) -> ProducerBatch:
+        """A batch in the place of this one for the rows from `start` to `end`, which it is yet to be given."""
+        half = ProducerBatch(self.waits, self.info, self.partition, self.created_ns, (*self.order, side))
+        half.count = end - start
+        half.stamps_us = self.stamps_us[start:end] if len(self.stamps_us) == self.count else self.stamps_us
+        half.dues_us = self.dues_us[start:end]
+        half.reserved_bytes = self.reserved_bytes // 2 if side else self.reserved_bytes - self.reserved_bytes // 2
+        half.state = BatchState.READY
+        return half
+
+    def take_rows(self, whole: ProducerBatch, start: int, end: int) -> None:
+        """Of a half: the rows from `start` to `end` of a batch that is not encoded, with what was given beside them."""
+        self.rows = whole.rows[3 * start : 3 * end]
+        self.timestamps_us = _of_rows(whole.timestamps_us, start, end)
+        self.headers = _of_rows(whole.headers, start, end)
+        self.repeats = _of_rows(whole.repeats, start, end)
 
     def _frame_again(self) -> pa.RecordBatch:
         if self.frame is not None:
@@ -290,3 +306,8 @@ class ProducerBatch:
         calls = [(callback, None if error else self.metadata(row), error) for row, callback in self.callbacks or ()]
         self.callbacks = None
         return calls
+
+
+def _of_rows(beside: dict[int, Value] | None, start: int, end: int) -> dict[int, Value] | None:
+    """What is given beside the rows from `start` to `end`, which are counted from 0 now."""
+    return {row - start: value for row, value in beside.items() if start <= row < end} if beside else None
