@@ -167,19 +167,19 @@ class Consumer(GroupsLater, OtherNames):
             raise InvalidRequestError(f"{key.topic}-{key.partition} is not assigned to this consumer")
         return cursor
 
-    def pause(self, *partitions: TopicPartition) -> None:
+    def pause(self, *partitions: TopicPartition | list[TopicPartition]) -> None:
         """Hand out nothing of these (each by itself, or one list) until `resume`; nothing is lost. Raises InvalidRequestError for one that is not assigned."""
         for cursor in self._named_cursors(partitions):
             cursor.is_paused = True
 
-    def resume(self, *partitions: TopicPartition) -> None:
+    def resume(self, *partitions: TopicPartition | list[TopicPartition]) -> None:
         """Hand out these again (each by itself, or one list). Raises InvalidRequestError for one that is not assigned."""
         for cursor in self._named_cursors(partitions):
             cursor.is_paused = False
 
-    def _named_cursors(self, partitions: Sequence[TopicPartition]) -> list[PartitionCursor]:
+    def _named_cursors(self, partitions: tuple[Any, ...]) -> list[PartitionCursor]:
         self._check_open()
-        return [self._cursor(partition) for partition in partitions_named(tuple(partitions))]
+        return [self._cursor(partition) for partition in partitions_named(partitions)]
 
     def paused(self) -> list[TopicPartition]:
         """Which of the assigned partitions are paused."""
@@ -194,15 +194,15 @@ class Consumer(GroupsLater, OtherNames):
         cursor.seek(whole("offset", offset, 0))
         self._decoded.drop(cursor.key)
 
-    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+    def seek_to_beginning(self, *partitions: TopicPartition | list[TopicPartition]) -> None:
         """Go on at the first offset (of all assigned partitions when none is named)."""
         self._seek_all(partitions, "earliest")
 
-    def seek_to_end(self, *partitions: TopicPartition) -> None:
+    def seek_to_end(self, *partitions: TopicPartition | list[TopicPartition]) -> None:
         """Go on behind the last record (of all assigned partitions when none is named)."""
         self._seek_all(partitions, "latest")
 
-    def _seek_all(self, partitions: Sequence[TopicPartition], at: str) -> None:
+    def _seek_all(self, partitions: tuple[Any, ...], at: str) -> None:
         keys = [cursor.key for cursor in self._named_cursors(partitions)] if partitions else self.assignment()
         for key, offset in self._offsets(keys, at).items():
             self.seek(key, offset)
