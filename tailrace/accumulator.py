@@ -143,10 +143,23 @@ class Accumulator:
         """
         return self.in_flight_count >= BUSY_BATCHES
 
-    def may_leave_at_once(self, queue: PartitionQueue) -> bool:
-        """Whether a batch that was just opened need not wait for more records."""
-        limit = self._settings.max_in_flight_requests_per_connection
-        return not self._linger_ns and not self.is_busy and not queue.ready and len(queue.in_flight) < limit
+    def may_take_one_more(self, queue: PartitionQueue) -> bool:
+        """Whether a batch of the partition would be sent at once."""
+        in_flight_max = self._settings.max_in_flight_requests_per_connection
+        return not self.is_busy and not queue.ready and len(queue.in_flight) < in_flight_max
+
+    def leaves_at_once(self, queue: PartitionQueue) -> bool:
+        """Whether a batch that was just opened is not to wait for more records."""
+        return not self._linger_ns and self.may_take_one_more(queue)
+
+    def queue_of_open(self, batch: ProducerBatch) -> PartitionQueue | None:
+        """The queue in which the batch still takes records, if it does."""
+        queue = self.queues.get((batch.info.topic_id, batch.partition))
+        return queue if queue is not None and queue.open is batch else None
+
+    def unended(self) -> list[ProducerBatch]:
+        """All batches that have not ended, by partition."""
+        return [batch for queue in self.queues.values() for batch in queue.batches()]
 
     def first_linger_ns(self) -> int | None:
         """When the first open batch has filled long enough; None: there is none."""

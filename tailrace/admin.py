@@ -32,7 +32,7 @@ from tailrace.offset_lookup import list_offsets
 from tailrace.other_names import GroupsOfAdminLater, OtherNames
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.wire import Api
-from tailrace.records import TopicPartition
+from tailrace.records import TopicPartition, to_timestamp_us
 from tailrace.recurrence import Recurrence
 from tailrace.settings import AdminSettings, build, merged
 from tailrace.topics import TopicInfo, topics_from_metadata
@@ -201,8 +201,8 @@ class Admin(GroupsOfAdminLater, OtherNames):
         return infos
 
     def describe_topics(self, names: str | Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
-        """Everything known of topics (None: of all): settings, schema, and per partition its offsets, bytes and state. Raises
-        UnknownTopicError.
+        """Everything known of topics (None: of all): settings, schema, when they were created (ISO 8601), and per partition its offsets, records, bytes on
+        the disk, segments, state, newest timestamp and time of the last append, both in milliseconds since 1970. Raises UnknownTopicError.
         """
         infos = self.topic_info(self.list_topics() if names is None else names)
         result: dict[str, dict[str, Any]] = {}
@@ -213,12 +213,16 @@ class Admin(GroupsOfAdminLater, OtherNames):
             for number in range(len(info.partitions)):
                 found = offsets[TopicPartition(name, number)]
                 partitions.append(
-                    {"partition": number, "beginning_offset": found.get("beginning"), "end_offset": found.get("end"), "bytes": found.get("size_bytes"),
-                     "leader_epoch": found.get("leader_epoch"), "state": found.get("state", code_of(found["code"]).name)}
+                    {"partition": number, "beginning_offset": found.get("beginning"), "end_offset": found.get("end"),
+                     "records": (found.get("end") or 0) - (found.get("beginning") or 0), "bytes": found.get("size_bytes"),
+                     "segments": found.get("segments"),
+                     "newest_timestamp": _ms(found.get("max_timestamp_us")) if found.get("end") != found.get("beginning") else None,
+                     "last_append": _ms(found.get("last_append_us")), "leader_epoch": found.get("leader_epoch"),
+                     "state": found.get("state", code_of(found["code"]).name)}
                 )  # fmt: skip
             result[name] = {
                 "name": name, "topic_id": info.topic_id.hex(), "typed": info.typed, "schema": str(info.schema), "configs": dict(info.settings),
-                "partitions": partitions,
+                "created": (_EPOCH + dt.timedelta(microseconds=info.created_us)).isoformat() if info.created_us else None, "partitions": partitions,
             }  # fmt: skip
         return result
 
@@ -228,12 +232,15 @@ class Admin(GroupsOfAdminLater, OtherNames):
 
     # ---- offsets ---------------------------------------------------------------------------------------------------------------------
 
-    def offsets(self, wanted: Mapping[TopicPartition, str | int]) -> dict[TopicPartition, dict[str, Any]]:
-        """What the appliance says of each partition's offset at "earliest", "latest" or a time in microseconds: a dict with `offset`, `beginning`, `end`,
-        `size_bytes`, `leader_epoch` and `state`, or with the `code` of a refusal; `tailrace.offset_lookup.check_offsets_answer` raises those.
+    def offsets(self, wanted: Mapping[TopicPartition, str | int | dt.datetime]) -> dict[TopicPartition, dict[str, Any]]:
+        """What the appliance says of each partition's offset at "earliest", "latest" or a time (a datetime, or int microseconds), for which `offset` is the
+        first record at or after it, -1 where there is none. Each is a dict with `offset`, `beginning`, `end`, `size_bytes`, `leader_epoch` and `state`, or
+        with the `code` of a refusal, which `tailrace.offset_lookup.check_offsets_answer` raises.
         """
         self._connection.check_usable()
-        return list_offsets(self._call, by_partition("wanted", wanted, '{TopicPartition(topic, 0): "latest"}').items())
+        given = by_partition("wanted", wanted, '{TopicPartition(topic, 0): "latest"}')
+        times = {key: to_timestamp_us(at) if isinstance(at, dt.datetime) else at for key, at in given.items()}
+        return list_offsets(self._call, times.items())
 
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Delete the records below these offsets (-1: below the high watermark). Returns where each partition begins now. Raises UnknownTopicError,
@@ -281,31 +288,31 @@ class Admin(GroupsOfAdminLater, OtherNames):
         pages are gone through.
         """
         self._connection.check_usable()
-        key_bytes = optional_text_bytes("key", key)
-        request: dict[str, Any] = {
-            "topic": name_of("topic", topic), "partition": None if partition is None else whole("partition", partition, 0), "limit": DELAYS_PAGE,
-            "after": None, "key": None if key_bytes is None else key_bytes.hex(),
-            "from_us": None if due_from is None else _moment_us("due_from", due_from),
-            "to_us": None if due_to is None else _moment_us("due_to", due_to),
-        }  # fmt: skip
-        return self._pages(request)
+        return self._pages(delays_request(topic, partition, key, due_from, due_to))
 
     def _pages(self, request: dict[str, Any]) -> Iterator[PendingDelay]:
         while True:
-            try:
-                answer = self._call(Api.LIST_DELAYS, request)
-            except UnknownTopicError:
-                if request["topic"] in self.partition_counts():
-                    raise DelayNotEnabledError(f"topic {request['topic']!r} has no delayed records: delay.enabled is false") from None
-                raise
-            for row in answer["delays"]:
-                yield PendingDelay(
-                    row["delay_id"], row["topic"], row["partition"], _EPOCH + dt.timedelta(microseconds=row["due_us"]),
-                    None if row["key"] is None else base64.b64decode(row["key"]), Recurrence(**row["repeat"]) if row["repeat"] else None,
-                )  # fmt: skip
-            request["after"] = answer["after"]
-            if answer["after"] is None:
+            delays, request["after"] = self._delays_page(request)
+            yield from delays
+            if request["after"] is None:
                 return
+
+    def _delays_page(self, request: dict[str, Any]) -> tuple[list[PendingDelay], str | None]:
+        """One page of `list_delays`, and what the next begins after (None: it was the last)."""
+        try:
+            answer = self._call(Api.LIST_DELAYS, request)
+        except UnknownTopicError:
+            if request["topic"] in self.partition_counts():
+                raise DelayNotEnabledError(f"topic {request['topic']!r} has no delayed records: delay.enabled is false") from None
+            raise
+        delays = [
+            PendingDelay(
+                row["delay_id"], row["topic"], row["partition"], _EPOCH + dt.timedelta(microseconds=row["due_us"]),
+                None if row["key"] is None else base64.b64decode(row["key"]), Recurrence(**row["repeat"]) if row["repeat"] else None,
+            )
+            for row in answer["delays"]
+        ]  # fmt: skip
+        return delays, answer["after"]
 
     def cancel_delays(self, delay_ids: str | Iterable[str], *, topic: str | None = None) -> dict[str, TailraceError | None]:
         """Have delayed records (a delay_id, or several) not delivered. Returns for each id None, or why not: UnknownDelayError when it came too late.
@@ -368,6 +375,22 @@ class Admin(GroupsOfAdminLater, OtherNames):
         PartitionOfflineError, StorageError when the disk still refuses.
         """
         self._change(Api.ALTER_TOPICS, [{"name": name_of("topic", topic), "online": True}])
+
+
+def delays_request(
+    topic: str, partition: int | None, key: bytes | str | None, due_from: dt.datetime | None, due_to: dt.datetime | None
+) -> dict[str, Any]:
+    """A LIST_DELAYS request for the first page: see `Admin.list_delays`. Raises InvalidRequestError."""
+    key_bytes = optional_text_bytes("key", key)
+    return {
+        "topic": name_of("topic", topic), "partition": None if partition is None else whole("partition", partition, 0), "limit": DELAYS_PAGE,
+        "after": None, "key": None if key_bytes is None else key_bytes.hex(), "from_us": None if due_from is None else _moment_us("due_from", due_from),
+        "to_us": None if due_to is None else _moment_us("due_to", due_to),
+    }  # fmt: skip
+
+
+def _ms(us: int | None) -> int | None:
+    return us // 1000 if us else None
 
 
 def _moment_us(what: str, when: Any) -> int:

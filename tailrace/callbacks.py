@@ -25,6 +25,10 @@ class Callbacks:
         self._wake = wake
         self.due: list[DueCallback] = []
 
+    def __bool__(self) -> bool:
+        """Whether any call is due."""
+        return bool(self.due)
+
     def make(self) -> None:
         """Make all calls that are due. Without the lock."""
         while self.due:

@@ -246,14 +246,20 @@ class Consumer(GroupsLater, OtherNames):
         UnknownTopicError, PartitionOutOfRangeError.
         """
         self._check_open()
+        given = by_partition("timestamps", timestamps, "{TopicPartition(topic, 0): datetime}")
+        try:
+            wanted = {key: to_timestamp_us(when) for key, when in given.items()}
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(str(error)) from None
         result: dict[TopicPartition, OffsetAndTimestamp | None] = {}
-        for key, when in by_partition("timestamps", timestamps, "{TopicPartition(topic, 0): datetime}").items():
-            try:
-                when_us = to_timestamp_us(when)
-            except (TypeError, ValueError) as error:
-                raise InvalidRequestError(str(error)) from None
-            start = self._offsets([key], when_us)[key]
-            result[key] = None if start < 0 else self._first_at_or_after(key, start, when_us)
+        for key, item in list_offsets(self._call, wanted.items()).items():
+            offset = offset_in(item)
+            if offset < 0:
+                result[key] = None
+            elif item.get("exact"):
+                result[key] = OffsetAndTimestamp(offset, item["timestamp_us"] // 1000)
+            else:
+                result[key] = self._first_at_or_after(key, offset, wanted[key])
         return result
 
     def _first_at_or_after(self, key: TopicPartition, start: int, when_us: int) -> OffsetAndTimestamp | None:

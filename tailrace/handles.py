@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -144,8 +144,6 @@ class BatchesHandle(LateFuture[list[BatchMetadata]]):
     def __init__(self, handles: list[Handle]) -> None:
         """`handles`: the first record's of each batch, in the order of the rows within each partition."""
         self._handles = handles  # a Future's __init__ comes when its state is asked for
-        self._ended_count = 0
-        """So many of the first handles' batches are known to have ended."""
 
     def __repr__(self) -> str:
         return f"<BatchesHandle of {len(self._handles)} batches, {'ended' if self.done() else 'under way'}>"
@@ -158,9 +156,9 @@ class BatchesHandle(LateFuture[list[BatchMetadata]]):
         """The first error among the batches, or None. Raises RequestTimeoutError when not all have ended within `timeout` seconds."""
         timeout_s = timeout_s_of(timeout)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while (waiting := self._first_under_way()) is not None:
+        for batch, _ in self.unended():
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not waiting.waits.wait_for(waiting, remaining):
+            if not batch.waits.wait_for(batch, remaining):
                 raise RequestTimeoutError(f"not everything was acknowledged within {timeout} s")
         return next((leaf.error for leaf in _leaves(self._handles) if leaf.error is not None), None)
 
@@ -171,19 +169,20 @@ class BatchesHandle(LateFuture[list[BatchMetadata]]):
             raise error
         return [batch.batch_metadata() for batch in _leaves(self._handles)]
 
-    def _first_under_way(self) -> ProducerBatch | None:
-        for position in range(self._ended_count, len(self._handles)):
-            for leaf in _leaves(self._handles[position : position + 1]):
-                if leaf.state is not BatchState.ENDED:
-                    return leaf
-            self._ended_count = position + 1
-        return None
+    def unended(self) -> Iterator[Handle]:
+        """Each batch that has not ended, by its first row, for those who wait for one after the other; one that was split is looked at again."""
+        for handle in self._handles:
+            while (leaf := next((leaf for leaf in _leaves([handle]) if leaf.state is not BatchState.ENDED), None)) is not None:
+                yield Handle((leaf, 3))
 
     def _follow(self) -> None:
-        """One batch after the other: each ends as one, or in two that are looked at again."""
-        waiting = self._first_under_way()
+        self._follow_on(self.unended())
+
+    def _follow_on(self, unended: Iterator[Handle]) -> None:
+        """One batch after the other."""
+        waiting = next(unended, None)
         if waiting is not None:
-            Handle((waiting, 3)).add_done_callback(lambda _: self._follow())
+            waiting.add_done_callback(lambda _: self._follow_on(unended))
         elif (error := self.exception(0)) is not None:
             self.set_exception(error)
         else:

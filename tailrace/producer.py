@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from time import time_ns
@@ -27,6 +27,7 @@ from tailrace.partition_queue import PartitionQueue
 from tailrace.partitioners import DefaultPartitioner
 from tailrace.producer_batch import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, OnDelivery, ProducerBatch
 from tailrace.producer_topics import Route, Routes
+from tailrace.protocol.wire import Api
 from tailrace.record_checks import Delay, bytes_of, checked_headers, row_size, timestamp_us_of
 from tailrace.recurrence import Recurrence
 from tailrace.sender import Sender
@@ -82,7 +83,7 @@ class Producer(TransactionsLater, OtherProducerNames):
         self._partitioner: Callable[[str, bytes | None, int], int] = self.settings.partitioner or DefaultPartitioner()
         self._remembers_choices = isinstance(self._partitioner, DefaultPartitioner) and not self._serializes
         self._sender = Sender(self.settings, self._on_keyless_batch, environment)
-        self._routes = Routes(self.settings, self._sender)
+        self._routes = Routes(self.settings, self._sender, self._call)
         self._known = self._routes.known
         self._acquire, self._release = self._sender.lock.acquire, self._sender.lock.release
         _live_producers.add(self)
@@ -309,6 +310,23 @@ class Producer(TransactionsLater, OtherProducerNames):
 
         Raises what `send` does, and SchemaMismatchError.
         """
+        route, pieces = self._pieces(topic, frame, key_column, partition, timestamp, Delay(deliver_at, deliver_after, None), delay_column)
+        handles = [self._send_piece(route, piece) for piece in pieces]
+        if self._sender.callbacks.due:
+            self._sender.make_callbacks()
+        return BatchesHandle(handles)
+
+    def _pieces(
+        self,
+        topic: str,
+        frame: Frame,
+        key_column: str | None,
+        partition: int | None,
+        timestamp: datetime | int | None,
+        delay: Delay,
+        delay_column: str | None,
+    ) -> tuple[Route, Iterator[Piece]]:
+        """A frame cut into batches, and where they go: see `send_arrow`. Nothing is sent yet."""
         from tailrace import arrow_frames
 
         self._sender.check_usable()
@@ -316,25 +334,21 @@ class Producer(TransactionsLater, OtherProducerNames):
         if partition is not None and not 0 <= (partition := partition_number(partition)) < len(route.queues):
             raise PartitionOutOfRangeError(f"topic {topic!r} has partitions 0 to {len(route.queues) - 1}, not {partition}")
         stamp_us = time_ns() // 1000 if timestamp is None else timestamp_us_of(timestamp)
-        if deliver_at is not None or deliver_after is not None or delay_column is not None:
-            if delay_column is not None and (deliver_at is not None or deliver_after is not None):
+        is_delayed = delay.at is not None or delay.after is not None
+        if is_delayed or delay_column is not None:
+            if is_delayed and delay_column is not None:
                 raise InvalidRecordError("delay_column is given beside deliver_at or deliver_after; a row has one due time")
-            delay = Delay(deliver_at, timedelta(0) if delay_column is not None else deliver_after, None)
             levels = route.info.settings["delay.levels"]
-            route, due_us = self._delayed(route, delay)
+            route, due_us = self._delayed(route, delay if delay_column is None else Delay(None, timedelta(0), None))
             frame = arrow_frames.with_due_times(frame, delay_column, due_us, levels)
         if partition is None and key_column is None:
             partition = partition_number(self._partitioner(topic, None, len(route.queues)), "what the partitioner returned")
         target_bytes = min(max(self.settings.batch_size, 4096), route.limit_bytes - BATCH_OVERHEAD_BYTES)
         choose = partial(self._partitioner, topic)
-        pieces = arrow_frames.cut(frame, route.info, key_column, partition, choose, target_bytes, stamp_us)
-        handles = [self._send_piece(route.queues[piece.partition], piece) for piece in pieces]
-        if self._sender.callbacks.due:
-            self._sender.make_callbacks()
-        return BatchesHandle(handles)
+        return route, arrow_frames.cut(frame, route.info, key_column, partition, choose, target_bytes, stamp_us)
 
-    def _send_piece(self, queue: PartitionQueue, piece: Piece) -> Handle:
-        sender = self._sender
+    def _send_piece(self, route: Route, piece: Piece) -> Handle:
+        sender, queue = self._sender, route.queues[piece.partition]
         with sender.lock:
             sender.check_usable()
             if sender.accumulator.buffered_bytes + piece.byte_count > self.settings.buffer_memory:
@@ -350,7 +364,7 @@ class Producer(TransactionsLater, OtherProducerNames):
         timeout_s = timeout_s_of(timeout)
         with self._sender.lock:
             self._sender.check_usable()
-            batches = [batch for queue in self._sender.accumulator.queues.values() for batch in queue.batches()]
+            batches = self._sender.accumulator.unended()
             self._sender.close_all()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for batch in batches:
@@ -391,6 +405,10 @@ class Producer(TransactionsLater, OtherProducerNames):
     def __exit__(self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
         # After an exception there is no reason to wait for long: what is under way may still arrive.
         self.close(timeout=None if kind is None else FAILED_BLOCK_TIMEOUT_S)
+
+    def _call(self, api: Api, request: dict[str, Any], timeout_ms: int) -> dict[str, Any]:
+        """Ask the appliance about topics, with the lock held. In `tailrace.aio` the answer is awaited."""
+        return self._sender.connection.call_json(api, request, timeout_ms, lock=self._sender.lock)
 
     def _on_keyless_batch(self, info: TopicInfo) -> None:
         if isinstance(self._partitioner, DefaultPartitioner):

@@ -45,7 +45,9 @@ class Route:
 class Routes:
     """See the module's docstring."""
 
-    def __init__(self, settings: ProducerSettings, sender: Sender) -> None:
+    def __init__(self, settings: ProducerSettings, sender: Sender, call: Callable[[Api, dict[str, Any], int], dict[str, Any]]) -> None:
+        """`call`: asks the appliance, with the lock held: (API, request, timeout in ms) -> answer."""
+        self._call = call
         self._settings = settings
         self._sender = sender
         self.by_topic: dict[str, Route] = {}
@@ -103,16 +105,14 @@ class Routes:
         """The batch of records without a key is closed."""
         self.known.get(topic, {}).pop(None, None)
 
-    def _call(self, api: Api, request: dict[str, Any]) -> dict[str, Any]:
-        return self._sender.connection.call_json(api, request, self._settings.max_block_ms, lock=self._sender.lock)
-
     def _described(self, topic: str) -> TopicInfo:
-        return topics_from_metadata(self._call(Api.METADATA, {"topics": [topic]}), topic)[topic]
+        return topics_from_metadata(self._call(Api.METADATA, {"topics": [topic]}, self._settings.max_block_ms), topic)[topic]
 
     def _created(self, topic: str, schema_message: Callable[[], bytes] | None) -> TopicInfo:
         """An appliance that allows it (an embedded one) makes the topic that is missing; a frame brings its schema."""
         request = create_request(topic, schema_message=schema_message() if schema_message else None)
-        for result in self._call(Api.CREATE_TOPICS, {"topics": [request]})["results"]:
+        answer = self._call(Api.CREATE_TOPICS, {"topics": [request]}, self._settings.max_block_ms)
+        for result in answer["results"]:
             if result["code"] not in (ErrorCode.OK, ErrorCode.TOPIC_EXISTS):
                 raise error_for(ErrorCode(result["code"]), result.get("message", ""))
         return self._described(topic)

@@ -34,6 +34,7 @@ from tailrace.topics import TopicInfo
 
 logger = logging.getLogger("tailrace")
 
+NEVER_NS = 2**63 - 1
 HELPER_FAILURES_MAX = 10
 """So often in a row the helper thread may fail in what nobody expected; then the producer fails."""
 HELPER_PAUSE_NS = 100 * NS_PER_MS
@@ -122,7 +123,7 @@ class Sender:
 
     def see_to(self, queue: PartitionQueue) -> None:
         """A batch was opened: without linger send it at once, if it may be; else have the helper look at it in time."""
-        if self.accumulator.may_leave_at_once(queue):
+        if self.accumulator.leaves_at_once(queue):
             self.accumulator.close_batch(queue)
             self.pump()
         elif (ends_ns := self.accumulator.first_linger_ns()) is not None and ends_ns < self._helper_wakes_ns:
@@ -170,8 +171,8 @@ class Sender:
             if batch.has_ended():
                 return True
             self.check_usable()
-            queue = self.accumulator.queues.get((batch.info.topic_id, batch.partition))
-            if queue is not None and queue.open is batch:
+            queue = self.accumulator.queue_of_open(batch)
+            if queue is not None:
                 self.accumulator.close_batch(queue)  # a caller that waits has nothing to add
             self.pump()
         self.make_callbacks()
@@ -193,6 +194,18 @@ class Sender:
                     waiter = batch.waiter
                 waiter.wait(0.02 if deadline_ns is None else min(0.02, (deadline_ns - now_ns) / 1e9))
             self.make_callbacks()
+        return True
+
+    def close_awaited(self, batch: ProducerBatch) -> bool:
+        """A coroutine awaits the batch: it takes no more records, if it would be sent at once. False: it goes on filling, and is to be asked for again
+        when an answer has come.
+        """
+        queue = self.accumulator.queue_of_open(batch)
+        if queue is None:
+            return True
+        if not self.accumulator.may_take_one_more(queue):
+            return False
+        self.accumulator.close_batch(queue)
         return True
 
     def when_ended(self, handle: Handle, callback: OnDelivery) -> None:
@@ -256,6 +269,28 @@ class Sender:
 
     def _wake_helper(self) -> None:
         _ring(self._wake_fd)
+
+    @property
+    def wake_fd(self) -> int:
+        """Readable when the helper, or the event loop in its place, has to look sooner than it meant to."""
+        return self._wake_fd
+
+    def look_after(self) -> int | None:
+        """What the helper thread does between two sleeps, for an event loop that does it instead (`Environment.has_threads` is False). Called without the lock.
+
+        Returns when to look again at the latest, by the monotonic clock in ns; None: only when `wake_fd` or the connection's descriptor is readable.
+        """
+        with self.lock:
+            if self.closed or self.forked:
+                return None
+            _hush(self._wake_fd)
+            self.pump()
+            wake_ns: int | None = self.next_wake_ns(self.now_ns())
+            if not self.accumulator.unended_count and (self.connection.fatal is not None or self.connection.next_tick_ns() is None):
+                wake_ns = None
+            self._helper_wakes_ns = NEVER_NS if wake_ns is None else wake_ns
+        self.make_callbacks()
+        return wake_ns
 
     def _help(self) -> None:
         """The helper thread: linger, retries, silence; answers only while no caller looks after them."""

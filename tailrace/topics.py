@@ -29,6 +29,8 @@ class TopicInfo:
         self.schema_message = base64.b64decode(described["schema"])
         self.settings: dict[str, Any] = described["settings"]
         self.partitions: list[dict[str, int]] = described["partitions"]
+        self.created_us: int = described.get("created_us", 0)
+        """Microseconds since 1970; 0: an earlier version does not tell."""
         self.seeds = [checksum_seed(self.topic_id, p) for p in range(len(self.partitions))]
         self._schema: pa.Schema | None = None
         self._columns: frozenset[str] | None = None

@@ -295,7 +295,7 @@ class AdminActor:
 
     def pump(self) -> None:
         self.connection.process()
-        self.connection.tick(self.connection._now_ns())
+        self.connection.tick(self.connection.now_ns())
 
     def next_wake_ns(self, now_ns: int) -> int:
         tick_ns = self.connection.next_tick_ns()
