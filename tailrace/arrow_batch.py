@@ -1,6 +1,6 @@
 """Records to batches and back: the only place where the SDK makes or reads Arrow data.
 
-A batch is encoded once, by the producer, and decoded once, by whoever reads it; nobody between looks inside.
+A batch is encoded once, by the producer, and decoded once, by its reader; nothing between looks inside.
 Invariants: `decode(encode(rows)) == rows`; a decoded batch has passed form, both checksums and, unless told to trust, Arrow's full
 validation. What a batch may unpack to is looked at before anything of it is unpacked, also when told to trust.
 """
@@ -157,6 +157,7 @@ def check_unpacked(data: memoryview, header: BatchHeader, max_bytes: int) -> Non
 
 
 def timestamp_type_of(header: BatchHeader) -> int:
+    """LOG_APPEND_TIME or CREATE_TIME: whose clock the batch's timestamps are of."""
     return LOG_APPEND_TIME if header.attributes & ATTRIBUTE_LOG_APPEND_TIME else CREATE_TIME
 
 

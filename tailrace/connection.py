@@ -1,4 +1,4 @@
-"""One connection: a DEALER to one front, reopened by itself, driven by whoever calls it.
+"""One connection: a DEALER to one front, reopened by itself, driven by its caller.
 
 There is no thread here and nothing blocks: `process()` takes in what has come, `wait()` sleeps until something may have. ZeroMQ's own reconnection
 replays some messages and loses others (tried: 65 of 400), so when the front shows another generation, does not know us, or stays silent, the socket
@@ -139,7 +139,9 @@ class Connection:
     # ---- receiving -------------------------------------------------------------------------------------------------------------------
 
     def process(self) -> int:
-        """Take in everything that has come and call whom it answers. After any use of the socket: its descriptor tells of changes only."""
+        """Take in everything that has come and call the owners of the requests that it answers. Returns how many messages came. To be called
+        after any use of the socket: its descriptor tells of changes only.
+        """
         count = 0
         while self._socket is not None:
             frames = self._socket.try_receive()

@@ -40,10 +40,21 @@ def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Readable], *, copy: 
 class ClientSocket(Protocol):
     """One connection's socket. Nothing blocks."""
 
-    def try_send(self, frames: Sequence[Readable], *, copy: bool = True) -> bool: ...
-    def try_receive(self) -> list[bytes] | None: ...
-    def fileno(self) -> int: ...
-    def close(self) -> None: ...
+    def try_send(self, frames: Sequence[Readable], *, copy: bool = True) -> bool:
+        """Queue one message; False when the queue is full."""
+        ...
+
+    def try_receive(self) -> list[bytes] | None:
+        """One whole message, or None."""
+        ...
+
+    def fileno(self) -> int:
+        """Readable when something may have come; -1: there is none."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
 
 
 class DealerSocket:
@@ -91,6 +102,7 @@ class DealerSocket:
         return self._fd
 
     def close(self) -> None:
+        """End it; what is queued is not sent."""
         self._socket.close(0)
 
 
@@ -105,6 +117,8 @@ def sleep_on(fds: Sequence[int], timeout_ns: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
+    """The world that a client lives in: see the module's docstring."""
+
     monotonic_ns: Callable[[], int]
     open_socket: Callable[[str], ClientSocket]
     sleep_on: Callable[[Sequence[int], int], None]

@@ -20,7 +20,7 @@ UNREACHABLE_AFTER_NS = 60_000_000_000
 
 
 class Reading:
-    """See the module's docstring. `cursors`: one of each assigned partition; whoever assigns puts another dict there."""
+    """See the module's docstring. `cursors`: one of each assigned partition; an assignment puts another dict there."""
 
     def __init__(
         self,

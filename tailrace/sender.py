@@ -1,4 +1,4 @@
-"""What drives a producer: whoever calls it, and a helper thread.
+"""What drives a producer: its callers, and a helper thread.
 
 The caller's own thread encodes and sends when a batch is full; the helper thread only looks after linger, retries and silence, so that the caller's loop
 does not fight another Python thread for the interpreter. A caller that waits for an answer drives the connection itself; others wait for it. One lock guards

@@ -100,11 +100,11 @@ class ConsumerSettings:
         default="latest",
         metadata={"doc": "Where to begin without a position, or after falling out of the log: earliest, latest or none (raise)."},
     )
-    max_poll_records: int = _number(500, "Most records that one poll() answers.", 1)
+    max_poll_records: int = _number(500, "Most records that one poll() returns.", 1)
     fetch_min_bytes: int = _number(1, "A fetch waits for this many bytes.", 1)
-    fetch_max_bytes: int = _number(8 << 20, "Most bytes a fetch answers (one batch always fits).", 1024, 64 << 20)
+    fetch_max_bytes: int = _number(8 << 20, "Most bytes that one fetch brings (one batch always fits).", 1024, 64 << 20)
     max_partition_fetch_bytes: int = _number(
-        2 << 20, "Most bytes a fetch answers for one partition (one batch always fits).", 1024, 64 << 20
+        2 << 20, "Most bytes that one fetch brings of one partition (one batch always fits).", 1024, 64 << 20
     )
     fetch_max_wait_ms: int = _number(500, "How long a fetch waits for fetch_min_bytes, ms.", 0, 60_000)
     request_timeout_ms: int = _number(30_000, "How long a request may take, ms.", 1)
@@ -118,7 +118,7 @@ class ConsumerSettings:
         2**40,
     )
     check_batches: bool = field(
-        default=True, metadata={"doc": "Validate what is inside each batch before touching it; False trusts whoever wrote the topic."}
+        default=True, metadata={"doc": "Validate what is inside each batch before touching it; False trusts all producers of the topic."}
     )
     client_id: str = field(default="tailrace-consumer", metadata={"doc": "Name in the appliance's log."})
     enable_auto_commit: bool = field(default=False, metadata={"doc": "Commit offsets by itself; needs a group, so only False is taken."})
