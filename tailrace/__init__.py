@@ -3,6 +3,8 @@
     with tailrace.embedded() as appliance, tailrace.Producer(appliance.address) as producer:
         producer.send("orders", b"...", key=b"u1").result(timeout=5)
 
+`Producer` sends, `Consumer` reads, `Admin` makes topics; `embedded` starts an appliance of one's own. What goes wrong is a `TailraceError`, by kind.
+
 Names are loaded when they are first used: `import tailrace` costs a millisecond and loads neither ZeroMQ nor pyarrow.
 """
 
@@ -129,14 +131,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    import importlib
+if not TYPE_CHECKING:  # a type checker is to find a misspelt name
 
-    if name not in __all__:
-        raise AttributeError(f"module 'tailrace' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"tailrace.{_HOMES.get(name, 'errors')}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        import importlib
+
+        if name not in __all__:
+            raise AttributeError(f"module 'tailrace' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"tailrace.{_HOMES.get(name, 'errors')}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -34,7 +34,7 @@ from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.wire import Api
 from tailrace.records import TopicPartition, to_timestamp_us
 from tailrace.recurrence import Recurrence
-from tailrace.settings import AdminSettings, build, merged
+from tailrace.settings import AdminSettings, build, documented, merged
 from tailrace.topics import TopicInfo, topics_from_metadata
 
 TOPICS_AT_ONCE = 256
@@ -67,6 +67,7 @@ def partition_counts(call: Callable[[Api, dict[str, Any]], dict[str, Any]]) -> d
     return counts
 
 
+@documented(AdminSettings)
 class Admin(GroupsOfAdminLater, OtherNames):
     """Makes, changes, describes and deletes topics, and shows the state of the appliance. A context manager; for one thread at a time.
 

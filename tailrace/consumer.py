@@ -39,11 +39,12 @@ from tailrace.protocol.wire import Api
 from tailrace.reading import Reading
 from tailrace.records import OffsetAndTimestamp, Record, TopicBatch, TopicPartition, to_timestamp_us
 from tailrace.serializers import deserialized, failure_at
-from tailrace.settings import ConsumerOptions, ConsumerSettings, build, merged
+from tailrace.settings import ConsumerOptions, ConsumerSettings, build, documented, merged
 from tailrace.time_search import first_at_or_after
 from tailrace.topics import TopicInfo, topics_from_metadata
 
 
+@documented(ConsumerSettings)
 class Consumer(GroupsLater, OtherNames):
     """Reads topics, record by record or as Arrow batches. A context manager; for one thread at a time.
 
@@ -52,8 +53,8 @@ class Consumer(GroupsLater, OtherNames):
                 print(record.offset, record.key, record.value)
 
     It reads all partitions of the topics that it is given, or what `assign` says, from the end on unless `auto_offset_reset` is "earliest". `poll` returns
-    records, `poll_arrow` whole batches with their columns untouched. Every setting of `tailrace.settings.ConsumerSettings` is a keyword argument, and those
-    that Kafka has are called as there. Every method of a closed consumer but `close` and `metrics` raises ClientClosedError.
+    records, `poll_arrow` whole batches with their columns untouched. Settings are keyword arguments, and those that Kafka has are called as
+    there. Every method of a closed consumer but `close` and `metrics` raises ClientClosedError.
     """
 
     _elsewhere: ClassVar[dict[str, str]] = {
@@ -73,7 +74,7 @@ class Consumer(GroupsLater, OtherNames):
     def __init__(
         self,
         *topics: str | Iterable[str] | Mapping[str, Any],
-        bootstrap: str | None = None,
+        bootstrap: str | Sequence[str] | None = None,
         environment: Environment = REAL,
         **settings: Unpack[ConsumerOptions],
     ) -> None:

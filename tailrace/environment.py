@@ -115,7 +115,7 @@ def sleep_on(fds: Sequence[int], timeout_ns: int) -> None:
     poll.poll(min(max(0, -(-timeout_ns // 1_000_000)), POLL_MAX_MS))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Environment:
     """The world that a client lives in: see the module's docstring."""
 
@@ -125,6 +125,9 @@ class Environment:
     random: Callable[[], float]
     """Uniform in [0, 1)."""
     has_threads: bool = True
+
+    def __repr__(self) -> str:
+        return "REAL" if self is REAL else "<another Environment>"
 
 
 REAL = Environment(time.monotonic_ns, DealerSocket, sleep_on, random.random)

@@ -63,6 +63,8 @@ def setting_hint(name: str) -> str:
 class OtherNames:
     """A client that says what another client's method is called here."""
 
+    __slots__ = ()
+
     _elsewhere: ClassVar[dict[str, str]] = {}
     """Method of another client -> what to write."""
 
@@ -77,6 +79,8 @@ class OtherNames:
 class OtherProducerNames:
     """confluent-kafka's methods of a producer. They are methods here, too: a `__getattr__` would slow every `send` down."""
 
+    __slots__ = ()
+
     def produce(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
         """confluent-kafka's name: write `send(topic, value, key, on_delivery=...)`. Raises NotSupportedError."""
         raise NotSupportedError("a Producer has no produce(): write send(topic, value, key, on_delivery=...)")
@@ -88,6 +92,8 @@ class OtherProducerNames:
 
 class TransactionsLater:
     """Kafka's transactions, on a producer: a later version has them."""
+
+    __slots__ = ()
 
     def init_transactions(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
         """Not in this version. Raises NotSupportedError."""
@@ -113,6 +119,8 @@ class TransactionsLater:
 class GroupsLater:
     """Kafka's consumer groups, on a consumer: a later version has them."""
 
+    __slots__ = ()
+
     def subscribe(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
         """Not in this version. Raises NotSupportedError."""
         raise NotSupportedError(GROUPS_LATER)
@@ -136,6 +144,8 @@ class GroupsLater:
 
 class GroupsOfAdminLater:
     """Kafka's administration of consumer groups: a later version has it."""
+
+    __slots__ = ()
 
     def list_groups(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
         """Not in this version. Raises NotSupportedError."""

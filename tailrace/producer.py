@@ -32,7 +32,7 @@ from tailrace.record_checks import Delay, bytes_of, checked_headers, row_size, t
 from tailrace.recurrence import Recurrence
 from tailrace.sender import Sender
 from tailrace.serializers import serialized
-from tailrace.settings import ProducerOptions, ProducerSettings, build, merged
+from tailrace.settings import ProducerOptions, ProducerSettings, build, documented, merged
 from tailrace.topics import TopicInfo
 
 if TYPE_CHECKING:
@@ -54,8 +54,9 @@ def close_at_exit() -> None:
         producer.close(timeout=max(0.0, deadline - time.monotonic()))
 
 
+@documented(ProducerSettings)
 class Producer(TransactionsLater, OtherProducerNames):
-    """Sends records to topics. A context manager; any number of threads may use one at a time.
+    """Sends records to topics. A context manager; any number of threads may share one.
 
         with tailrace.Producer("tcp://127.0.0.1:7420") as producer:
             handle = producer.send("orders", b"{...}", key=b"customer 7")
@@ -63,8 +64,8 @@ class Producer(TransactionsLater, OtherProducerNames):
             producer.send_arrow("flights", frame)
 
     `send` only adds the record to a batch and returns a handle, which is a Future and can be awaited; `flush`, `close` and the end of the `with` block wait
-    until everything has been acknowledged. Every setting of `tailrace.settings.ProducerSettings` is a keyword argument, and those that Kafka has are called
-    as there. Every method of a closed producer but `close` and `metrics` raises ClientClosedError.
+    until everything has been acknowledged. Settings are keyword arguments, and those that Kafka has are called as there. Every method of a closed producer but
+    `close` and `metrics` raises ClientClosedError.
     """
 
     def __init__(

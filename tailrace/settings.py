@@ -6,7 +6,7 @@ Invariants: a wrong setting raises InvalidSettingError that names it, before any
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, NoReturn, TypedDict, TypeVar
 
@@ -18,6 +18,7 @@ from tailrace.units import examples, whole_number
 DEFAULT_BOOTSTRAP = "tcp://127.0.0.1:7420"
 COMPRESSIONS = ("none", "lz4", "zstd")
 Kind = TypeVar("Kind")
+Client = TypeVar("Client")
 
 
 def _number(default: int | None, doc: str, minimum: int = 0, maximum: int = 2**31 - 1) -> Any:
@@ -170,6 +171,17 @@ class AdminSettings:
 
     def __post_init__(self) -> None:
         _check_kinds(self)
+
+
+def documented(kind: type[Any]) -> Callable[[type[Client]], type[Client]]:
+    """A client's docstring ends with the settings that it takes, those of the class `kind`, each with its default."""
+
+    def add(client: type[Client]) -> type[Client]:
+        rows = [f"        {item.name} = {item.default!r}: {item.metadata['doc']}" for item in fields(kind)]
+        client.__doc__ = f"{(client.__doc__ or '').rstrip()}\n\n    Settings:\n\n" + "\n".join(rows) + "\n    "
+        return client
+
+    return add
 
 
 ALIASES = {"bootstrap_servers": "bootstrap"}
