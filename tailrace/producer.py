@@ -171,7 +171,7 @@ class Producer(TransactionsLater, OtherProducerNames):
         on_delivery: OnDelivery | None,
         delay: Delay | None,
     ) -> Handle:
-        """A record that needs more thought: see `send`. Measured and checked here, added by `_append`."""
+        """A record that needs more thought: see `send`."""
         try:
             route = main = self._routes.by_topic[topic]
         except (KeyError, TypeError):
@@ -179,25 +179,7 @@ class Producer(TransactionsLater, OtherProducerNames):
         due_us = 0
         if delay is not None:
             route, due_us = self._delayed(main, delay)
-        info = route.info
-        if type(key) is not bytes and key is not None:
-            key = bytes_of("key", key)
-        if info.typed:
-            size = row_size(value, info)
-        else:
-            if type(value) is not bytes and value is not None:
-                value = bytes_of("value", value)
-            size = len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES
-        if delay is not None:
-            size += DELAY_OVERHEAD_BYTES
-        if headers:
-            headers, header_bytes = checked_headers(headers)
-            size += header_bytes
-        if size > route.limit_bytes - BATCH_OVERHEAD_BYTES:
-            raise RecordTooLargeError(
-                f"a record of {size} bytes does not fit {route.limit_bytes} bytes, the smaller of the producer's max_request_size and the topic's "
-                "max.message.bytes"
-            )
+        key, value, headers, size = _sized(route, key, value, headers, delay is not None)
         if on_delivery is not None and not callable(on_delivery):
             raise InvalidRecordError(f"on_delivery is {on_delivery!r:.100}; it must be a function of (metadata, error)")
         stamp_us = None if timestamp is None else timestamp_us_of(timestamp)
@@ -221,7 +203,7 @@ class Producer(TransactionsLater, OtherProducerNames):
                     sender.accumulator.close_batch(queue)
                     sender.pump()
                 else:
-                    if partition is None and self._remembers_choices and not info.typed:
+                    if partition is None and self._remembers_choices and not main.info.typed:
                         self._routes.remember(topic, key, main.queues[chosen])
                     if not row:
                         sender.see_to(queue)
@@ -416,3 +398,26 @@ class Producer(TransactionsLater, OtherProducerNames):
             name = info.delay_of or info.name
             self._routes.forget_keyless(name)
             self._partitioner.on_batch_sent(name, len(info.partitions))
+
+
+def _sized(route: Route, key: Any, value: Any, headers: Headers, is_delayed: bool) -> tuple[bytes | None, Any, Headers, int]:
+    """A record's parts as they are stored, and how many bytes they take in a batch. Raises InvalidRecordError, SchemaMismatchError, RecordTooLargeError."""
+    if type(key) is not bytes and key is not None:
+        key = bytes_of("key", key)
+    if route.info.typed:
+        size = row_size(value, route.info)
+    else:
+        if type(value) is not bytes and value is not None:
+            value = bytes_of("value", value)
+        size = len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES
+    if is_delayed:
+        size += DELAY_OVERHEAD_BYTES
+    if headers:
+        headers, header_bytes = checked_headers(headers)
+        size += header_bytes
+    if size > route.limit_bytes - BATCH_OVERHEAD_BYTES:
+        raise RecordTooLargeError(
+            f"a record of {size} bytes does not fit {route.limit_bytes} bytes, the smaller of the producer's max_request_size and the topic's "
+            "max.message.bytes"
+        )
+    return key, value, headers, size
