@@ -272,11 +272,15 @@ class ProducerBatch:
         """When the record that was just added, to a delay log's batch, is due, and how it recurs (JSON)."""
         self.dues_us.append(due_us)  # type: ignore[union-attr]
         if repeat is not None:
-            self.repeats = {**(self.repeats or {}), row: repeat}
+            if self.repeats is None:
+                self.repeats = {}
+            self.repeats[row] = repeat
 
     def add_callback(self, row: int, callback: OnDelivery) -> None:
         """Have `callback` called with the fate of a record once the batch, which has not ended, has."""
-        self.callbacks = [*(self.callbacks or []), (row, callback)]
+        if self.callbacks is None:
+            self.callbacks = []
+        self.callbacks.append((row, callback))
 
     def metadata(self, row: int) -> RecordMetadata:
         """What became of the record in `row`, of a batch that has ended well."""
