@@ -25,22 +25,31 @@ class NewTopic:
         *,
         num_partitions: int | None = None,
         replication_factor: int = 1,
+        config: Mapping[str, Any] | None = None,
+        topic_configs: Mapping[str, Any] | None = None,
     ) -> None:
-        """`num_partitions`: Kafka's name for `partitions`. Raises InvalidSettingError for a wrong part, NotSupportedError for more than one replica."""
+        """`num_partitions`, `config` and `topic_configs` are Kafka's clients' names for `partitions` and `configs`. Raises InvalidSettingError for a wrong
+        part, NotSupportedError for more than one replica.
+        """
+        given = [each for each in (configs, config, topic_configs) if each is not None]
+        if len(given) > 1:
+            raise InvalidSettingError("configs is given twice")
+        chosen: Any = given[0] if given else {}
         if num_partitions is not None:
             partitions = num_partitions
         if not isinstance(name, str):
             raise InvalidSettingError(f"the name of a topic is {name!r:.100}; it must be text")
         if not isinstance(partitions, int) or isinstance(partitions, bool):
             raise InvalidSettingError(f"partitions is {partitions!r:.100}; it takes a whole number")
-        if configs is not None and not isinstance(configs, Mapping):
-            raise InvalidSettingError(f"configs is {configs!r:.100}; it takes a dict of setting -> value")
-        check_configs(configs or {})
+        if not isinstance(chosen, Mapping):
+            hint = "; replication_factor, which there is none of, is a keyword argument" if isinstance(chosen, int) else ""
+            raise InvalidSettingError(f"configs is {chosen!r:.100}; it takes a dict of setting -> value{hint}")
+        check_configs(chosen)
         if replication_factor not in (1, -1):
             raise NotSupportedError("replication is not part of this version: leave replication_factor out")
         self.name = name
         self.partitions = partitions
-        self.configs = dict(configs or {})
+        self.configs = dict(chosen)
         self.schema = schema
 
     def __repr__(self) -> str:
