@@ -12,8 +12,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tailrace.admin import Admin, check_offsets_answer
+from tailrace.admin import Admin
 from tailrace.errors import InvalidSettingError, OffsetOutOfRangeError, SchemaMismatchError
+from tailrace.offset_lookup import check_offsets_answer
 from tailrace.records import TopicPartition
 from tailrace.settings import DEFAULT_BOOTSTRAP, ConsumerSettings, build
 from tailrace.topics import TopicInfo

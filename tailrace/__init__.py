@@ -3,6 +3,8 @@
     with tailrace.embedded() as appliance, tailrace.Producer(appliance.address) as producer:
         producer.send("orders", b"...", key=b"u1").result(timeout=5)
 
+`Producer` sends, `Consumer` reads, `Admin` makes topics; `embedded` starts an appliance of one's own. What goes wrong is a `TailraceError`, by kind.
+
 Names are loaded when they are first used: `import tailrace` costs a millisecond and loads neither ZeroMQ nor pyarrow.
 """
 
@@ -13,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from tailrace.accumulator import BatchesHandle, Handle
-    from tailrace.admin import Admin, NewTopic, PendingDelay
+    from tailrace.admin import Admin, PendingDelay
     from tailrace.consumer import Consumer
     from tailrace.errors import (
         BufferExhaustedError,
@@ -50,16 +51,18 @@ if TYPE_CHECKING:
         UnsupportedBatchError,
         UnsupportedVersionError,
     )
+    from tailrace.handles import BatchesHandle, Handle
+    from tailrace.new_topic import NewTopic
     from tailrace.private_appliance import EmbeddedAppliance, embedded
     from tailrace.producer import Producer
     from tailrace.records import BatchMetadata, OffsetAndTimestamp, Record, RecordMetadata, TopicBatch, TopicPartition
     from tailrace.recurrence import Recurrence, RecurrenceError
 
 _HOMES = {
-    "BatchesHandle": "accumulator",
-    "Handle": "accumulator",
+    "BatchesHandle": "handles",
+    "Handle": "handles",
     "Admin": "admin",
-    "NewTopic": "admin",
+    "NewTopic": "new_topic",
     "Consumer": "consumer",
     "EmbeddedAppliance": "private_appliance",
     "embedded": "private_appliance",
@@ -128,14 +131,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    import importlib
+if not TYPE_CHECKING:  # a type checker is to find a misspelt name
 
-    if name not in __all__:
-        raise AttributeError(f"module 'tailrace' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"tailrace.{_HOMES.get(name, 'errors')}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        import importlib
+
+        if name not in __all__:
+            raise AttributeError(f"module 'tailrace' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"tailrace.{_HOMES.get(name, 'errors')}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -1,454 +1,278 @@
-"""Records on their way into batches, and batches on their way to their answers.
+"""What a producer has taken and not yet settled: batches that fill, wait and are under way, and the memory that they take.
+
+An open batch fills for `linger_ms`, or until it is full. While records come faster than FAST_RECORDS_PER_S it may fill longer, so that not more than
+SMALL_BATCHES_PER_S batches a second leave that are not full: between 64 partitions or 200 topics a producer would spend itself on what each batch costs (see
+docs/performance.md).
 
 Owner: a Producer, under its lock.
-Invariants: batches of a partition are sent in the order they were begun, and their sequences ascend without a gap; at most
-`max_in_flight` are under
-    way; a batch ends exactly once, with an offset or an error; `buffered_bytes` is the sum of all batches that have not ended.
+Invariants: a batch ends exactly once; `buffered_bytes` is the sum of `reserved_bytes` over batches that have not ended, and `unended_count` their number;
+    `in_flight_count` is the sum of what the queues have under way; a queue with something to send is listed once.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from tailrace import arrow_batch, few_rows
-from tailrace.arrow_batch import Headers
-from tailrace.batch_header import NO_PRODUCER, NO_SEQUENCE, REMEMBERED_BATCHES, SEQUENCE_MODULUS, stamp_producer
-from tailrace.delays import DelayIds, delay_id
-from tailrace.errors import ClientClosedError, RequestTimeoutError, TailraceError
-from tailrace.few_rows import FEW
-from tailrace.records import BatchMetadata, RecordMetadata
+from tailrace.callbacks import Callbacks
+from tailrace.errors import TailraceError
+from tailrace.partition_queue import PartitionQueue
+from tailrace.producer_batch import BATCH_OVERHEAD_BYTES, BatchState, ProducerBatch, Waits
+from tailrace.settings import ProducerSettings
 from tailrace.topics import TopicInfo
 
 if TYPE_CHECKING:
-    import concurrent.futures
+    from tailrace.arrow_frames import Piece
 
-    import pyarrow as pa
-
-RECORD_OVERHEAD_BYTES = 24
-"""What a record costs in a batch beside key and value: timestamp, three offsets, bits."""
-BATCH_OVERHEAD_BYTES = 2048
-OnDelivery = Callable[[RecordMetadata | None, TailraceError | None], None]
-
-
-class BatchState(Enum):
-    OPEN = 1
-    READY = 2
-    IN_FLIGHT = 3
-    ENDED = 4
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+BUSY_BATCHES = 16
+FAST_RECORDS_PER_S = 100_000
+SMALL_BATCHES_PER_S = 400
+LOAD_CHECK_NS = 20 * NS_PER_MS
+RESERVE_BYTES = 64 << 10
+"""How much buffer memory an open batch takes at a time: between, a record is added without looking at what others need."""
 
 
-class ProducerBatch:
-    """Records of one partition that are sent together: a flat list of rows while it is open, bytes once it is encoded."""
+class Accumulator:
+    """See the module's docstring."""
 
-    __slots__ = (
-        "attempts", "base_offset", "base_sequence", "callbacks", "children", "count", "created_ns", "data", "dues_us", "epoch", "error",
-        "frame", "headers", "info", "last_refusal", "order", "ordinal", "partition", "producer_id", "repeats", "reserved_bytes",
-        "room", "rows", "stamps_us", "state", "timestamps_us", "waiter", "waits", "was_sent",
-    )  # fmt: skip
-
-    def __init__(self, waits: Waits, info: TopicInfo, partition: int, created_ns: int, order: tuple[int, ...]) -> None:
-        self.waits = waits
-        self.info = info
-        self.partition = partition
-        self.created_ns = created_ns
-        self.order = order
-        """Its place among the producer's batches; halves of a split one come where it was."""
-        self.state = BatchState.OPEN
-        self.count = 0
-        """How many records it has; known once it is closed."""
-        self.rows: list[Any] = []
-        """key, value, nanoseconds since 1970, and so on: one list, so that a record is one addition (see `Producer.send`)."""
-        self.reserved_bytes = BATCH_OVERHEAD_BYTES
-        """What it takes of the producer's buffer_memory."""
-        self.room = 0
-        """How much of that is not used yet."""
-        self.timestamps_us: dict[int, int] | None = None
-        """row -> the timestamp that was given for it, in the place of the time of its `send`."""
-        self.headers: dict[int, Headers] | None = None
-        self.dues_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]] = [] if info.delay_of else ()
-        """When each row of a delay log's batch is due."""
-        self.repeats: dict[int, str] | None = None
-        """row -> how it recurs."""
-        self.stamps_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]] = ()
-        """The records' timestamps, known once it is encoded. Of a frame: its first and its largest; with LogAppendTime: the appliance's."""
-        self.frame: pa.RecordBatch | None = None
-        self.data: bytearray | None = None
-        self.callbacks: list[tuple[int, OnDelivery]] | None = None
-        self.attempts = 0
-        self.last_refusal = ""
-        """What the appliance said when it was sent last."""
-        self.was_sent = False
-        """Whether it may have been appended without our knowing: then only its sequence tells a second copy from a first."""
-        self.ordinal = 0
-        """Its place among the batches of its partition that were given a sequence."""
-        self.producer_id = NO_PRODUCER
-        self.epoch = -1
-        self.base_sequence = NO_SEQUENCE
-        self.base_offset: int | None = None
-        self.error: TailraceError | None = None
-        self.waiter: threading.Event | None = None
-        self.children: tuple[int, ProducerBatch, ProducerBatch] | None = None
-        """(row, left, right) when it was too large as bytes and was split before `row`."""
-
-    def add(self, stamp_ns: int, timestamp_us: int | None, key: bytes | None, value: Any, headers: Headers, byte_count: int) -> int:
-        """Append a record for which there is room; answers its row."""
-        row = len(self.rows) // 3
-        if headers:
-            self.headers = self.headers or {}
-            self.headers[row] = headers
-        if timestamp_us is not None:
-            self.timestamps_us = self.timestamps_us or {}
-            self.timestamps_us[row] = timestamp_us
-        self.rows += (key, value, stamp_ns)
-        self.room -= byte_count
-        return row
-
-    def close(self) -> int:
-        """It takes no more records; answers how many bytes of its reservation it did not need."""
-        self.state = BatchState.READY
-        self.count = len(self.rows) // 3
-        unused, self.room = self.room, 0
-        self.reserved_bytes -= unused
-        return unused
-
-    def has_ended(self) -> bool:
-        return self.state is BatchState.ENDED
-
-    @property
-    def ends_without_key(self) -> bool:
-        return bool(self.rows) and self.rows[-3] is None
-
-    def _from_rows(self) -> pa.RecordBatch:
-        keys, values, stamps = self.rows[0::3], self.rows[1::3], np.array(self.rows[2::3], np.int64)
-        stamps //= 1000
-        for row, stamp_us in (self.timestamps_us or {}).items():
-            stamps[row] = stamp_us
-        self.stamps_us = stamps
-        if self.info.typed:
-            rows = arrow_batch.rows_from_dicts(values, self.info.schema)
-        else:
-            headers = [self.headers.get(row) for row in range(self.count)] if self.headers else None
-            rows = arrow_batch.default_rows(stamps, keys, values, headers)
-        if self.info.delay_of:
-            repeats = [self.repeats.get(row) for row in range(self.count)] if self.repeats else None
-            rows = arrow_batch.with_delays(rows, self.info.schema, self.dues_us, repeats)
-        return rows
-
-    def encode(self, compression: str) -> bytearray:
-        """The batch as bytes, kept for retries. Raises InvalidRecordError."""
-        if (
-            self.data is None
-            and self.frame is None
-            and compression == "none"
-            and self.count <= FEW
-            and not self.info.typed
-            and not self.info.delay_of
-            and not self.headers
-        ):
-            self.data = self._encode_few()
-        elif self.data is None:
-            frame = self.frame if self.frame is not None else self._from_rows()
-            self.data = arrow_batch.encode(
-                frame, schema_id=self.info.schema_id, seed=self.info.seeds[self.partition], compression=compression,
-                first_timestamp_us=int(self.stamps_us[0]), max_timestamp_us=int(np.max(self.stamps_us)),
-            )  # fmt: skip
-        self.rows = []
-        self.timestamps_us = self.headers = self.repeats = None
-        return self.data
-
-    def _encode_few(self) -> bytearray:
-        stamps = [stamp_ns // 1000 for stamp_ns in self.rows[2::3]]
-        for row, stamp_us in (self.timestamps_us or {}).items():
-            stamps[row] = stamp_us
-        self.stamps_us = stamps
-        message = few_rows.encode(stamps, self.rows[0::3], self.rows[1::3])
-        return arrow_batch.with_header(
-            message, self.count, schema_id=self.info.schema_id, seed=self.info.seeds[self.partition], first_timestamp_us=stamps[0],
-            max_timestamp_us=max(stamps),
-        )  # fmt: skip
-
-    def number(self, producer_id: int, epoch: int, base_sequence: int) -> None:
-        """Write the producer's identity and the sequence into the encoded batch."""
-        assert self.data is not None
-        self.producer_id, self.epoch, self.base_sequence = producer_id, epoch, base_sequence
-        # A fresh copy: ZeroMQ may still be sending the old bytes.
-        if self.attempts:
-            self.data = bytearray(self.data)
-        with memoryview(self.data) as view:
-            stamp_producer(
-                view, producer_id=producer_id, producer_epoch=epoch, base_sequence=base_sequence, seed=self.info.seeds[self.partition]
-            )
-
-    def split(self) -> tuple[ProducerBatch, ProducerBatch] | None:
-        """Two batches with half of the rows each, or None for a single row."""
-        if self.count < 2:
-            return None
-        frame = self._frame_again()
-        middle = self.count // 2
-        halves = []
-        for side, (start, end) in enumerate(((0, middle), (middle, self.count))):
-            half = ProducerBatch(self.waits, self.info, self.partition, self.created_ns, (*self.order, side))
-            half.frame = arrow_batch.cut_out(frame, start, end - start)
-            half.count = end - start
-            half.stamps_us = self.stamps_us[start:end] if len(self.stamps_us) == self.count else self.stamps_us
-            half.dues_us = self.dues_us[start:end]
-            half.reserved_bytes = self.reserved_bytes // 2 if side else self.reserved_bytes - self.reserved_bytes // 2
-            half.state = BatchState.READY
-            halves.append(half)
-        left, right = halves
-        for row, callback in self.callbacks or ():
-            target, target_row = (left, row) if row < middle else (right, row - middle)
-            target.callbacks = [*(target.callbacks or []), (target_row, callback)]
-        self.callbacks = None
-        self.children = (middle, left, right)
-        return left, right
-
-    def _frame_again(self) -> pa.RecordBatch:
-        if self.frame is not None:
-            return self.frame
-        import pyarrow as pa
-
-        assert self.data is not None
-        return pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(bytes(self.data))), self.info.schema)
-
-    @property
-    def first_handle(self) -> Handle:
-        return Handle((self, 3))
-
-    def metadata(self, row: int) -> RecordMetadata:
-        offset = None if self.base_offset is None else self.base_offset + row
-        stamp_us = self.stamps_us[min(row, len(self.stamps_us) - 1)]
-        if self.info.delay_of:
-            name = None if offset is None else delay_id(self.info.topic_id, self.partition, offset, int(self.dues_us[row]))
-            return RecordMetadata(self.info.delay_of, self.partition, None, int(stamp_us) // 1000, name)
-        return RecordMetadata(self.info.name, self.partition, offset, int(stamp_us) // 1000)
-
-    def batch_metadata(self) -> BatchMetadata:
-        """Of all rows together."""
-        if not self.info.delay_of:
-            return BatchMetadata(self.info.name, self.partition, self.base_offset, self.count)
-        ids = () if self.base_offset is None else DelayIds(self.info.topic_id, self.partition, self.base_offset, self.dues_us)
-        return BatchMetadata(self.info.delay_of, self.partition, None, self.count, ids)
-
-    def end(
-        self, base_offset: int | None, error: TailraceError | None
-    ) -> list[tuple[OnDelivery, RecordMetadata | None, TailraceError | None]]:
-        """Settle the batch; answers the callbacks to make, which the caller does without its lock."""
-        self.state = BatchState.ENDED
-        self.base_offset = base_offset
-        self.error = error
-        self.data = None
-        self.frame = None
-        if self.waiter is not None:
-            self.waiter.set()
-        calls = [(callback, None if error else self.metadata(row), error) for row, callback in self.callbacks or ()]
-        self.callbacks = None
-        return calls
-
-
-class Waits(Protocol):
-    """Who can wait for a batch (see `tailrace.sender.Sender`)."""
-
-    def wait_for(self, batch: ProducerBatch, timeout: float | None) -> bool: ...
-    def when_ended(self, handle: Handle, callback: OnDelivery) -> None: ...
-
-
-class Handle(tuple[ProducerBatch, int]):
-    """What `send` answers: the record's fate, when it is known. No lock or condition is made until someone waits.
-
-    (batch, how long its list of rows was behind the record): a tuple of what is at hand, because one is made for every record.
-    """
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        batch, row = self.resolve()
-        return f"<Handle of record {row} of a batch for {batch.info.name}-{batch.partition}, {batch.state.name}>"
-
-    def resolve(self) -> tuple[ProducerBatch, int]:
-        """The batch that holds the record now, and its row there; a split moves it."""
-        batch, end = self
-        row = end // 3 - 1
-        while batch.children is not None:
-            middle, left, right = batch.children
-            if row < middle:
-                batch = left
-            else:
-                batch, row = right, row - middle
-        return batch, row
-
-    def done(self) -> bool:
-        return self.resolve()[0].state is BatchState.ENDED
-
-    def exception(self, timeout: float | None = None) -> TailraceError | None:
-        """The error that the record ended with, or None. Raises RequestTimeoutError when it has not ended within `timeout` seconds."""
-        while True:
-            batch, _ = self.resolve()
-            if batch.state is BatchState.ENDED:
-                return batch.error
-            if not batch.waits.wait_for(batch, timeout):
-                raise RequestTimeoutError(f"the record was not acknowledged within {timeout} s")
-
-    def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Where the record went. Raises its error, or RequestTimeoutError when it has not ended within `timeout` seconds (it may still
-        be delivered).
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        now_ns: Callable[[], int],
+        waits: Waits,
+        callbacks: Callbacks,
+        on_keyless_batch: Callable[[TopicInfo], None],
+    ) -> None:
+        """`callbacks`: gets the calls that are due when a batch ends. `on_keyless_batch`: told when a batch that ended with a record without a key takes no
+        more.
         """
-        error = self.exception(timeout)
-        if error is not None:
-            raise error
-        batch, row = self.resolve()
-        return batch.metadata(row)
+        self._settings = settings
+        self._now_ns = now_ns
+        self._waits = waits
+        self._callbacks = callbacks
+        self._on_keyless_batch = on_keyless_batch
+        self._linger_ns = settings.linger_ms * NS_PER_MS
+        self.queues: dict[tuple[bytes, int], PartitionQueue] = {}
+        """(topic id, partition) -> its batches."""
+        self._listed: deque[PartitionQueue] = deque()
+        """Queues with something to send."""
+        self._lingering: deque[tuple[int, PartitionQueue, ProducerBatch]] = deque()
+        """(when its linger ends, its queue, batch) of batches that were opened, in order; some are closed already."""
+        self._held_ns = 0
+        """How long beyond linger_ms open batches fill now, because records come so fast."""
+        self._closed_records = 0
+        """How many records were in batches that filled, or filled long enough."""
+        self._load_checked = 0, 0
+        """When the load was looked at, and how many records there had been."""
+        self._order = 0
+        self.buffered_bytes = 0
+        self.in_flight_count = 0
+        self.unended_count = 0
+        self.error_count = 0
+        """Records that ended with an error."""
 
-    def add_done_callback(self, callback: Callable[[Handle], None]) -> None:
-        """Have `callback(handle)` called once the record has ended: at once if it has, else in whatever thread finds out."""
-        self[0].waits.when_ended(self, lambda _metadata, _error: callback(self))
+    # ---- filling ---------------------------------------------------------------------------------------------------------------------
 
-    def future(self) -> concurrent.futures.Future[RecordMetadata]:
-        """The same fate as a Future, for `asyncio.wrap_future` and `concurrent.futures.as_completed`. It cannot be cancelled."""
-        import concurrent.futures
+    def queue(self, info: TopicInfo, partition: int) -> PartitionQueue:
+        """The queue of a partition, which goes on with what is known of its topic now."""
+        queue = self.queues.setdefault((info.topic_id, partition), PartitionQueue(info, partition))
+        queue.info = info
+        queue.is_gone = False
+        return queue
 
-        future: concurrent.futures.Future[RecordMetadata] = concurrent.futures.Future()
-        future.set_running_or_notify_cancel()
+    def open_batch(self, queue: PartitionQueue) -> ProducerBatch:
+        """A batch that fills now, in a queue that has none."""
+        now_ns = self._now_ns()
+        batch = queue.open = ProducerBatch(self._waits, queue.info, queue.partition, now_ns, self.next_order())
+        self.unended_count += 1
+        self.buffered_bytes += BATCH_OVERHEAD_BYTES
+        self._lingering.append((now_ns + self._linger_ns, queue, batch))
+        return batch
 
-        def settle(metadata: RecordMetadata | None, error: TailraceError | None) -> None:
-            if metadata is None:
-                future.set_exception(error)
-            else:
-                future.set_result(metadata)
+    def add_frame(self, queue: PartitionQueue, piece: Piece) -> ProducerBatch:
+        """A batch of rows that are columns already; it is sent behind everything that the queue has."""
+        self.close_batch(queue)
+        batch = ProducerBatch.of_frame(self._waits, queue.info, piece, self._now_ns(), self.next_order())
+        self.buffered_bytes += batch.reserved_bytes
+        self.unended_count += 1
+        queue.ready.append(batch)
+        self.enlist(queue)
+        return batch
 
-        self[0].waits.when_ended(self, settle)
-        return future
+    def next_order(self) -> tuple[int, ...]:
+        """The place of another batch among all of the producer's."""
+        self._order += 1
+        return (self._order,)
 
-    def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        """In a coroutine: `await producer.send(...)` is `result()` without holding the event loop up. Who gives up waiting takes nothing back."""
-        import asyncio
+    def reserve(self, batch: ProducerBatch, byte_count: int, capacity: int) -> None:
+        """Give an open batch room for `byte_count` bytes, and for what is likely to follow, up to `capacity` bytes in all; that much memory is free."""
+        unused = self._settings.buffer_memory - self.buffered_bytes - BATCH_OVERHEAD_BYTES
+        used = batch.reserved_bytes - batch.room
+        more = max(byte_count - batch.room, min(RESERVE_BYTES, unused, capacity - used - batch.room))
+        batch.reserved_bytes += more
+        batch.room += more
+        self.buffered_bytes += more
 
-        return asyncio.wrap_future(self.future()).__await__()
+    def close_batch(self, queue: PartitionQueue) -> None:
+        """The queue's open batch, if it has one, takes no more records."""
+        batch = queue.open
+        if batch is not None and queue.close_open():
+            self._note_closed(batch)
+            self.enlist(queue)
+            if batch.ends_without_key:
+                self._on_keyless_batch(queue.info)
 
+    def close_all(self) -> None:
+        """No open batch takes more records."""
+        for queue in self.queues.values():
+            self.close_batch(queue)
 
-def _leaves(handles: list[Handle]) -> list[ProducerBatch]:
-    """The batches that hold the handles' rows now, splits followed."""
-    leaves: list[ProducerBatch] = []
-    stack = [handle[0] for handle in reversed(handles)]
-    while stack:
-        batch = stack.pop()
-        if batch.children is not None:
-            stack += [batch.children[2], batch.children[1]]
-        else:
-            leaves.append(batch)
-    return leaves
+    def _note_closed(self, batch: ProducerBatch) -> None:
+        self.buffered_bytes -= batch.close()
+        self._closed_records += batch.count
 
+    # ---- linger ----------------------------------------------------------------------------------------------------------------------
 
-class BatchesHandle:
-    """What `send_arrow` answers: the fate of the batches that the frame was cut into."""
+    @property
+    def is_busy(self) -> bool:
+        """Whether so many batches are under way that one more would only wait elsewhere: an open one goes on filling instead. Kafka's limit of requests
+        on a connection has this effect.
+        """
+        return self.in_flight_count >= BUSY_BATCHES
 
-    __slots__ = ("_handles",)
+    def may_take_one_more(self, queue: PartitionQueue) -> bool:
+        """Whether a batch of the partition would be sent at once."""
+        in_flight_max = self._settings.max_in_flight_requests_per_connection
+        return not self.is_busy and not queue.ready and len(queue.in_flight) < in_flight_max
 
-    def __init__(self, handles: list[Handle]) -> None:
-        self._handles = handles
+    def leaves_at_once(self, queue: PartitionQueue) -> bool:
+        """Whether a batch that was just opened is not to wait for more records."""
+        return not self._linger_ns and self.may_take_one_more(queue)
 
-    def done(self) -> bool:
-        return all(batch.state is BatchState.ENDED for batch in _leaves(self._handles))
+    def queue_of_open(self, batch: ProducerBatch) -> PartitionQueue | None:
+        """The queue in which the batch still takes records, if it does."""
+        queue = self.queues.get((batch.info.topic_id, batch.partition))
+        return queue if queue is not None and queue.open is batch else None
 
-    def exception(self, timeout: float | None = None) -> TailraceError | None:
-        """The first error among the batches, or None. Raises RequestTimeoutError when not all have ended within `timeout` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        for handle in self._handles:
-            while (waiting := next((leaf for leaf in _leaves([handle]) if leaf.state is not BatchState.ENDED), None)) is not None:
-                remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not waiting.waits.wait_for(waiting, remaining):
-                    raise RequestTimeoutError(f"not everything was acknowledged within {timeout} s")
-        return next((leaf.error for leaf in _leaves(self._handles) if leaf.error is not None), None)
+    def unended(self) -> list[ProducerBatch]:
+        """All batches that have not ended, by partition."""
+        return [batch for queue in self.queues.values() for batch in queue.batches()]
 
-    def result(self, timeout: float | None = None) -> list[BatchMetadata]:
-        """Where each batch went, in the order of the rows within each partition. Raises the first error."""
-        error = self.exception(timeout)
-        if error is not None:
-            raise error
-        return [batch.batch_metadata() for batch in _leaves(self._handles)]
+    def first_linger_ns(self) -> int | None:
+        """When the first open batch has filled long enough; None: there is none."""
+        return self._lingering[0][0] + self._held_ns if self._lingering else None
 
-    def __await__(self) -> Generator[Any, None, list[BatchMetadata]]:
-        """In a coroutine: `result()` without holding the event loop up."""
-        for handle in self._handles:
-            while (waiting := next((leaf for leaf in _leaves([handle]) if leaf.state is not BatchState.ENDED), None)) is not None:
-                try:
-                    yield from Handle((waiting, 3)).__await__()  # its first row: a batch ends as one, or in two that are looked at again
-                except TailraceError:
-                    pass  # `result` raises the first of all
-        return self.result(0)
+    def next_look_ns(self) -> int | None:
+        """When `close_due` next has something to do; None: when an answer has come."""
+        ends_ns = None if self.is_busy else self.first_linger_ns()
+        return ends_ns if ends_ns is None or not self._held_ns else min(ends_ns, self._load_checked[0] + LOAD_CHECK_NS)
 
+    def close_due(self, now_ns: int) -> None:
+        """Close what has filled long enough."""
+        if now_ns - self._load_checked[0] > LOAD_CHECK_NS:
+            self._look_at_load(now_ns)
+        lingering = self._lingering
+        while lingering and (lingering[0][0] + self._held_ns <= now_ns or lingering[0][2].state is not BatchState.OPEN):
+            if lingering[0][2].state is BatchState.OPEN and self.is_busy:
+                break
+            _, queue, batch = lingering.popleft()
+            if queue.open is batch:
+                self.close_batch(queue)
 
-class PartitionQueue:
-    """The batches of one partition, from open to answered."""
+    def _look_at_load(self, now_ns: int) -> None:
+        """Decide how long open batches may fill beyond their linger."""
+        then_ns, then_count = self._load_checked
+        open_batches = [batch for _, _, batch in self._lingering if batch.state is BatchState.OPEN]
+        count = self._closed_records + sum(len(batch.rows) // 3 for batch in open_batches)
+        self._load_checked = now_ns, count
+        fast = (count - then_count) * NS_PER_S > FAST_RECORDS_PER_S * (now_ns - then_ns)
+        self._held_ns = len(open_batches) * NS_PER_S // SMALL_BATCHES_PER_S if fast and self._linger_ns else 0
 
-    __slots__ = (
-        "in_flight",
-        "info",
-        "is_gone",
-        "is_listed",
-        "muted_until_ns",
-        "next_ordinal",
-        "next_sequence",
-        "open",
-        "partition",
-        "ready",
-    )
+    # ---- what is to be sent ------------------------------------------------------------------------------------------------------------
 
-    def __init__(self, info: TopicInfo, partition: int) -> None:
-        self.info = info
-        self.partition = partition
-        self.open: ProducerBatch | None = None
-        self.ready: deque[ProducerBatch] = deque()
-        self.in_flight: deque[ProducerBatch] = deque()
-        self.next_sequence = 0
-        self.next_ordinal = 0
-        self.muted_until_ns = 0
-        """Not to be sent from before this: a retry is waiting for its time."""
-        self.is_gone = False
-        """The appliance does not know the topic any more: ask anew before sending to it."""
-        self.is_listed = False
-        """Whether the producer's list of queues with something to send holds it."""
+    def enlist(self, queue: PartitionQueue) -> None:
+        """The queue has something to send."""
+        if not queue.is_listed:
+            queue.is_listed = True
+            self._listed.append(queue)
 
-    def close_open(self) -> bool:
-        """The open batch, if any, takes no more records."""
-        if self.open is None:
+    def send_listed(self, send: Callable[[PartitionQueue], bool]) -> None:
+        """Have `send` called for each listed queue. False: something is left that no answer will free, and the queue is listed again."""
+        for _ in range(len(self._listed)):
+            queue = self._listed.popleft()
+            queue.is_listed = False
+            if not send(queue) and queue.ready:
+                self.enlist(queue)
+
+    @property
+    def has_listed(self) -> bool:
+        """Whether a queue has something to send."""
+        return bool(self._listed)
+
+    def muted_until_ns(self, now_ns: int) -> list[int]:
+        """When retries that wait now may be sent."""
+        return [queue.muted_until_ns for queue in self._listed if queue.muted_until_ns > now_ns]
+
+    def enter_flight(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        """The batch was sent and is to be answered."""
+        batch.state = BatchState.IN_FLIGHT
+        queue.in_flight.append(batch)
+        self.in_flight_count += 1
+
+    def leave_flight(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        """The batch was answered, or is given up."""
+        queue.in_flight.remove(batch)
+        self.in_flight_count -= 1
+
+    def put_back(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        """The batch is to be sent again."""
+        batch.state = BatchState.READY
+        queue.put_back(batch)
+        self.enlist(queue)
+
+    def split(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
+        """Have the first ready batch, which cannot leave as it is, leave as two. False: it has one row."""
+        halves = batch.split()
+        if halves is None:
             return False
-        self.ready.append(self.open)
-        self.open = None
+        self.unended_count += 1
+        queue.ready.popleft()
+        queue.ready.extendleft(reversed(halves))
+        batch.state = BatchState.ENDED
+        if batch.waiter is not None:
+            batch.waiter.set()
         return True
 
-    def number(self, batch: ProducerBatch, producer_id: int, epoch: int) -> None:
-        """Give a batch that was not sent before its sequence."""
-        batch.ordinal = self.next_ordinal
-        self.next_ordinal += 1
-        batch.number(producer_id, epoch, self.next_sequence)
-        self.next_sequence = (self.next_sequence + batch.count) % SEQUENCE_MODULUS
+    # ---- settling --------------------------------------------------------------------------------------------------------------------
 
-    def window_is_full(self) -> bool:
-        """Whether one more sequence would make the worker forget a batch whose fate is not known: answers need not come in order, and a request that
-        has timed out may have been carried out.
-        """
-        return bool(self.in_flight) and self.next_ordinal - min(batch.ordinal for batch in self.in_flight) >= REMEMBERED_BATCHES
+    def end(self, batch: ProducerBatch, base_offset: int | None, error: TailraceError | None) -> None:
+        """Settle a batch, once: its records went to `base_offset` and on (None with acks=0), or failed."""
+        if batch.state is BatchState.ENDED:
+            return
+        if batch.state is BatchState.OPEN:
+            self._note_closed(batch)
+        if error is not None:
+            self.error_count += batch.count
+        self.buffered_bytes -= batch.reserved_bytes
+        self.unended_count -= 1
+        self._callbacks.due += batch.end(base_offset, error)
 
-    def first_of_unknown_fate(self) -> int:
-        """Where among `ready` the first batch stands that may have been appended, -1: there is none. What was never sent comes behind all that was."""
-        for position, batch in enumerate(self.ready):
-            if batch.was_sent:
-                return position
-            if not batch.attempts:
-                break
-        return -1
+    def end_queue(self, queue: PartitionQueue, error: TailraceError) -> None:
+        """Settle everything of a partition with an error."""
+        for batch in queue.batches():
+            self.end(batch, None, error)
+        self.in_flight_count -= len(queue.in_flight)
+        queue.clear()
 
-    def batches(self) -> list[ProducerBatch]:
-        return [*self.in_flight, *self.ready, *([self.open] if self.open is not None else [])]
+    def end_all(self, error: TailraceError) -> None:
+        """Settle everything with an error."""
+        for queue in self.queues.values():
+            self.end_queue(queue, error)
 
-
-def closed_error() -> ClientClosedError:
-    return ClientClosedError("the producer is closed")
+    def forget_queue(self, queue: PartitionQueue, error: TailraceError) -> None:
+        """The partition is no more: settle what it has."""
+        self.end_queue(queue, error)
+        self.queues.pop((queue.info.topic_id, queue.partition), None)

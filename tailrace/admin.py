@@ -1,8 +1,6 @@
-"""Administration: topics, offsets, the state of the appliance.
+"""Administration: topics, offsets, delayed records, the state of the appliance.
 
-Every call is one request, driven by the caller's thread; not thread-safe, a context manager. Calls that change something are answered
-when it is done:
-the files exist, or are gone.
+Every call is one request or a few, driven by the caller's thread.
 """
 
 from __future__ import annotations
@@ -10,72 +8,40 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from tailrace.arguments import name_list, partition_of
+from tailrace.arguments import by_partition, mapping_of, name_list, name_of, optional_text_bytes, whole
 from tailrace.connection import Connection
 from tailrace.delays import due_time_us, moment_us
 from tailrace.environment import REAL, Environment
 from tailrace.errors import (
     DelayNotEnabledError,
+    InvalidRecordError,
     InvalidRequestError,
-    InvalidSettingError,
-    NotSupportedError,
     OffsetOutOfRangeError,
     TailraceError,
     UnknownTopicError,
     error_for,
 )
+from tailrace.new_topic import NewTopic as NewTopic
+from tailrace.new_topic import check_configs, delay_schema_of
+from tailrace.new_topic import create_request as create_request
+from tailrace.offset_lookup import list_offsets
+from tailrace.other_names import GroupsOfAdminLater, OtherNames
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.wire import Api
-from tailrace.records import TopicPartition
+from tailrace.records import TopicPartition, to_timestamp_us
 from tailrace.recurrence import Recurrence
-from tailrace.settings import DEFAULT_BOOTSTRAP, merged
+from tailrace.settings import AdminSettings, build, documented, merged
 from tailrace.topics import TopicInfo, topics_from_metadata
 
 TOPICS_AT_ONCE = 256
-OFFSETS_AT_ONCE = 1_024
 DELAYS_PAGE = 1_000
 DELAYS_AT_ONCE = 2_000
 LEASES_AT_ONCE = 1_000
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-
-
-class NewTopic:
-    """A topic to be made. `schema`: a pyarrow Schema, or any frame that has the columns; None: the default schema of key, value,
-    timestamp and headers.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        partitions: int = 1,
-        configs: Mapping[str, Any] | None = None,
-        schema: Any = None,
-        *,
-        num_partitions: int | None = None,
-        replication_factor: int = 1,
-    ) -> None:
-        """`num_partitions`: Kafka's name for `partitions`. Raises InvalidSettingError for a wrong part, NotSupportedError for more than one replica."""
-        if num_partitions is not None:
-            partitions = num_partitions
-        if not isinstance(name, str):
-            raise InvalidSettingError(f"the name of a topic is {name!r:.100}; it must be text")
-        if not isinstance(partitions, int) or isinstance(partitions, bool):
-            raise InvalidSettingError(f"partitions is {partitions!r:.100}; it takes a whole number")
-        if configs is not None and not isinstance(configs, Mapping):
-            raise InvalidSettingError(f"configs is a {type(configs).__name__}; it takes a dict of setting -> value")
-        if replication_factor not in (1, -1):
-            raise NotSupportedError("replication is not part of this version: leave replication_factor out")
-        self.name = name
-        self.partitions = partitions
-        self.configs = dict(configs or {})
-        self.schema = schema
-
-    def __repr__(self) -> str:
-        return f"NewTopic(name={self.name!r}, partitions={self.partitions}, configs={self.configs}, schema={'given' if self.schema is not None else None})"
 
 
 class PendingDelay(NamedTuple):
@@ -90,25 +56,6 @@ class PendingDelay(NamedTuple):
     repeat: Recurrence | None
 
 
-def create_request(
-    name: str, partitions: int = 1, configs: Mapping[str, Any] | None = None, schema_message: bytes | None = None
-) -> dict[str, Any]:
-    """One entry of a CREATE_TOPICS request."""
-    request: dict[str, Any] = {"name": name, "partitions": partitions, "configs": dict(configs or {}), "schema": None}
-    if schema_message is not None:
-        request["schema"] = base64.b64encode(schema_message).decode("ascii")
-        if "delay.enabled" in request["configs"]:
-            request["delay_schema"] = _delay_schema_of(schema_message)
-    return request
-
-
-def _delay_schema_of(schema_message: bytes) -> str:
-    """The schema of the delay log of a topic that has this one, for JSON."""
-    from tailrace.schema import delay_schema, from_message, to_message
-
-    return base64.b64encode(to_message(delay_schema(from_message(schema_message)))).decode("ascii")
-
-
 def partition_counts(call: Callable[[Api, dict[str, Any]], dict[str, Any]]) -> dict[str, int]:
     """Topic -> how many partitions it has, names ascending, asked for page by page through `call(api, request)`."""
     counts: dict[str, int] = {}
@@ -120,50 +67,66 @@ def partition_counts(call: Callable[[Api, dict[str, Any]], dict[str, Any]]) -> d
     return counts
 
 
-def _ms(us: int | None) -> int | None:
-    return us // 1000 if us else None
+@documented(AdminSettings)
+class Admin(GroupsOfAdminLater, OtherNames):
+    """Makes, changes, describes and deletes topics, and shows the state of the appliance. A context manager; for one thread at a time.
 
+        with tailrace.Admin("tcp://127.0.0.1:7420") as admin:
+            admin.create_topics(tailrace.NewTopic("orders", partitions=4, configs={"retention.ms": "7d"}))
 
-class Admin:
-    """A connection for administration."""
+    What changes something is done when the method returns: files exist, or are gone. Every method raises NotReachableError when no appliance answers,
+    RequestTimeoutError when the answer takes longer than `request_timeout_ms`, and ClientClosedError once it is closed.
+    """
+
+    _elsewhere: ClassVar[dict[str, str]] = {
+        "alter_configs": "write alter_topics({topic: {setting: value}})",
+        "close_idle": "write close()",
+        "describe_acls": "users are not part of this version",
+        "describe_log_dirs": "describe_topics() says the bytes of each partition",
+        "incremental_alter_configs": "write alter_topics({topic: {setting: value}})",
+        "list_consumer_group_offsets": "groups are not part of this version",
+        "list_consumer_groups": "groups are not part of this version",
+        "list_offsets": 'write offsets({partition: "latest"}), or use a Consumer\'s end_offsets()',
+    }
 
     def __init__(
         self,
-        bootstrap: str | Mapping[str, Any] | None = None,
+        bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None,
         *,
-        bootstrap_servers: str | None = None,
-        request_timeout_ms: int = 30_000,
-        connect_timeout_ms: int | None = None,
-        client_id: str = "tailrace-admin",
+        bootstrap_servers: str | Sequence[str] | None = None,
+        request_timeout_ms: int | str | None = None,
+        connect_timeout_ms: int | str | None = None,
+        client_id: str | None = None,
         environment: Environment = REAL,
     ) -> None:
-        """`bootstrap`: the address, or Kafka's dict (`{"bootstrap.servers": "localhost:7420"}`). `connect_timeout_ms`: how long to try an appliance that
-        does not answer at all; None: as long as a request may take. Raises InvalidSettingError.
+        """`bootstrap`: the address, or a dict of settings with Kafka's names (`{"bootstrap.servers": "localhost:7420"}`); settings that are left out are as
+        `tailrace.settings.AdminSettings` says. Raises InvalidSettingError.
         """
-        settings = merged(
-            bootstrap if isinstance(bootstrap, Mapping) else {"bootstrap": bootstrap or bootstrap_servers or DEFAULT_BOOTSTRAP}, {}
-        )
-        unknown = sorted(set(settings) - {"bootstrap"})
-        if unknown:
-            raise InvalidSettingError(f"unknown setting {unknown[0]!r} of an Admin; what is not the address is given as a keyword argument")
-        self._timeout_ms = request_timeout_ms
-        self._connect_timeout_ms = connect_timeout_ms
-        self._connection = Connection(settings.get("bootstrap", DEFAULT_BOOTSTRAP), client_id, environment, "admin client")
+        first = bootstrap if isinstance(bootstrap, Mapping) or bootstrap is None else {"bootstrap": bootstrap}
+        given = {
+            "bootstrap_servers": bootstrap_servers, "request_timeout_ms": request_timeout_ms, "connect_timeout_ms": connect_timeout_ms,
+            "client_id": client_id,
+        }  # fmt: skip
+        self.settings = build(AdminSettings, merged(first, {name: value for name, value in given.items() if value is not None}))
+        self._connection = Connection(self.settings.bootstrap, self.settings.client_id, environment, "admin client")
 
     def __enter__(self) -> Admin:
+        self._connection.check_usable()
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
         self.close()
 
     def close(self) -> None:
+        """End the connection. A second time it does nothing."""
         self._connection.close()
 
     def _call(self, api: Api, request: dict[str, Any]) -> dict[str, Any]:
-        return self._connection.call_json(api, request, self._timeout_ms, self._connect_timeout_ms)
+        return self._connection.call_json(api, request, self.settings.request_timeout_ms, self.settings.connect_timeout_ms)
 
     def _change(self, api: Api, items: list[dict[str, Any]], validate_only: bool = False) -> list[dict[str, Any]]:
         """A change of topics. Raises the error of the first that failed; the others are done."""
+        self._connection.check_usable()
         if not items:
             return []
         answer = self._call(api, {"topics": items, "validate_only": validate_only})
@@ -176,17 +139,18 @@ class Admin:
     # ---- topics ----------------------------------------------------------------------------------------------------------------------
 
     def create_topics(self, topics: NewTopic | Iterable[NewTopic], *, validate_only: bool = False) -> None:
-        """Make topics. Raises TopicExistsError, InvalidTopicNameError, InvalidSettingError, InvalidSchemaError."""
+        """Make topics: one, or several. With `validate_only` only say whether they could be made. Those before the first that is refused are made.
+
+        Raises TopicExistsError, InvalidTopicNameError, InvalidSettingError, InvalidSchemaError, InvalidRequestError.
+        """
+        given: object = [topics] if isinstance(topics, NewTopic) else topics
+        if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+            raise InvalidRequestError(f"{given!r:.100} is no NewTopic; write NewTopic(name, partitions)")
         items = []
-        for topic in [topics] if isinstance(topics, NewTopic) else topics:
+        for topic in given:
             if not isinstance(topic, NewTopic):
                 raise InvalidRequestError(f"{topic!r:.100} is no NewTopic; write NewTopic(name, partitions)")
-            message = None
-            if topic.schema is not None:
-                from tailrace.schema import schema_of, to_message
-
-                message = to_message(schema_of(topic.schema))
-            items.append(create_request(topic.name, topic.partitions, topic.configs, message))
+            items.append(topic.request())
         self._change(Api.CREATE_TOPICS, items, validate_only)
 
     def delete_topics(self, names: str | Iterable[str]) -> None:
@@ -194,20 +158,25 @@ class Admin:
         self._change(Api.DELETE_TOPICS, [{"name": name} for name in name_list("names", names)])
 
     def alter_topics(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
-        """Change settings: topic -> {setting: value}; others stay. Raises UnknownTopicError, InvalidSettingError."""
-        items: list[dict[str, Any]] = [{"name": name, "configs": dict(values)} for name, values in configs.items()]
+        """Change settings: topic -> {setting: value}; settings that are not named stay. Raises UnknownTopicError, InvalidSettingError."""
+        items: list[dict[str, Any]] = []
+        for name, values in mapping_of("configs", configs, '{"orders": {"retention.ms": "7d"}}').items():
+            changed = mapping_of(f"configs of {name!r:.100}", values, '{"retention.ms": "7d"}')
+            check_configs(changed)
+            items.append({"name": name_of("the name of a topic", name), "configs": dict(changed)})
         delayed = [item["name"] for item in items if "delay.enabled" in item["configs"]]
         infos = self.topic_info(delayed) if delayed else {}
         for item in items:
             if item["name"] in infos and infos[item["name"]].typed:
-                item["delay_schema"] = _delay_schema_of(infos[item["name"]].schema_message)
+                item["delay_schema"] = delay_schema_of(infos[item["name"]].schema_message)
         self._change(Api.ALTER_TOPICS, items)
 
     def create_partitions(self, counts: Mapping[str, int]) -> None:
         """Raise the number of partitions: topic -> total. Keys then go elsewhere than before, as in Kafka. Raises UnknownTopicError,
         InvalidSettingError.
         """
-        self._change(Api.ALTER_TOPICS, [{"name": name, "partitions": count} for name, count in counts.items()])
+        wanted = mapping_of("counts", counts, '{"orders": 8}').items()
+        self._change(Api.ALTER_TOPICS, [{"name": name_of("the name of a topic", name), "partitions": count} for name, count in wanted])
 
     def list_topics(self) -> list[str]:
         """Names of all topics, ascending."""
@@ -219,6 +188,7 @@ class Admin:
 
     def topic_info(self, names: str | Iterable[str]) -> dict[str, TopicInfo]:
         """Schemas, settings and partition counts. Raises UnknownTopicError."""
+        self._connection.check_usable()
         wanted, infos, count = name_list("names", names), dict[str, TopicInfo](), TOPICS_AT_ONCE
         while wanted:
             try:
@@ -263,37 +233,38 @@ class Admin:
 
     # ---- offsets ---------------------------------------------------------------------------------------------------------------------
 
-    def offsets(self, wanted: Mapping[TopicPartition, str | int]) -> dict[TopicPartition, dict[str, Any]]:
-        """What LIST_OFFSETS says of each partition, for "earliest", "latest" or a time in microseconds; check each with
-        `check_offsets_answer`.
+    def offsets(self, wanted: Mapping[TopicPartition, str | int | dt.datetime]) -> dict[TopicPartition, dict[str, Any]]:
+        """What the appliance says of each partition's offset at "earliest", "latest" or a time (a datetime, or int microseconds), for which `offset` is the
+        first record at or after it, -1 where there is none. Each is a dict with `offset`, `beginning`, `end`, `size_bytes`, `leader_epoch` and `state`, or
+        with the `code` of a refusal, which `tailrace.offset_lookup.check_offsets_answer` raises.
         """
-        items = [
-            {"topic": key.topic, "partition": key.partition, "at": at} for key, at in ((partition_of(tp), at) for tp, at in wanted.items())
-        ]
-        found: dict[TopicPartition, dict[str, Any]] = {}
-        for start in range(0, len(items), OFFSETS_AT_ONCE):
-            answer = self._call(Api.LIST_OFFSETS, {"partitions": items[start : start + OFFSETS_AT_ONCE]})
-            found.update((TopicPartition(item["topic"], item["partition"]), item) for item in answer["offsets"])
-        return found
+        self._connection.check_usable()
+        given = by_partition("wanted", wanted, '{TopicPartition(topic, 0): "latest"}')
+        times = {key: to_timestamp_us(at) if isinstance(at, dt.datetime) else at for key, at in given.items()}
+        return list_offsets(self._call, times.items())
 
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Delete the records below these offsets (-1: below the high watermark). Answers where each partition begins now. Raises
-        UnknownTopicError, OffsetOutOfRangeError.
+        """Delete the records below these offsets (-1: below the high watermark). Returns where each partition begins now. Raises UnknownTopicError,
+        OffsetOutOfRangeError.
         """
+        given = by_partition("offsets", offsets, "{TopicPartition(topic, 0): 1000}")
         wanted: dict[str, dict[str, int]] = {}
-        for key, offset in offsets.items():
-            topic, partition = partition_of(key)
-            wanted.setdefault(topic, {})[str(partition)] = offset
+        for key, offset in given.items():
+            wanted.setdefault(key.topic, {})[str(key.partition)] = whole("offset", offset, -1)
         results = self._change(Api.DELETE_RECORDS, [{"name": name, "partitions": partitions} for name, partitions in wanted.items()])
         starts = {result["name"]: result["log_start_offsets"] for result in results}
-        return {TopicPartition(*key): int(starts[key[0]][str(key[1])]) for key in offsets}
+        return {key: int(starts[key.topic][str(key.partition)]) for key in given}
 
     def lease_offsets(self, lease: str, offsets: Mapping[TopicPartition, int], ttl_ms: int) -> None:
         """Ask that retention keeps everything from these offsets on for `ttl_ms` (0: give the lease back). Ask again before it ends to keep it longer.
-        A lease is durable when this returns. Raises UnknownTopicError, OffsetOutOfRangeError when an offset is gone already, InvalidRequestError when there
-        are too many leases.
+        A lease is durable when this returns. `lease`: its name, 1 to 100 characters. Raises UnknownTopicError, OffsetOutOfRangeError when an offset is gone
+        already, InvalidRequestError when there are too many leases.
         """
-        items = list(offsets.items())
+        self._connection.check_usable()
+        name_of("lease", lease)
+        whole("ttl_ms", ttl_ms, 0)
+        given = by_partition("offsets", offsets, "{TopicPartition(topic, 0): 1000}")
+        items = [(key, whole("offset", offset, 0)) for key, offset in given.items()]
         for start in range(0, len(items), LEASES_AT_ONCE):
             piece = items[start : start + LEASES_AT_ONCE]
             wanted = [{"topic": key[0], "partition": key[1], "offset": offset} for key, offset in piece]
@@ -309,37 +280,44 @@ class Admin:
         topic: str,
         *,
         partition: int | None = None,
-        key: bytes | None = None,
+        key: bytes | str | None = None,
         due_from: dt.datetime | None = None,
         due_to: dt.datetime | None = None,
     ) -> Iterator[PendingDelay]:
-        """What waits in a topic, by partition and due time, fetched page by page. Raises UnknownTopicError, InvalidRequestError."""
-        request: dict[str, Any] = {"topic": topic, "partition": partition, "limit": DELAYS_PAGE, "after": None}
-        request["key"] = None if key is None else key.hex()
-        request["from_us"] = None if due_from is None else moment_us("due_from", due_from)
-        request["to_us"] = None if due_to is None else moment_us("due_to", due_to)
-        return self._pages(request)
+        """What waits in a topic, by partition and due time, fetched page by page. `key`: only records with this key (text is taken as UTF-8); `due_from`,
+        `due_to` (datetimes with a time zone): only those due between. Raises UnknownTopicError, DelayNotEnabledError, InvalidRequestError, also while the
+        pages are gone through.
+        """
+        self._connection.check_usable()
+        return self._pages(delays_request(topic, partition, key, due_from, due_to))
 
     def _pages(self, request: dict[str, Any]) -> Iterator[PendingDelay]:
         while True:
-            try:
-                answer = self._call(Api.LIST_DELAYS, request)
-            except UnknownTopicError:
-                if request["topic"] in self.partition_counts():
-                    raise DelayNotEnabledError(f"topic {request['topic']!r} has no delayed records: delay.enabled is false") from None
-                raise
-            for row in answer["delays"]:
-                yield PendingDelay(
-                    row["delay_id"], row["topic"], row["partition"], _EPOCH + dt.timedelta(microseconds=row["due_us"]),
-                    None if row["key"] is None else base64.b64decode(row["key"]), Recurrence(**row["repeat"]) if row["repeat"] else None,
-                )  # fmt: skip
-            request["after"] = answer["after"]
-            if answer["after"] is None:
+            delays, request["after"] = self._delays_page(request)
+            yield from delays
+            if request["after"] is None:
                 return
 
+    def _delays_page(self, request: dict[str, Any]) -> tuple[list[PendingDelay], str | None]:
+        """One page of `list_delays`, and what the next begins after (None: it was the last)."""
+        try:
+            answer = self._call(Api.LIST_DELAYS, request)
+        except UnknownTopicError:
+            if request["topic"] in self.partition_counts():
+                raise DelayNotEnabledError(f"topic {request['topic']!r} has no delayed records: delay.enabled is false") from None
+            raise
+        delays = [
+            PendingDelay(
+                row["delay_id"], row["topic"], row["partition"], _EPOCH + dt.timedelta(microseconds=row["due_us"]),
+                None if row["key"] is None else base64.b64decode(row["key"]), Recurrence(**row["repeat"]) if row["repeat"] else None,
+            )
+            for row in answer["delays"]
+        ]  # fmt: skip
+        return delays, answer["after"]
+
     def cancel_delays(self, delay_ids: str | Iterable[str], *, topic: str | None = None) -> dict[str, TailraceError | None]:
-        """Have delayed records not delivered. Answers for each id None, or why not: UnknownDelayError when it came too late. `topic`: ids of other topics
-        are refused. Raises InvalidRequestError, RequestTimeoutError.
+        """Have delayed records (a delay_id, or several) not delivered. Returns for each id None, or why not: UnknownDelayError when it came too late.
+        `topic`: ids of other topics are refused. Raises InvalidRequestError, RequestTimeoutError.
         """
         return {
             name: found if isinstance(found, TailraceError) else None
@@ -347,12 +325,19 @@ class Admin:
         }
 
     def reschedule_delays(self, dues: Mapping[str, dt.datetime], *, topic: str | None = None) -> dict[str, str | TailraceError]:
-        """Have delayed records delivered at another time: id -> when (a datetime with a time zone). Answers for each its new id, by which it goes from now
-        on, or why not. Raises InvalidRequestError, InvalidRecordError, RequestTimeoutError.
+        """Have delayed records delivered at another time: delay_id -> when (a datetime with a time zone). Returns for each its new id, by which it goes from
+        now on, or why not. Raises InvalidRequestError, RequestTimeoutError.
         """
-        return self._change_delays({name: due_time_us(due, None, time.time_ns() // 1000) for name, due in dues.items()}, topic)
+        changes: dict[str, int | None] = {}
+        for name, due in mapping_of("dues", dues, "{delay_id: datetime}").items():
+            _moment_us(f"the time for {name!r:.60}", due)
+            changes[name_of("a delay_id", name)] = due_time_us(due, None, time.time_ns() // 1000)
+        return self._change_delays(changes, topic)
 
     def _change_delays(self, changes: Mapping[str, int | None], topic: str | None) -> dict[str, Any]:
+        self._connection.check_usable()
+        if topic is not None:
+            name_of("topic", topic)
         answers: dict[str, Any] = {}
         items = [{"delay_id": name, "due_us": due_us} for name, due_us in changes.items()]
         for start in range(0, len(items), DELAYS_AT_ONCE):
@@ -390,14 +375,28 @@ class Admin:
         """Let partitions that a failed disk took offline take writes again: their logs are recovered, then opened. Raises UnknownTopicError,
         PartitionOfflineError, StorageError when the disk still refuses.
         """
-        self._change(Api.ALTER_TOPICS, [{"name": topic, "online": True}])
+        self._change(Api.ALTER_TOPICS, [{"name": name_of("topic", topic), "online": True}])
 
 
-def check_offsets_answer(item: dict[str, Any]) -> dict[str, Any]:
-    """One entry of a LIST_OFFSETS answer. Raises what it says."""
-    code = code_of(item["code"])
-    if code is not ErrorCode.OK:
-        raise error_for(code, f"{item['topic']}-{item['partition']}")
-    if "offset" not in item:
-        raise InvalidRequestError("an offset is missing in the answer")
-    return item
+def delays_request(
+    topic: str, partition: int | None, key: bytes | str | None, due_from: dt.datetime | None, due_to: dt.datetime | None
+) -> dict[str, Any]:
+    """A LIST_DELAYS request for the first page: see `Admin.list_delays`. Raises InvalidRequestError."""
+    key_bytes = optional_text_bytes("key", key)
+    return {
+        "topic": name_of("topic", topic), "partition": None if partition is None else whole("partition", partition, 0), "limit": DELAYS_PAGE,
+        "after": None, "key": None if key_bytes is None else key_bytes.hex(), "from_us": None if due_from is None else _moment_us("due_from", due_from),
+        "to_us": None if due_to is None else _moment_us("due_to", due_to),
+    }  # fmt: skip
+
+
+def _ms(us: int | None) -> int | None:
+    return us // 1000 if us else None
+
+
+def _moment_us(what: str, when: Any) -> int:
+    """A datetime with a time zone, microseconds since 1970. Raises InvalidRequestError."""
+    try:
+        return moment_us(what, when)
+    except InvalidRecordError as error:
+        raise InvalidRequestError(error.detail) from None

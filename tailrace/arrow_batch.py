@@ -1,6 +1,6 @@
 """Records to batches and back: the only place where the SDK makes or reads Arrow data.
 
-A batch is encoded once, by the producer, and decoded once, by whoever reads it; nobody between looks inside.
+A batch is encoded once, by the producer, and decoded once, by its reader; nothing between looks inside.
 Invariants: `decode(encode(rows)) == rows`; a decoded batch has passed form, both checksums and, unless told to trust, Arrow's full
 validation. What a batch may unpack to is looked at before anything of it is unpacked, also when told to trust.
 """
@@ -157,6 +157,7 @@ def check_unpacked(data: memoryview, header: BatchHeader, max_bytes: int) -> Non
 
 
 def timestamp_type_of(header: BatchHeader) -> int:
+    """LOG_APPEND_TIME or CREATE_TIME: whose clock the batch's timestamps are of."""
     return LOG_APPEND_TIME if header.attributes & ATTRIBUTE_LOG_APPEND_TIME else CREATE_TIME
 
 
@@ -171,6 +172,14 @@ def timestamp_range(batch: pa.RecordBatch, fallback_us: int) -> tuple[int, int]:
     largest = pc.max(column).as_py()
     first = column[0].as_py()
     return (fallback_us if first is None else first), (fallback_us if largest is None else largest)
+
+
+def timestamps_of(batch: pa.RecordBatch, header: BatchHeader) -> pa.Array | None:
+    """The time of each row in microseconds, int64, by the rule that LIST_OFFSETS finds records by; None: each has the batch's largest."""
+    index = batch.schema.get_field_index("timestamp")
+    if index < 0 or batch.schema.field(index).type != _TIMESTAMP or header.attributes & ATTRIBUTE_LOG_APPEND_TIME:
+        return None
+    return batch.column(index).cast(pa.int64()).fill_null(header.max_timestamp_us)
 
 
 _new_record = partial(tuple.__new__, Record)

@@ -31,8 +31,8 @@ def schema_message_of(frame: Frame) -> bytes:
 
 
 def with_due_times(frame: Frame, delay_column: str | None, due_us: int, levels: str) -> pa.Table:
-    """The frame with the columns of a delay log. `delay_column` names the frame's column that says when each row is due: timestamps (without a zone they
-    are nobody's), or durations from `due_us` on, which else is when all of them are due. Raises InvalidRecordError, SchemaMismatchError.
+    """The frame with the columns of a delay log. `delay_column` names the frame's column that says when each row is due: timestamps with a zone,
+    or durations from `due_us` on. Without it all rows are due at `due_us`. Raises InvalidRecordError, SchemaMismatchError.
     """
     table = to_table(frame)
     if delay_column is None:

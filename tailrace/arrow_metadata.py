@@ -58,6 +58,8 @@ class BufferKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BufferSpec:
+    """One buffer of a node: what it holds, and for FIXED how wide a value is."""
+
     kind: BufferKind
     bit_width: int = 0
     """Bits per value where kind is FIXED."""
@@ -165,7 +167,7 @@ def _pairs(data: Readable, position: int) -> tuple[int, ...]:
 
 
 _shared: WeakValueDictionary[bytes, SchemaLayout] = WeakValueDictionary()
-"""Schema message -> its layout, for as long as somebody has it: a topic's partitions share one."""
+"""Schema message -> its layout, for as long as it is used: a topic's partitions share one."""
 
 
 def read_schema(message: Readable) -> SchemaLayout:

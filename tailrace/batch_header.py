@@ -9,7 +9,7 @@ A batch is one Arrow IPC encapsulated message whose metadata padding carries thi
     |<------------- body_crc32c ------------------------->|<- header_crc32c  -->|<----- body_crc32c ------>|
 
 Owner: the producer writes every field once; the worker that appends the batch rewrites `base_offset`, `append_time_us`, `leader_epoch`,
-`durable_offset` and the header's checksum, and nothing else. Nobody rewrites the body or its checksum.
+`durable_offset` and the header's checksum, and nothing else. The body and its checksum are never rewritten.
 
 Invariants:
     8 + metadata_size is a multiple of 8;  HEADER_BYTES + extension_length <= metadata_size
@@ -17,9 +17,8 @@ Invariants:
     record_count == 0 and last_offset_delta == 0 for control batches
     header_crc32c is seeded with topic id and partition: a batch in the wrong file is never taken for its own
 
-Layout: `_FIELDS` below, little endian, every field at a multiple of its size. The last fields are `header_length, version, magic`, so
-the header
-is found from its end. All fields are reserved now, whoever fills them later; a change of layout is a new `version`.
+Layout: `_FIELDS` below, little endian, every field at a multiple of its size. The last fields are `header_length, version, magic`, so the header is found
+from its end. All fields are reserved now, also those that are filled by a later version; a change of layout is a new `version`.
 """
 
 from __future__ import annotations
@@ -124,18 +123,22 @@ class BatchHeader:
 
     @property
     def last_offset(self) -> int:
+        """The offset of the last record, or of the last that compaction has removed."""
         return self.base_offset + self.last_offset_delta
 
     @property
     def next_offset(self) -> int:
+        """The offset behind the batch: where the next one begins."""
         return self.base_offset + self.last_offset_delta + 1
 
     @property
     def is_control(self) -> bool:
+        """Whether it has no records, and is not handed to users."""
         return bool(self.attributes & ATTRIBUTE_CONTROL)
 
     @property
     def is_delay_mark(self) -> bool:
+        """Whether it is a delay log's mark: see CONTROL_DELAY_MARK."""
         return bool(self.attributes & ATTRIBUTE_CONTROL) and self.control_type == CONTROL_DELAY_MARK
 
     def to_bytes(self) -> bytes:

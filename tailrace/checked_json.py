@@ -23,6 +23,7 @@ _READ_BYTES = 1 << 20
 
 
 def encode(content: Any) -> bytes:
+    """The bytes of a document with this content, its checksum first. Raises TypeError for what JSON has not."""
     body = orjson.dumps(content)
     return _HEAD % crc32c(body) + body + b"}"
 
@@ -34,7 +35,7 @@ def decode(data: bytes) -> Any | None:
         return None
     try:
         return orjson.loads(body)
-    except orjson.JSONDecodeError:  # somebody wrote a checksum by hand
+    except orjson.JSONDecodeError:  # the checksum was written by hand
         return None
 
 
@@ -54,7 +55,7 @@ def replace(path: str, data: Readable) -> None:
     """Put a file with these bytes at `path`, durably. Raises OSError; then what was there is there still."""
     temporary = path + TEMPORARY_SUFFIX
     try:
-        os.unlink(temporary)  # a kill left it, or somebody put a link there
+        os.unlink(temporary)  # a kill left it, or it is a link that was put there
     except FileNotFoundError:
         pass
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""One connection: a DEALER to one front, reopened by itself, driven by whoever calls it.
+"""One connection: a DEALER to one front, reopened by itself, driven by its caller.
 
 There is no thread here and nothing blocks: `process()` takes in what has come, `wait()` sleeps until something may have. ZeroMQ's own reconnection
 replays some messages and loses others (tried: 65 of 400), so when the front shows another generation, does not know us, or stays silent, the socket
@@ -20,7 +20,8 @@ from typing import Any
 from tailrace import live_clients
 from tailrace.checksum import Readable
 from tailrace.environment import REAL, ClientSocket, Environment
-from tailrace.errors import ClientClosedError, InvalidSettingError, NotReachableError, RequestTimeoutError, TailraceError, error_for
+from tailrace.errors import ClientClosedError, InvalidSettingError, TailraceError, error_for
+from tailrace.pending_call import PendingCall
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES, ClientSession, Response, State
@@ -40,9 +41,6 @@ REOPEN_MAX_NS = 1_000_000_000
 COPY_BELOW_BYTES = 64 << 10
 SHARED_WAIT_NS = 20_000_000
 """How long `call` sleeps at a time while others may use the connection: the answer may come to them."""
-ASK_AGAIN_CODES = frozenset({ErrorCode.NOT_READY, ErrorCode.TOO_MANY_REQUESTS})
-"""Nothing was done: `call` asks again."""
-ASK_AGAIN_NS = 50_000_000
 
 OnResponse = Callable[[Response | None], None]
 """Called with the answer, or with None when the connection was lost before one came."""
@@ -72,23 +70,28 @@ class Connection:
 
     def __init__(self, address: str, client_id: str, environment: Environment = REAL, owner: str = "client") -> None:
         """`owner`: what it is a part of, for sentences."""
-        self._address = check_bootstrap(address)
+        self.address = check_bootstrap(address)
         self._owner = owner
         self._refusal: ClientClosedError | None = None
         """Why it is not used any more."""
         self._client_id = client_id
         self._environment = environment
-        self._now_ns = environment.monotonic_ns
+        self.now_ns = environment.monotonic_ns
         self._socket: ClientSocket | None = None
         self.session = ClientSession(client_id)
         self._pending: dict[int, OnResponse] = {}
+        self.opened_count = 0
+        """How many sockets it has opened: a new one may have the descriptor number of the one before."""
+        self.received_count = 0
+        """How many messages have come, over all sockets."""
         self._opened_ns = 0
         self._heard_ns = 0
         self._pinged_ns = 0
         self._reopen_at_ns = 0
         self._failures = 0
-        self._away_since_ns = self._now_ns()
-        """Since when there is no appliance; 0: there is one, or it was said."""
+        self._waited_since_ns = 0
+        """Since when its user has waited for an appliance in vain; 0: there is one, or nothing has been wanted of it since."""
+        self._has_said_so = False
         self.fatal: TailraceError | None = None
         """A refusal that no retry mends (no common protocol version)."""
         self._oddity = ""
@@ -100,7 +103,8 @@ class Connection:
 
     @property
     def is_ready(self) -> bool:
-        return self.session.state is State.READY
+        """Whether requests can be sent now: there is a socket, and its handshake was answered."""
+        return self._socket is not None and self.session.state is State.READY
 
     def check_usable(self) -> None:
         """Raise ClientClosedError when it is closed, or was made before a fork."""
@@ -123,7 +127,7 @@ class Connection:
             correlation_id, frames = self.session.request(api, body)
         except WireError as error:
             raise error_for(error.code, error.detail) from None
-        now_ns = self._now_ns()
+        now_ns = self.now_ns()
         if not self._pending:
             self._heard_ns = now_ns
         if not self._socket.try_send(frames, copy=sum(map(len, body)) < COPY_BELOW_BYTES):
@@ -135,14 +139,17 @@ class Connection:
     # ---- receiving -------------------------------------------------------------------------------------------------------------------
 
     def process(self) -> int:
-        """Take in everything that has come and call whom it answers. After any use of the socket: its descriptor tells of changes only."""
+        """Take in everything that has come and call the owners of the requests that it answers. Returns how many messages came. To be called
+        after any use of the socket: its descriptor tells of changes only.
+        """
         count = 0
         while self._socket is not None:
             frames = self._socket.try_receive()
             if frames is None:
                 break
             count += 1
-            self._heard_ns = self._now_ns()
+            self.received_count += 1
+            self._heard_ns = self.now_ns()
             was_ready = self.is_ready
             try:
                 response = self.session.receive(frames)
@@ -153,8 +160,8 @@ class Connection:
                 self._lose(self.session.lost_code, self.session.lost_reason)
                 break
             if self.is_ready and not was_ready:
-                self._failures = 0
-                self._away_since_ns = 0
+                self._failures = self._waited_since_ns = 0
+                self._has_said_so = False
                 self._oddity = ""
             if response is not None:
                 on_response = self._pending.pop(response.correlation_id, None)
@@ -176,26 +183,24 @@ class Connection:
         """What came is not of this protocol, or contradicts itself."""
         self._oddity = f"{type(error).__name__}: {error}" if not isinstance(error, WireError) else error.detail
         if not isinstance(error, WireError):
-            logger.error("answer_not_understood address=%s", self._address, exc_info=error)
+            logger.error("answer_not_understood address=%s", self.address, exc_info=error)
         self._lose(ErrorCode.MALFORMED_REQUEST, self._oddity)
 
     # ---- time ------------------------------------------------------------------------------------------------------------------------
 
     def next_tick_ns(self) -> int | None:
         """When `tick` next has something to do."""
-        if self._socket is None:
-            return self._reopen_at_ns
         if not self.is_ready:
-            return self._opened_ns + HANDSHAKE_RETRY_NS
+            again_ns = self._reopen_at_ns if self._socket is None else self._opened_ns + HANDSHAKE_RETRY_NS
+            return min(again_ns, self._waited_since_ns + SAID_AFTER_NS) if self._waited_since_ns and not self._has_said_so else again_ns
         return max(self._heard_ns, self._pinged_ns) + PING_AFTER_NS if self._pending else None
 
     def tick(self, now_ns: int) -> None:
         """Reopen, repeat the handshake, ping, or give up on a silent front."""
         if self.fatal is not None or self._refusal is not None:
             return
-        if self._away_since_ns and now_ns - self._away_since_ns >= SAID_AFTER_NS:
-            self._away_since_ns = 0
-            logger.warning("the %s gets no answer at %s%s; it goes on trying", self._owner, self._address, self.met())
+        if not self.is_ready:
+            self._say_what_is_waited_for(now_ns)
         if self._socket is None:
             if now_ns >= self._reopen_at_ns:
                 self._reopen()
@@ -210,6 +215,14 @@ class Connection:
                 self._pinged_ns = now_ns
                 _, frames = self.session.request(Api.PING)
                 self._socket.try_send(frames)
+
+    def _say_what_is_waited_for(self, now_ns: int) -> None:
+        """Once, when an appliance has been waited for long enough. The time in which nothing was wanted of it does not count: it may be there by now."""
+        if not self._waited_since_ns:
+            self._waited_since_ns = now_ns
+        elif not self._has_said_so and now_ns - self._waited_since_ns >= SAID_AFTER_NS:
+            self._has_said_so = True
+            logger.warning("the %s gets no answer at %s%s; it goes on trying", self._owner, self.address, self.met())
 
     # ---- waiting -----------------------------------------------------------------------------------------------------------------------
 
@@ -233,58 +246,20 @@ class Connection:
         Raises NotReachableError when no connection came about within `connect_timeout_ms` (None: `timeout_ms`), RequestTimeoutError, ClientClosedError, or
         what the answer says.
         """
-        self.check_usable()
-        start_ns = self._now_ns()
-        deadline_ns = start_ns + timeout_ms * 1_000_000
-        connect_by_ns = deadline_ns if connect_timeout_ms is None else min(deadline_ns, start_ns + connect_timeout_ms * 1_000_000)
-        answers: list[Response | None] = []
-        sent = False
-        ask_at_ns = start_ns
-        was_ready = False
-        while True:
-            self.check_usable()
-            self.process()
-            if answers:
-                answer = answers.pop()
-                if answer is not None:
-                    if answer.code is ErrorCode.OK:
-                        return answer
-                    ask_at_ns = self._now_ns() + ASK_AGAIN_NS
-                    if answer.code not in ASK_AGAIN_CODES or ask_at_ns >= deadline_ns:
-                        raise error_for(answer.code, answer.detail())
-                sent = False
-            if self.fatal is not None:
-                raise self.fatal
-            was_ready = was_ready or self.is_ready
-            if not sent and self._now_ns() >= ask_at_ns:
-                sent = self.request(api, body, answers.append)
-                if sent:
-                    continue
-            now_ns = self._now_ns()
-            if now_ns >= deadline_ns and was_ready:
-                raise RequestTimeoutError(f"{api.name} got no answer within {timeout_ms} ms{self.met()}")
-            if now_ns >= connect_by_ns and not was_ready:
-                raise NotReachableError(f"no appliance answers at {self._address}{self.met()}")
-            self.tick(now_ns)
-            tick_ns = self.next_tick_ns()
-            until_ns = deadline_ns if was_ready else connect_by_ns
-            if not sent and now_ns < ask_at_ns:
-                until_ns = min(until_ns, ask_at_ns)
-            wait_ns = min(until_ns, tick_ns if tick_ns is not None else until_ns) - now_ns
+        pending = PendingCall(self, api, body, timeout_ms, connect_timeout_ms, self.now_ns())
+        while (answer := pending.step()) is None:
+            wait_ns = pending.step_again_ns - self.now_ns()
             if lock is None:
                 self.wait(wait_ns)
             else:
                 self._wait_unlocked(lock, wait_ns)
+        return answer
 
     def call_json(
         self, api: Api, request: dict[str, Any], timeout_ms: int, connect_timeout_ms: int | None = None, lock: threading.RLock | None = None
     ) -> dict[str, Any]:
         """`call` with JSON both ways. Raises what it does, and MalformedRequestError for an answer that is not JSON."""
-        response = self.call(api, [requests.encode_json(request)], timeout_ms, connect_timeout_ms, lock)
-        try:
-            return requests.decode_json(response.body[0] if response.body else b"", CLIENT_JSON_MAX_BYTES)
-        except WireError as error:
-            raise error_for(error.code, f"the answer to {api.name}: {error.detail}") from None
+        return decode_answer(api, self.call(api, [requests.encode_json(request)], timeout_ms, connect_timeout_ms, lock))
 
     def _wait_unlocked(self, lock: threading.RLock, wait_ns: int) -> None:
         lock.release()
@@ -300,9 +275,10 @@ class Connection:
     # ---- opening and closing -----------------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self._socket = self._environment.open_socket(self._address)
+        self.opened_count += 1
+        self._socket = self._environment.open_socket(self.address)
         self.session = ClientSession(self._client_id)
-        self._opened_ns = self._heard_ns = self._now_ns()
+        self._opened_ns = self._heard_ns = self.now_ns()
         self._socket.try_send(self.session.start())
 
     def _reopen(self) -> None:
@@ -314,10 +290,9 @@ class Connection:
         self._close_socket()
         if code is ErrorCode.UNSUPPORTED_VERSION:
             self.fatal = error_for(code, reason)
-        self._away_since_ns = self._away_since_ns or self._now_ns()
         delay_ns = min(REOPEN_MAX_NS, REOPEN_FIRST_NS << min(self._failures, 10))
         self._failures += 1
-        self._reopen_at_ns = self._now_ns() + int(delay_ns * (0.5 + self._environment.random() / 2))
+        self._reopen_at_ns = self.now_ns() + int(delay_ns * (0.5 + self._environment.random() / 2))
         pending, self._pending = self._pending, {}
         for on_response in pending.values():
             on_response(None)
@@ -340,3 +315,11 @@ class Connection:
         live_clients.keep_for_parent((self._socket, self._pending))
         self._socket = None
         self._pending = {}
+
+
+def decode_answer(api: Api, response: Response) -> dict[str, Any]:
+    """The JSON of an answer. Raises MalformedRequestError when it is none."""
+    try:
+        return requests.decode_json(response.body[0] if response.body else b"", CLIENT_JSON_MAX_BYTES)
+    except WireError as error:
+        raise error_for(error.code, f"the answer to {api.name}: {error.detail}") from None

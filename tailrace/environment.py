@@ -20,6 +20,10 @@ from tailrace.protocol.wire import BATCH_CEILING_BYTES
 
 FRAME_MAX_BYTES = 2 * BATCH_CEILING_BYTES
 """What a fetch may answer, and a batch more: a peer that sends a larger frame is no appliance, and ZeroMQ drops it before reading."""
+RECONNECT_MS = 20
+RECONNECT_MAX_MS = 60
+"""A client that was there before the appliance connects within 100 ms of its start: libzmq adds up to RECONNECT_MS by chance."""
+POLL_MAX_MS = 2**31 - 1
 _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 """As plain numbers: an operation on members of an enumeration is Python code."""
@@ -36,10 +40,21 @@ def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Readable], *, copy: 
 class ClientSocket(Protocol):
     """One connection's socket. Nothing blocks."""
 
-    def try_send(self, frames: Sequence[Readable], *, copy: bool = True) -> bool: ...
-    def try_receive(self) -> list[bytes] | None: ...
-    def fileno(self) -> int: ...
-    def close(self) -> None: ...
+    def try_send(self, frames: Sequence[Readable], *, copy: bool = True) -> bool:
+        """Queue one message; False when the queue is full."""
+        ...
+
+    def try_receive(self) -> list[bytes] | None:
+        """One whole message, or None."""
+        ...
+
+    def fileno(self) -> int:
+        """Readable when something may have come; -1: there is none."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
 
 
 class DealerSocket:
@@ -53,8 +68,8 @@ class DealerSocket:
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.MAXMSGSIZE, FRAME_MAX_BYTES)
-            socket.setsockopt(zmq.RECONNECT_IVL, 20)
-            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 60)  # who is there before the appliance hears of it within 100 ms
+            socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
             socket.connect(address)
             self._fd = int(socket.getsockopt(zmq.FD))
         except zmq.ZMQError as error:
@@ -87,6 +102,7 @@ class DealerSocket:
         return self._fd
 
     def close(self) -> None:
+        """End it; what is queued is not sent."""
         self._socket.close(0)
 
 
@@ -96,17 +112,22 @@ def sleep_on(fds: Sequence[int], timeout_ns: int) -> None:
     for fd in fds:
         if fd >= 0:
             poll.register(fd, select.POLLIN)
-    poll.poll(max(0, -(-timeout_ns // 1_000_000)))
+    poll.poll(min(max(0, -(-timeout_ns // 1_000_000)), POLL_MAX_MS))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Environment:
+    """The world that a client lives in: see the module's docstring."""
+
     monotonic_ns: Callable[[], int]
     open_socket: Callable[[str], ClientSocket]
     sleep_on: Callable[[Sequence[int], int], None]
     random: Callable[[], float]
     """Uniform in [0, 1)."""
     has_threads: bool = True
+
+    def __repr__(self) -> str:
+        return "REAL" if self is REAL else "<another Environment>"
 
 
 REAL = Environment(time.monotonic_ns, DealerSocket, sleep_on, random.random)

@@ -32,10 +32,14 @@ class TailraceError(Exception):
 
 
 class UnknownTopicError(TailraceError):
+    """There is no such topic; it may have been deleted."""
+
     default_code = ErrorCode.UNKNOWN_TOPIC
 
 
 class PartitionOutOfRangeError(TailraceError):
+    """The topic has no partition of this number."""
+
     default_code = ErrorCode.PARTITION_OUT_OF_RANGE
 
 
@@ -60,70 +64,104 @@ class CorruptBatchError(TailraceError):
 
 
 class UnsupportedBatchError(TailraceError):
+    """A batch of another format version, or with features that this version has not."""
+
     default_code = ErrorCode.UNSUPPORTED_BATCH
 
 
 class UnsafeBatchError(TailraceError):
+    """A batch whose metadata contradicts its bytes or its topic's schema: a reader could crash on it."""
+
     default_code = ErrorCode.UNSAFE_BATCH
 
 
 class SchemaMismatchError(TailraceError):
+    """Rows whose columns are not those of the topic's schema, or cannot be cast to them."""
+
     default_code = ErrorCode.SCHEMA_MISMATCH
 
 
 class InvalidSchemaError(TailraceError):
+    """A schema that no topic can have."""
+
     default_code = ErrorCode.INVALID_SCHEMA
 
 
 class InvalidTopicNameError(TailraceError):
+    """A name that no topic can have."""
+
     default_code = ErrorCode.INVALID_TOPIC_NAME
 
 
 class TopicExistsError(TailraceError):
+    """A topic of this name exists."""
+
     default_code = ErrorCode.TOPIC_EXISTS
 
 
 class InvalidSettingError(TailraceError, ValueError):
+    """A setting of a client, a topic or the appliance that is unknown or has a value that it does not take. A ValueError."""
+
     default_code = ErrorCode.INVALID_SETTING
 
 
 class OffsetOutOfRangeError(TailraceError):
+    """An offset outside the log: retention has removed it, or it was never there."""
+
     default_code = ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 class OutOfOrderSequenceError(TailraceError):
+    """A producer's batch came before one that precedes it. The producer sends both again by itself."""
+
     default_code = ErrorCode.OUT_OF_ORDER_SEQUENCE
 
 
 class UnknownSequenceError(TailraceError):
+    """The partition does not know the producer any more. The producer takes a new epoch by itself."""
+
     default_code = ErrorCode.UNKNOWN_SEQUENCE
 
 
 class StaleProducerEpochError(TailraceError):
+    """Another producer has taken over this one's id."""
+
     default_code = ErrorCode.STALE_PRODUCER_EPOCH
 
 
 class StorageError(TailraceError):
+    """The disk failed to write or to read; whether the batch is stored is not known."""
+
     default_code = ErrorCode.STORAGE_ERROR
 
 
 class PartitionOfflineError(TailraceError):
+    """The partition takes no writes since its disk failed: see `Admin.bring_online`."""
+
     default_code = ErrorCode.PARTITION_OFFLINE
 
 
 class DiskFullError(TailraceError):
+    """The data directory has no space left; producers go on trying until delivery_timeout_ms."""
+
     default_code = ErrorCode.DISK_FULL
 
 
 class RequestTimeoutError(TailraceError, TimeoutError):
+    """No answer came in time; what was asked for may happen all the same. A TimeoutError."""
+
     default_code = ErrorCode.TIMED_OUT
 
 
 class UnsupportedVersionError(TailraceError):
+    """Client and appliance speak no common version of a request."""
+
     default_code = ErrorCode.UNSUPPORTED_VERSION
 
 
 class MalformedRequestError(TailraceError):
+    """What came was not of this protocol."""
+
     default_code = ErrorCode.MALFORMED_REQUEST
 
 
@@ -135,22 +173,32 @@ class LogTruncatedError(TailraceError):
 
 
 class NotSupportedError(TailraceError):
+    """Something that this version has not, or has not yet."""
+
     default_code = ErrorCode.NOT_SUPPORTED
 
 
 class DeliveryTimeoutError(TailraceError, TimeoutError):
+    """A record was not acknowledged within delivery_timeout_ms; it may be stored or not. A TimeoutError."""
+
     default_code = ErrorCode.DELIVERY_TIMEOUT
 
 
 class BufferExhaustedError(TailraceError, BufferError):
+    """buffer_memory stayed full for max_block_ms: records come faster than they are acknowledged. A BufferError."""
+
     default_code = ErrorCode.BUFFER_EXHAUSTED
 
 
 class NotReachableError(TailraceError, ConnectionError):
+    """No appliance answers at the address. A ConnectionError."""
+
     default_code = ErrorCode.NOT_REACHABLE
 
 
 class ClientClosedError(TailraceError):
+    """The client is closed, or belongs to the parent of this process."""
+
     default_code = ErrorCode.CLIENT_CLOSED
 
 
@@ -166,10 +214,14 @@ class InvalidRecordError(TailraceError, TypeError):
 
 
 class InvalidRequestError(TailraceError):
+    """An argument, or a request, that makes no sense; the sentence says what to write."""
+
     default_code = ErrorCode.INVALID_REQUEST
 
 
 class DelayNotEnabledError(TailraceError):
+    """The topic takes no delayed records: delay.enabled is false."""
+
     default_code = ErrorCode.DELAY_NOT_ENABLED
 
 

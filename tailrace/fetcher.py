@@ -57,9 +57,11 @@ class PartitionCursor:
 
     @property
     def fetch_offset(self) -> int | None:
+        """The offset to ask for next: behind what is buffered."""
         return self.buffered[-1][1] if self.buffered else self.position
 
     def seek(self, offset: int | None) -> None:
+        """Go on at `offset`; None: where auto_offset_reset says. What is buffered or under way is forgotten."""
         self.position = offset
         self.leader_epoch = -1
         self.version += 1
@@ -125,6 +127,7 @@ class Fetcher:
 
     @property
     def is_waiting(self) -> bool:
+        """Whether a fetch is under way."""
         return bool(self._under_way)
 
     def begin(self, cursors: Iterable[PartitionCursor]) -> bool:

@@ -60,7 +60,7 @@ class _Body:
             self.end += length + len(padding)
 
     def add_column(self, items: list[bytes | None], count: int) -> int:
-        """A column of bytes; answers how many nulls it has."""
+        """A column of bytes; returns how many nulls it has."""
         nulls = items.count(None)
         if nulls:
             bits = sum(1 << row for row, item in enumerate(items) if item is not None)

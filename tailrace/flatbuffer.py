@@ -63,21 +63,27 @@ class Table:
         return _number(self._data, kind, at) if at else default
 
     def byte(self, field: int) -> int:
+        """An unsigned 8-bit number, 0 when it is absent. Raises FlatbufferError."""
         return self._value(_U8, field, 0)
 
     def short(self, field: int, default: int = 0) -> int:
+        """A signed 16-bit number. Raises FlatbufferError."""
         return self._value(_I16, field, default)
 
     def integer(self, field: int, default: int = 0) -> int:
+        """A signed 32-bit number. Raises FlatbufferError."""
         return self._value(_I32, field, default)
 
     def long(self, field: int) -> int:
+        """A signed 64-bit number, 0 when it is absent. Raises FlatbufferError."""
         return self._value(_I64, field, 0)
 
     def has(self, field: int) -> bool:
+        """Whether the field is there. Raises FlatbufferError."""
         return bool(self._at(field))
 
     def table(self, field: int) -> Table | None:
+        """Another table; None when it is absent. Raises FlatbufferError."""
         at = self._at(field)
         return Table(self._data, _follow(self._data, at)) if at else None
 
@@ -105,6 +111,7 @@ class Table:
         return range(start, start + 4 * length, 4)
 
     def table_at(self, position: int) -> Table:
+        """The table that the offset at `position` leads to. Raises FlatbufferError."""
         return Table(self._data, _follow(self._data, position))
 
     def check_longs(self, field: int) -> None:
@@ -124,4 +131,5 @@ class Table:
 
 
 def root(data: Readable) -> Table:
+    """The table that a flatbuffer begins with. Raises FlatbufferError."""
     return Table(data, _follow(data, 0))

@@ -4,7 +4,7 @@ A child has its parent's memory, but not its threads, and it shares the parent's
 another thread held stays locked for good, and the data directory of an embedded appliance belongs to the program that started it. So everything of this
 kind is marked in the child, at the fork: it refuses to work at once, with one sentence, and its end there touches nothing of the parent's.
 
-Owner: whoever makes a client adds it here, once. Only weak references are kept.
+Owner: each client adds itself here, once. Only weak references are kept.
 Invariants: `after_fork` of every live client runs in the child before anything else of the child does; it takes no lock and makes no call that can block.
 """
 
@@ -22,7 +22,9 @@ from tailrace.errors import ClientClosedError
 class Inherited(Protocol):
     """Something that a child must not use."""
 
-    def after_fork(self) -> None: ...
+    def after_fork(self) -> None:
+        """Called in the child, first of all: refuse to work from now on, and take no lock."""
+        ...
 
 
 _live: weakref.WeakSet[Inherited] = weakref.WeakSet()
@@ -41,6 +43,7 @@ def keep_for_parent(thing: object) -> None:
 
 
 def forked_error(what: str) -> ClientClosedError:
+    """What such a thing raises in a child; `what` is its name for the sentence."""
     return ClientClosedError(f"this {what} was made before fork() and cannot be used in the child; create one there")
 
 

@@ -58,6 +58,8 @@ class Decision:
 
 @dataclass(slots=True)
 class PartitionFile:
+    """What the file holds."""
+
     topic: str
     partition: int
     topic_id: bytes
@@ -75,10 +77,12 @@ class PartitionFile:
 
     @property
     def seed(self) -> int:
+        """What header checksums of this partition start from."""
         return checksum_seed(self.topic_id, self.partition)
 
     @property
     def leader_epoch(self) -> int:
+        """The newest epoch's number."""
         return self.epochs[-1].number
 
     def epoch_at(self, offset: int) -> int:
@@ -98,9 +102,11 @@ class PartitionFile:
         return next((epoch.start for epoch in self.epochs if epoch.number > number), None)
 
     def damage_at(self, offset: int) -> Damage | None:
+        """The damage that `offset` lies in; None: it can be read."""
         return next((damage for damage in self.damage if damage.start <= offset < damage.end), None)
 
     def encode(self) -> bytes:
+        """The file's bytes: checked JSON."""
         fields: dict[str, Any] = asdict(self)
         fields["epochs"] = [list(epoch) for epoch in self.epochs]
         fields["damage"] = [list(damage) for damage in self.damage]

@@ -1,8 +1,7 @@
 """Which partition a record goes to. Keys by murmur2 exactly as Kafka's default partitioner, so that both put a key in the same place.
 
-The hash is Austin Appleby's MurmurHash2 with Kafka's seed (org.apache.kafka.common.utils.Utils.murmur2); the sticky choice for records
-without a
-key is KIP-480's: one partition until its batch is sent, then another.
+The hash is Austin Appleby's MurmurHash2 with Kafka's seed (org.apache.kafka.common.utils.Utils.murmur2); the sticky choice for records without a key is
+KIP-480's: one partition until its batch is sent, then another.
 
 A partitioner of one's own is a callable (topic, key, partition_count) -> partition; it is asked only for records that name no partition.
 """

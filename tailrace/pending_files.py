@@ -65,6 +65,7 @@ class BucketEntry:
 
     @property
     def file_name(self) -> str:
+        """The file's name, without its directory."""
         return f"{self.level}-{self.start:016d}-{self.number:08d}{BUCKET_SUFFIX}"
 
 
@@ -83,6 +84,7 @@ class Manifest:
     recurring: list[dict[str, Any]] = field(default_factory=list)
 
     def encode(self) -> bytes:
+        """The bytes of `pending.json`: checked JSON."""
         return checked_json.encode({"version": PENDING_VERSION, **asdict(self)})
 
     @classmethod
@@ -112,6 +114,7 @@ class Chunk(NamedTuple):
     max_tick: int
 
     def head(self) -> bytes:
+        """The chunk's first 56 bytes."""
         return _HEAD.pack(CHUNK_MAGIC, *self[1:])
 
     def sealed(self, pieces: list[Readable]) -> Chunk:
@@ -128,6 +131,7 @@ class Chunk(NamedTuple):
 
     @property
     def end(self) -> int:
+        """The position behind the chunk, in its file."""
         return self.position + HEAD_BYTES + self.keys + self.body
 
 

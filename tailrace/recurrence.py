@@ -72,6 +72,7 @@ class Recurrence:
         return found.checked()
 
     def to_json(self) -> str:
+        """Text that `from_json` takes: how a delay log stores it."""
         return orjson.dumps({"every_us": self.every_us, "expression": self.expression, "zone": self.zone, "missed": self.missed}).decode()
 
     def describe(self) -> str:

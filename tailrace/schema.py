@@ -48,6 +48,7 @@ def to_message(schema: pa.Schema) -> bytes:
 
 
 def from_message(message: bytes) -> pa.Schema:
+    """The schema in an encapsulated Arrow IPC message. Raises pyarrow.ArrowInvalid."""
     return pa.ipc.read_schema(pa.BufferReader(message))
 
 
@@ -129,6 +130,7 @@ def to_table(frame: Any) -> pa.Table:
 
 
 def to_batches(frame: Any) -> Sequence[pa.RecordBatch]:
+    """Any frame as record batches. Raises SchemaMismatchError."""
     return [frame] if isinstance(frame, pa.RecordBatch) else to_table(frame).to_batches()
 
 

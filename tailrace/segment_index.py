@@ -3,8 +3,7 @@
 Layout: header `magic u32 | version u32 | segment base u64`, then 32-byte entries `base_offset i64 | file_position i64 | max_timestamp_us i64 |
 batch_length u32 | crc32c u32`, the timestamp being the largest of the segment so far, so that it can be searched. Little endian.
 Owner: the flusher writes it beside the segment; it is disposable, and synced only when entries were taken out of it: they must not come back beside
-others. Whoever reads an entry proves it: a damaged one raises, and the
-reader walks the segment instead, until the flusher has made the index again.
+others. A reader proves each entry that it reads: a damaged one raises, and the reader walks the segment instead, until the flusher has made the index again.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ class IndexDamagedError(Exception):
 
 
 class IndexEntry(NamedTuple):
+    """Where a batch is: its first offset, its position in the segment file, and its length in bytes."""
+
     base_offset: int
     file_position: int
     max_timestamp_us: int
@@ -37,10 +38,12 @@ class IndexEntry(NamedTuple):
 
 
 def encode_header(segment_base: int) -> bytes:
+    """What an index begins with."""
     return INDEX_HEADER.pack(INDEX_MAGIC, INDEX_VERSION, segment_base)
 
 
 def encode_entries(entries: list[IndexEntry]) -> bytes:
+    """Entries, each with its checksum."""
     packed = [_FIELDS.pack(*entry) for entry in entries]
     return b"".join(fields + _CRC.pack(crc32c(fields)) for fields in packed)
 
@@ -71,6 +74,7 @@ class IndexReader:
         self.count = (size - INDEX_HEADER.size) // INDEX_ENTRY.size
 
     def entry(self, number: int) -> IndexEntry:
+        """Entry `number`, from 0. Raises IndexDamagedError."""
         return _decode_entry(self._read_at(INDEX_ENTRY.size, INDEX_HEADER.size + number * INDEX_ENTRY.size))
 
     def find_offset(self, offset: int) -> IndexEntry | None:

@@ -6,19 +6,22 @@ Invariants: a wrong setting raises InvalidSettingError that names it, before any
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, TypedDict, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, NoReturn, TypedDict, TypeVar
 
 from tailrace.errors import InvalidSettingError, NotSupportedError
+from tailrace.other_names import GROUPS_LATER as GROUPS_LATER
+from tailrace.other_names import setting_hint
 from tailrace.units import examples, whole_number
 
 DEFAULT_BOOTSTRAP = "tcp://127.0.0.1:7420"
 COMPRESSIONS = ("none", "lz4", "zstd")
 Kind = TypeVar("Kind")
+Client = TypeVar("Client")
 
 
-def _number(default: int, doc: str, minimum: int = 0, maximum: int = 2**31 - 1) -> Any:
+def _number(default: int | None, doc: str, minimum: int = 0, maximum: int = 2**31 - 1) -> Any:
     return field(default=default, metadata={"doc": doc, "minimum": minimum, "maximum": maximum})
 
 
@@ -54,7 +57,7 @@ class ProducerSettings:
             if self.acks == spelling:
                 object.__setattr__(self, "acks", meant)
         _check_callables(self, "key_serializer", "value_serializer")
-        _check_numbers(self)
+        _check_kinds(self)
         if self.acks not in (0, 1, "all") or isinstance(self.acks, bool):
             raise InvalidSettingError(f'acks is {self.acks!r}; allowed are 0, 1 and "all"')
         if self.compression_type not in (None, *COMPRESSIONS):
@@ -88,9 +91,6 @@ class ProducerOptions(TypedDict, total=False):
     value_serializer: Any
 
 
-GROUPS_LATER = "consumer groups are not part of this version: leave group_id out and read with assign() or topics, keeping offsets yourself"
-
-
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
     """What `Consumer` takes."""
@@ -101,11 +101,11 @@ class ConsumerSettings:
         default="latest",
         metadata={"doc": "Where to begin without a position, or after falling out of the log: earliest, latest or none (raise)."},
     )
-    max_poll_records: int = _number(500, "Most records that one poll() answers.", 1)
+    max_poll_records: int = _number(500, "Most records that one poll() returns.", 1)
     fetch_min_bytes: int = _number(1, "A fetch waits for this many bytes.", 1)
-    fetch_max_bytes: int = _number(8 << 20, "Most bytes a fetch answers (one batch always fits).", 1024, 64 << 20)
+    fetch_max_bytes: int = _number(8 << 20, "Most bytes that one fetch brings (one batch always fits).", 1024, 64 << 20)
     max_partition_fetch_bytes: int = _number(
-        2 << 20, "Most bytes a fetch answers for one partition (one batch always fits).", 1024, 64 << 20
+        2 << 20, "Most bytes that one fetch brings of one partition (one batch always fits).", 1024, 64 << 20
     )
     fetch_max_wait_ms: int = _number(500, "How long a fetch waits for fetch_min_bytes, ms.", 0, 60_000)
     request_timeout_ms: int = _number(30_000, "How long a request may take, ms.", 1)
@@ -119,7 +119,7 @@ class ConsumerSettings:
         2**40,
     )
     check_batches: bool = field(
-        default=True, metadata={"doc": "Validate what is inside each batch before touching it; False trusts whoever wrote the topic."}
+        default=True, metadata={"doc": "Validate what is inside each batch before touching it; False trusts all producers of the topic."}
     )
     client_id: str = field(default="tailrace-consumer", metadata={"doc": "Name in the appliance's log."})
     enable_auto_commit: bool = field(default=False, metadata={"doc": "Commit offsets by itself; needs a group, so only False is taken."})
@@ -129,7 +129,7 @@ class ConsumerSettings:
     value_deserializer: Any = field(default=None, metadata={"doc": "The same for values."})
 
     def __post_init__(self) -> None:
-        _check_numbers(self)
+        _check_kinds(self)
         _check_callables(self, "key_deserializer", "value_deserializer")
         if self.group_id is not None or self.enable_auto_commit:
             raise NotSupportedError(GROUPS_LATER)
@@ -158,6 +158,32 @@ class ConsumerOptions(TypedDict, total=False):
     value_deserializer: Any
 
 
+@dataclass(frozen=True, slots=True)
+class AdminSettings:
+    """What `Admin` takes."""
+
+    bootstrap: str = field(default=DEFAULT_BOOTSTRAP, metadata={"doc": "Address of the appliance."})
+    request_timeout_ms: int = _number(30_000, "How long a request may take, ms.", 1)
+    connect_timeout_ms: int | None = _number(
+        None, "How long to try an appliance that does not answer at all, ms; None: request_timeout_ms."
+    )
+    client_id: str = field(default="tailrace-admin", metadata={"doc": "Name in the appliance's log."})
+
+    def __post_init__(self) -> None:
+        _check_kinds(self)
+
+
+def documented(kind: type[Any]) -> Callable[[type[Client]], type[Client]]:
+    """A client's docstring ends with the settings that it takes, those of the class `kind`, each with its default."""
+
+    def add(client: type[Client]) -> type[Client]:
+        rows = [f"        {item.name} = {item.default!r}: {item.metadata['doc']}" for item in fields(kind)]
+        client.__doc__ = f"{(client.__doc__ or '').rstrip()}\n\n    Settings:\n\n" + "\n".join(rows) + "\n    "
+        return client
+
+    return add
+
+
 ALIASES = {"bootstrap_servers": "bootstrap"}
 """Kafka's names that are others here."""
 
@@ -168,13 +194,19 @@ def _check_callables(settings: Any, *names: str) -> None:
             raise InvalidSettingError(f"{name} is a {type(getattr(settings, name)).__name__}; it takes a callable")
 
 
-def _check_numbers(settings: Any) -> None:
+def _check_kinds(settings: Any) -> None:
+    """Numbers between their bounds, and what is text, or true or false, by its default. Raises InvalidSettingError."""
     for item in fields(settings):
+        value = getattr(settings, item.name)
         if "minimum" in item.metadata:
-            value = getattr(settings, item.name)
             low, high = item.metadata["minimum"], item.metadata["maximum"]
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            is_number = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+            if not is_number and (value is not None or item.default is not None):
                 raise InvalidSettingError(f"{item.name} is {value!r}; it takes a whole number from {low} to {high}{examples(item.name)}")
+        elif isinstance(item.default, bool) and not isinstance(value, bool):
+            raise InvalidSettingError(f"{item.name} is {value!r}; it takes True or False")
+        elif item.name == "client_id" and not isinstance(value, str):
+            raise InvalidSettingError(f"{item.name} is {value!r}; it takes text")
 
 
 def merged(settings: Mapping[str, Any] | None, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,15 +227,26 @@ def merged(settings: Mapping[str, Any] | None, given: Mapping[str, Any]) -> dict
 
 
 def build(kind: type[Kind], given: Mapping[str, Any]) -> Kind:
-    """Settings from what `merged` made. A number may be text, with a unit where the setting has one ("1h30m", "64MiB"). Raises InvalidSettingError for unknown names and wrong values."""
+    """Settings of the class `kind` from what `merged` made. A number may be text, with a unit where the setting has one ("1h30m", "64MiB"), and so may
+    true and false. Raises InvalidSettingError for unknown names and wrong values, NotSupportedError for what a later version has.
+    """
     known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
-    given = dict(given)
-    for name, value in given.items():
-        if name in known and "minimum" in known[name].metadata:
-            number = whole_number(name, value)
-            given[name] = value if number is None else number
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1, 0.5)
-            hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
-            raise InvalidSettingError(f"unknown setting {name!r}{hint}")
-    return kind(**given)
+    return kind(**{name: _plain(known[name], value) if name in known else _refuse(name, known) for name, value in given.items()})
+
+
+def _plain(item: Field[Any], value: Any) -> Any:
+    """A number or a truth that is given as text, as files of settings have them; anything else as it is."""
+    if "minimum" in item.metadata:
+        number = whole_number(item.name, value)
+        return value if number is None else number
+    if isinstance(item.default, bool) and isinstance(value, str):
+        return {"true": True, "false": False}.get(value.strip().lower(), value)
+    return value
+
+
+def _refuse(name: str, known: Iterable[str]) -> NoReturn:
+    hint = setting_hint(name)
+    if not hint:
+        near = difflib.get_close_matches(name, known, 1, 0.5)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    raise InvalidSettingError(f"unknown setting {name!r}; {hint}")

@@ -1,4 +1,4 @@
-"""Is this batch safe to hand to a reader? A right checksum does not say so: whoever made the batch also made the checksum.
+"""Is this batch safe to hand to a reader? A right checksum does not say so: the one that made the batch also made the checksum.
 
 An Arrow reader follows the offsets it finds in a batch's metadata, and allocates what the batch claims to unpack to: wild offsets crash the process
 that reads (tried), and 28 KB that unpack to a GiB, or 232 bytes of a hundred million null rows, cost it gigabytes (tried too). So before a batch is

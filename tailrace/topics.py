@@ -43,6 +43,7 @@ class TopicInfo:
 
     @property
     def schema(self) -> pa.Schema:
+        """The Arrow schema of the topic's batches."""
         if self._schema is None:
             from tailrace.schema import from_message
 

@@ -1,8 +1,7 @@
 """The one table of error codes: number, name, retriable, what happened, what to do.
 
-Invariants: a number is never reused and never changes its name; 0 is success. Retriable means: the same request, sent again later, may
-succeed
-without anyone changing it. `docs/protocol.md` prints this table; a test compares the two.
+Invariants: a number is never reused and never changes its name; 0 is success. Retriable means: the same request, unchanged, may succeed when it is sent
+again later. `docs/protocol.md` prints this table; a test compares the two.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from enum import IntEnum
 
 
 class ErrorCode(IntEnum):
+    """Numbers of errors on the wire, named."""
+
     OK = 0
     UNKNOWN_TOPIC = 1
     PARTITION_OUT_OF_RANGE = 2
@@ -57,6 +58,8 @@ class ErrorCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
+    """What the table says of one code."""
+
     code: ErrorCode
     retriable: bool
     meaning: str

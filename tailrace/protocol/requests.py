@@ -1,7 +1,6 @@
 """Bodies of requests and responses: produce and fetch in fixed binary, everything else in JSON.
 
-Each pair is `encode_x` / `decode_x` and a dataclass or NamedTuple between them. Decoders raise WireError and allocate nothing that the
-bytes at hand do not already pay for.
+Each pair is `encode_x` / `decode_x` and a NamedTuple between them. Decoders raise WireError, and allocate no more than the bytes at hand do.
 
 Layout (little endian; topic ids are 16 raw bytes):
 
@@ -52,6 +51,8 @@ PRODUCED_DUPLICATE = 1
 
 
 class ProduceRequest(NamedTuple):
+    """What stands before the batch of a PRODUCE request. `acks`: 0, 1 or ACKS_ALL."""
+
     topic_id: bytes
     partition: int
     acks: int
@@ -59,6 +60,8 @@ class ProduceRequest(NamedTuple):
 
 
 class ProduceResponse(NamedTuple):
+    """Where a batch went: its first record's offset, and when it was appended. `flags`: PRODUCED_DUPLICATE when it was there already."""
+
     base_offset: int
     append_time_us: int
     leader_epoch: int
@@ -66,6 +69,8 @@ class ProduceResponse(NamedTuple):
 
 
 class FetchEntry(NamedTuple):
+    """A partition of a FETCH request, and from which offset."""
+
     topic_id: bytes
     partition: int
     leader_epoch: int
@@ -75,6 +80,8 @@ class FetchEntry(NamedTuple):
 
 
 class FetchRequest(NamedTuple):
+    """A FETCH request: answered once `min_bytes` are there, or after `max_wait_ms`."""
+
     max_wait_ms: int
     min_bytes: int
     max_bytes: int
@@ -84,6 +91,8 @@ class FetchRequest(NamedTuple):
 
 
 class FetchedEntry(NamedTuple):
+    """A partition of a FETCH response; its batches take `data_length` bytes of the data frame."""
+
     topic_id: bytes
     partition: int
     error: int
@@ -100,10 +109,12 @@ def _malformed(detail: str) -> WireError:
 
 
 def encode_produce(request: ProduceRequest) -> bytes:
+    """The frame before the batch."""
     return _PRODUCE.pack(*request, 0)
 
 
 def decode_produce(frame: Readable) -> ProduceRequest:
+    """The frame before a batch. Raises WireError."""
     if len(frame) != _PRODUCE.size:
         raise _malformed(f"a produce request has {_PRODUCE.size} bytes before its batch, this one {len(frame)}")
     topic_id, partition, acks, timeout_ms, _ = _PRODUCE.unpack(frame)
@@ -113,22 +124,26 @@ def decode_produce(frame: Readable) -> ProduceRequest:
 
 
 def encode_produced(response: ProduceResponse) -> bytes:
+    """The body of a PRODUCE response."""
     return _PRODUCED.pack(*response)
 
 
 def decode_produced(frame: Readable) -> ProduceResponse:
+    """The body of a PRODUCE response. Raises WireError."""
     if len(frame) != _PRODUCED.size:
         raise _malformed(f"a produce response has {_PRODUCED.size} bytes, this one {len(frame)}")
     return ProduceResponse(*_PRODUCED.unpack(frame))
 
 
 def encode_fetch(request: FetchRequest) -> bytes:
+    """The body of a FETCH request."""
     entries = request.entries
     head = _FETCH.pack(request.max_wait_ms, request.min_bytes, request.max_bytes, len(entries), request.received_bytes)
     return head + b"".join(_FETCH_ENTRY.pack(*entry, 0) for entry in entries)
 
 
 def decode_fetch(frame: Readable) -> FetchRequest:
+    """The body of a FETCH request; 1 to FETCH_PARTITIONS_MAX partitions, each once. Raises WireError."""
     if len(frame) < _FETCH.size:
         raise _malformed("a fetch request is cut off")
     max_wait_ms, min_bytes, max_bytes, count, received_bytes = _FETCH.unpack_from(frame, 0)
@@ -143,6 +158,7 @@ def decode_fetch(frame: Readable) -> FetchRequest:
 
 
 def encode_fetched(entries: Sequence[FetchedEntry]) -> bytes:
+    """The first frame of a FETCH response; the batches follow in another."""
     return _FETCHED.pack(len(entries), 0) + b"".join(
         _FETCHED_ENTRY.pack(
             e.topic_id, e.partition, e.error, 0, e.leader_epoch, e.data_length, e.high_watermark, e.log_start_offset, e.resume_offset
@@ -176,16 +192,19 @@ def decode_fetched(body: Sequence[Readable]) -> list[tuple[FetchedEntry, memoryv
 
 
 def encode_credit(wanted_bytes: int) -> bytes:
+    """The body of a CREDIT request."""
     return _CREDIT.pack(wanted_bytes)
 
 
 def decode_credit(frame: Readable) -> int:
+    """How many bytes a CREDIT request wants to send. Raises WireError."""
     if len(frame) != _CREDIT.size:
         raise _malformed("a credit request has 8 bytes")
     return int(_CREDIT.unpack(frame)[0])
 
 
 def encode_json(value: Any) -> bytes:
+    """A JSON body."""
     return orjson.dumps(value)
 
 
@@ -227,6 +246,8 @@ def decode_request(frame: Readable, limit: int = JSON_MAX_BYTES) -> dict[str, An
 
 
 class MetadataRequest(NamedTuple):
+    """A METADATA request."""
+
     topics: list[str] | None
     """Each once; None: all."""
     names_only: bool
@@ -235,6 +256,7 @@ class MetadataRequest(NamedTuple):
 
 
 def decode_metadata(frame: Readable) -> MetadataRequest:
+    """A METADATA request. Raises WireError."""
     request = decode_request(frame)
     names, names_only, after = request.get("topics"), request.get("names_only", False), request.get("after")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
@@ -251,6 +273,8 @@ def decode_metadata(frame: Readable) -> MetadataRequest:
 
 
 class WantedOffset(NamedTuple):
+    """An entry of a LIST_OFFSETS request."""
+
     topic: str
     partition: int
     at: str | int
@@ -291,12 +315,15 @@ def _wanted_offset(item: dict[str, Any]) -> WantedOffset:
 
 
 class HandshakeRequest(NamedTuple):
+    """A HANDSHAKE request, versions agreed."""
+
     versions: dict[int, int]
     """API number -> the version that both sides speak."""
     client_id: str
 
 
 def decode_handshake(frame: Readable) -> HandshakeRequest:
+    """A HANDSHAKE request: for each API the highest version that both sides speak. Raises WireError when there is none for HANDSHAKE itself."""
     request = decode_request(frame, HANDSHAKE_MAX_BYTES)
     offered, client_id = request.get("versions"), request.get("client_id")
     if not isinstance(offered, dict):

@@ -3,8 +3,7 @@
     NEW --start()--> HANDSHAKING --handshake answered--> READY --another generation, SESSION_UNKNOWN--> LOST
                           '------ refused --------------------------------------------------------------> LOST
 
-Feed it the frames that came, send the frames it answers. A LOST session is thrown away with its socket; what was not answered is the
-owner's to send again.
+Feed it the frames that came, send the frames that it returns. A LOST session is thrown away with its socket; its owner sends again what was not answered.
 """
 
 from __future__ import annotations
@@ -31,6 +30,8 @@ _HANDSHAKE_CORRELATION_ID = 1
 
 
 class State(Enum):
+    """Of a session: see the module's diagram."""
+
     NEW = 1
     HANDSHAKING = 2
     READY = 3
@@ -89,6 +90,7 @@ class ClientSession:
         return correlation_id, encode_request(api, version, correlation_id, body)
 
     def may_send(self, batch_bytes: int) -> bool:
+        """Whether the front has granted credit for a batch of so many bytes."""
         return self.sent_bytes + batch_bytes <= self.credit_limit
 
     def receive(self, frames: Sequence[Readable]) -> Response | None:

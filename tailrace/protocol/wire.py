@@ -1,8 +1,7 @@
 """Frame 1 of every message: a fixed binary header, and the limits that hold before anything is allocated.
 
-A request is [RequestHeader, body frames...] from a DEALER to a ROUTER; a response is [ResponseHeader, body frames...]. ZeroMQ keeps
-frames whole,
-so there is no stream to resynchronise: a message that does not parse is answered with an error and forgotten.
+A request is [RequestHeader, body frames...] from a DEALER to a ROUTER; a response is [ResponseHeader, body frames...]. ZeroMQ keeps frames whole, so there is
+no stream to resynchronise: a message that does not parse is answered with an error and forgotten.
 
 Layout (little endian):
 
@@ -10,9 +9,8 @@ Layout (little endian):
     response  0 magic u32 | 4 api u16 | 6 version u16 | 8 correlation_id u64 | 16 error u16 | 18 flags u16 | 20 body_length u32
               24 credit_limit u64 | 32 generation u32 | 36 reserved u32                                                    (40 bytes)
 
-Invariants: `body_length` is the sum of the body frames' lengths. `credit_limit` is absolute: how many bytes of produce batches this
-connection
-may have sent in all. `generation` is the front's: another one than the handshake's means that the front restarted.
+Invariants: `body_length` is the sum of the body frames' lengths. `credit_limit` is absolute: how many bytes of produce batches this connection may have sent
+in all. `generation` is the front's: another one than the handshake's means that the front restarted.
 """
 
 from __future__ import annotations
@@ -79,6 +77,8 @@ class WireError(ValueError):
 
 @dataclass(slots=True)
 class RequestHeader:
+    """Frame 1 of a request. `body_length`: bytes of the frames behind it."""
+
     api: int
     version: int
     correlation_id: int
@@ -86,11 +86,14 @@ class RequestHeader:
     flags: int = 0
 
     def to_bytes(self) -> bytes:
+        """The frame's 24 bytes."""
         return _REQUEST.pack(REQUEST_MAGIC, self.api, self.version, self.correlation_id, self.flags, self.body_length)
 
 
 @dataclass(slots=True)
 class ResponseHeader:
+    """Frame 1 of a response. `error`: an ErrorCode's number; `credit_limit`, `generation`: see the module's docstring."""
+
     api: int
     version: int
     correlation_id: int
@@ -101,6 +104,7 @@ class ResponseHeader:
     flags: int = 0
 
     def to_bytes(self) -> bytes:
+        """The frame's 40 bytes."""
         return _RESPONSE.pack(
             RESPONSE_MAGIC, self.api, self.version, self.correlation_id, self.error, self.flags, self.body_length,
             self.credit_limit, self.generation, 0,

@@ -88,7 +88,7 @@ class ProducerActor:
 
     def turn(self) -> None:
         sender = self.producer._sender
-        if self.rng.random() < 0.7 and sender.unended_count < 12:
+        if self.rng.random() < 0.7 and sender.accumulator.unended_count < 12:
             partition = self.rng.randrange(self.partitions)
             for _ in range(self.rng.randint(1, 3)):
                 value = value_of(self.name, self.next_number, b"x" * self.rng.randint(0, 60))
@@ -118,7 +118,7 @@ class ProducerActor:
             self.refusals.append(Refusal(partition, value, error))
 
     def next_wake_ns(self, now_ns: int) -> int:
-        return self.producer._sender._next_wake_ns(now_ns)
+        return self.producer._sender.next_wake_ns(now_ns)
 
     def has_input(self) -> bool:
         socket: Any = self.producer._sender.connection._socket
@@ -151,7 +151,7 @@ class ConsumerActor:
             if not self.allows_loss:
                 self.history.read(record.partition, record.offset, record.value)
         if not self.allows_loss:
-            for key, cursor in self.consumer._cursors.items():
+            for key, cursor in self.consumer._reading.cursors.items():
                 seen, known = cursor.high_watermark or 0, self.watermarks.get(key.partition, 0)
                 assert seen >= known, f"the high watermark of partition {key.partition} went back from {known} to {seen}"
                 self.watermarks[key.partition] = seen
@@ -228,7 +228,7 @@ class AdminActor:
 
     def pump(self) -> None:
         self.connection.process()
-        self.connection.tick(self.connection._now_ns())
+        self.connection.tick(self.connection.now_ns())
 
     def next_wake_ns(self, now_ns: int) -> int:
         tick_ns = self.connection.next_tick_ns()

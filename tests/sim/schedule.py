@@ -200,9 +200,9 @@ class Schedule:
         for actor in producers:
             with actor.producer._sender.lock:
                 actor.producer._sender.close_all()
-        while any(actor.producer._sender.unended_count for actor in producers):
+        while any(actor.producer._sender.accumulator.unended_count for actor in producers):
             assert world.now_ns < deadline_ns, "batches do not end: " + "; ".join(
-                f"{actor.name}: {batch.state.name} {batch.last_refusal}" for actor in producers for queue in actor.producer._sender.queues.values()
+                f"{actor.name}: {batch.state.name} {batch.last_refusal}" for actor in producers for queue in actor.producer._sender.accumulator.queues.values()
                 for batch in queue.batches()
             )  # fmt: skip
             self._quiet_step()

@@ -9,8 +9,8 @@ import threading
 import pyarrow as pa
 import pytest
 
-from tailrace import Admin, NewTopic, Producer
-from tailrace.errors import ClientClosedError, NotReachableError
+from tailrace import Admin, BatchMetadata, NewTopic, Producer, RecordMetadata
+from tailrace.errors import ClientClosedError, InvalidRecordError, NotReachableError
 from tailrace.private_appliance import EmbeddedAppliance
 
 
@@ -70,3 +70,44 @@ def test_what_is_awaited_ends_with_its_producer(appliance: EmbeddedAppliance, to
     with Admin(appliance.address) as admin, Producer(appliance.address, linger_ms=10_000) as producer:
         admin.create_topics([NewTopic(topic)])
         asyncio.run(send(producer))
+
+
+def test_a_handle_is_a_future_of_the_standard_library(appliance: EmbeddedAppliance, topic: str) -> None:
+    async def both(producer: Producer) -> tuple[RecordMetadata, list[BatchMetadata]]:
+        one, many = producer.send(topic, b"x", partition=0), producer.send_arrow(topic, pa.table({"value": [b"x"]}), partition=0)
+        return await asyncio.wrap_future(one), await asyncio.wrap_future(many)
+
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics([NewTopic(topic)])
+        handles = [producer.send(topic, b"%d" % number, partition=0) for number in range(200)]
+        assert all(isinstance(handle, concurrent.futures.Future) for handle in handles)
+        first_done = concurrent.futures.wait(handles, 20, concurrent.futures.FIRST_COMPLETED)
+        assert first_done.done
+        in_order_of_completion = list(concurrent.futures.as_completed(handles, 20))
+        assert set(in_order_of_completion) == set(handles), "the handles themselves, not others in their place"
+        assert concurrent.futures.wait(handles, 20) == (set(handles), set())
+        assert [handle.result(0).offset for handle in handles] == list(range(200))
+        assert not any(handle.cancel() or handle.cancelled() or handle.running() for handle in handles)
+        frames = producer.send_arrow(topic, pa.table({"value": [b"x"] * 50_000}), partition=0)
+        assert concurrent.futures.wait([frames], 20).done == {frames}
+        assert sum(batch.record_count for batch in frames.result(20)) == 50_000
+        one, many = asyncio.run(both(producer))
+        assert one.offset == 50_200
+        assert many[0].base_offset == 50_201
+
+
+def test_handles_that_fail_are_futures_that_fail(appliance: EmbeddedAppliance, topic: str) -> None:
+    schema = pa.schema([("n", pa.int64())])
+    with Admin(appliance.address) as admin, Producer(appliance.address, linger_ms=10_000) as producer:
+        admin.create_topics([NewTopic(topic, schema=schema)])
+        handles = [producer.send(topic, {"n": "three" if number == 3 else number}, partition=0) for number in range(100)]
+        done, waiting = concurrent.futures.wait(handles, 0)
+        assert (len(done), len(waiting)) == (0, 100), "nothing has been sent yet"
+        followed = [handle.future() for handle in handles]
+        producer.flush(20)
+        assert concurrent.futures.wait(followed, 20).done == set(followed)
+        errors = [future.exception(0) for future in followed]
+        assert isinstance(errors.pop(3), InvalidRecordError)
+        assert errors == [None] * 99, "a row that does not fit costs no other row of its batch"
+        offsets = [handle.result(0).offset for number, handle in enumerate(handles) if number != 3]
+        assert offsets == list(range(99)), "in the order in which they were sent"

@@ -126,18 +126,18 @@ def test_a_callback_may_send_flush_and_close_its_producer(appliance: EmbeddedApp
 def test_a_batch_that_cannot_be_encoded_fails_its_own_records_only(
     appliance: EmbeddedAppliance, made: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tailrace import accumulator
+    from tailrace.producer_batch import ProducerBatch
 
     with Producer(appliance.address, linger_ms=1) as producer:
         producer.send(made, b"good").result(60)
-        real = accumulator.ProducerBatch.encode
+        real = ProducerBatch.encode
 
-        def encode(batch: accumulator.ProducerBatch, compression: str) -> bytearray:
+        def encode(batch: ProducerBatch, compression: str) -> bytearray:
             if b"poison" in batch.rows:
                 raise MemoryError("no room for this")
             return real(batch, compression)
 
-        monkeypatch.setattr(accumulator.ProducerBatch, "encode", encode)
+        monkeypatch.setattr(ProducerBatch, "encode", encode)
         poisoned = producer.send(made, b"poison")
         wait_until(poisoned.done, "the helper ends it")
         assert isinstance(poisoned.exception(), InvalidRecordError)
@@ -151,12 +151,12 @@ def test_a_helper_that_fails_again_and_again_ends_every_handle(
     producer = Producer(appliance.address, linger_ms=200)
     producer.send(made, b"good").result(60)
 
-    def broken() -> None:
+    def broken(now_ns: int) -> None:
         raise LookupError("what nobody expected")
 
     with caplog.at_level(logging.ERROR, "tailrace"):
         handle = producer.send(made, b"x")
-        producer._sender._pump = broken  # type: ignore[method-assign]
+        producer._sender.delivery.turn = broken  # type: ignore[method-assign]
         wait_until(handle.done, "the handle ends")
         assert "what nobody expected" in str(handle.exception())
         with pytest.raises(TailraceError, match="what nobody expected"):

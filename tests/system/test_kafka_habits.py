@@ -6,12 +6,23 @@ import json
 import logging
 import os
 import threading
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import tailrace
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
-from tailrace.errors import DelayNotEnabledError, InvalidRecordError, InvalidRequestError, NotReachableError, UnknownTopicError
+from tailrace.errors import (
+    DelayNotEnabledError,
+    InvalidRecordError,
+    InvalidRequestError,
+    NotReachableError,
+    PartitionOutOfRangeError,
+    SchemaMismatchError,
+    UnknownTopicError,
+)
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 
 
@@ -127,3 +138,58 @@ def test_a_client_that_was_there_first_is_served_as_soon_as_the_appliance_is(tmp
         finally:
             waiting.join()
             assert running.stop() == 0
+
+
+def test_what_cannot_be_sent_is_refused_by_send_and_names_what_is_wrong(appliance: EmbeddedAppliance, topic: str) -> None:
+    calls: list[tuple[dict[str, Any], str]] = [
+        ({"value": 3}, "value is a int"), ({"value": {"a": 1}}, "value is a dict"), ({"value": b"x", "key": 3}, "key is a int"),
+        ({"value": b"x", "partition": "0"}, "partition is '0'"), ({"value": b"x", "partition": 1.0}, "partition is 1.0"),
+        ({"value": b"x", "partition": True}, "partition is True"), ({"value": b"x", "on_delivery": 3}, "on_delivery is 3"),
+        ({"value": b"x", "headers": {"a": b"b"}}, "list of"), ({"value": b"x", "headers": [("\ud800", b"b")]}, "UTF-8"), ({"value": "\ud800"}, "UTF-8"),
+        ({"value": b"x", "timestamp": 1.5}, "milliseconds"), ({"value": b"x", "deliver_after": 5}, "timedelta"), ({"value": b"x", "deliver_at": 5}, "datetime"),
+        ({"value": b"x", "repeat": "hourly"}, "Recurrence"), ({"value": b"x", "key": b"known", "deliver_at": "noon"}, "datetime"),
+    ]  # fmt: skip
+    table = pa.table({"value": [b"x"]})
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics(NewTopic(topic, 2, {"delay.enabled": "true"}))
+        producer.send(topic, b"x", key=b"known").result(20)
+        for arguments, sentence in calls:
+            with pytest.raises(InvalidRecordError, match=sentence):
+                producer.send(topic, **arguments)
+        for partition in (7, -1):
+            with pytest.raises(PartitionOutOfRangeError, match="0 to 1"):
+                producer.send(topic, b"x", partition=partition)
+            with pytest.raises(PartitionOutOfRangeError, match="0 to 1"):
+                producer.send_arrow(topic, table, partition=partition)
+        with pytest.raises(InvalidRecordError, match="partition is 'a'"):
+            producer.send_arrow(topic, table, partition="a")  # type: ignore[arg-type]
+        for frame in (None, 3, [1, 2], {"value": [b"x"]}):
+            with pytest.raises(SchemaMismatchError, match="pass a pyarrow table"):
+                producer.send_arrow(topic, frame)
+        assert producer.send(topic, b"x", partition=np.int64(1)).result(20).partition == 1  # type: ignore[arg-type]
+        assert producer.metrics()["errors"] == 0, "what is refused never was a record"
+    with (
+        Producer(appliance.address, partitioner=lambda _topic, _key, _count: "first") as odd,
+        pytest.raises(InvalidRecordError, match="partitioner"),
+    ):
+        odd.send(topic, b"x")
+
+
+def test_partitions_are_paused_by_themselves_or_in_a_list_and_positions_follow(appliance: EmbeddedAppliance, topic: str) -> None:
+    first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    with Admin(appliance.address) as admin, Producer(appliance.address, acks="1") as producer:
+        admin.create_topics(NewTopic(topic, num_partitions=2))
+        for partition in (0, 1):
+            producer.send(topic, b"%d" % partition, partition=partition)
+    with Consumer([topic], bootstrap_servers=[appliance.address], auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+        consumer.pause([first])
+        assert consumer.paused() == [first]
+        assert [record.partition for record in consumer.consume(2, timeout=0.5)] == [1]
+        consumer.resume(first)
+        assert [record.partition for record in consumer.consume(1, timeout=20)] == [0]
+        consumer.seek_to_beginning([second])
+        assert (consumer.position(first), consumer.position(second)) == (1, 0)
+        assert consumer.offsets_for_times({first: 0, second: 2**50}) == {
+            first: consumer.offsets_for_times({(topic, 0): 0})[first],  # type: ignore[dict-item]
+            second: None,
+        }

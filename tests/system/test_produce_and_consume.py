@@ -129,6 +129,7 @@ def test_a_batch_as_read_is_a_frame_of_whatever_library(appliance: EmbeddedAppli
         (batch,) = consumer.poll_arrow(timeout_ms=60_000)
     assert batch.to_pandas()["n"].tolist() == [1, 2]
     assert batch.to_polars()["word"].to_list() == ["a", "b"]
+    assert pa.record_batch(batch).equals(batch.batch), "by __arrow_c_array__"
     assert pa.record_batch(batch).num_rows == 2
 
 

@@ -202,7 +202,7 @@ def test_behind_a_batch_that_is_too_large_the_consumer_goes_on_or_reads_it_with_
 
 
 def test_rows_of_a_large_batch_become_records_a_part_at_a_time_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailrace.consumer.DECODED_RECORDS_MAX", 10)
+    monkeypatch.setattr("tailrace.decoded_records.DECODED_RECORDS_MAX", 10)
     made: list[int] = []
     real = arrow_batch.to_records
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from tailrace.accumulator import PartitionQueue
+from tailrace.accumulator import FAST_RECORDS_PER_S, SMALL_BATCHES_PER_S
 from tailrace.checksum import Readable
 from tailrace.environment import Environment
-from tailrace.sender import FAST_RECORDS_PER_S, SMALL_BATCHES_PER_S, Sender
+from tailrace.partition_queue import PartitionQueue
+from tailrace.sender import Sender
 from tailrace.settings import ProducerSettings
 from tailrace.topics import TopicInfo
 
@@ -47,13 +48,13 @@ class SlowOrFast:
         }  # fmt: skip
         info = TopicInfo(described)
         self.queues = [PartitionQueue(info, partition) for partition in range(PARTITIONS)]
-        self.sender.queues = {(b"", queue.partition): queue for queue in self.queues}
+        self.sender.accumulator.queues = {(b"", queue.partition): queue for queue in self.queues}
 
     def records_come(self, per_second: int, milliseconds: int) -> None:
         for _ in range(milliseconds):
             self.now_ns += MS
             for queue in self.queues:
-                batch = queue.open or self.sender.open_batch(queue)
+                batch = queue.open or self.sender.accumulator.open_batch(queue)
                 batch.rows += (None, b"x", self.now_ns) * (per_second // 1000 // PARTITIONS)
             self.sender.pump()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tailrace import arrow_batch
-from tailrace.accumulator import PartitionQueue, ProducerBatch
+from tailrace.partition_queue import PartitionQueue
+from tailrace.producer_batch import ProducerBatch
 from tailrace.topics import TopicInfo
 
 

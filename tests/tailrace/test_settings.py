@@ -117,3 +117,9 @@ def test_a_topic_that_makes_no_sense_is_refused_before_it_is_sent(arguments: dic
 
 def test_kafkas_words_for_a_topic() -> None:
     assert NewTopic("t", num_partitions=3, replication_factor=1).partitions == 3
+    given = {"retention.ms": "1d"}
+    assert NewTopic("t", config=given).configs == NewTopic("t", topic_configs=given).configs == given
+    with pytest.raises(InvalidSettingError, match="given twice"):
+        NewTopic("t", configs=given, config=given)
+    with pytest.raises(InvalidSettingError, match="replication_factor"):
+        NewTopic("t", 3, 1)  # type: ignore[arg-type]

@@ -1,0 +1,202 @@
+"""What `send` and `send_arrow` return: the fate of a record, or of a frame's batches, when it is known.
+
+Both are futures of `concurrent.futures`, so `wait`, `as_completed` and `asyncio.wrap_future` take them, and they can be awaited. A future's lock and condition
+cost more than a record: they are made when something first asks for them, which `result` and `done` do not.
+
+Invariants: a handle is done exactly when its batches have ended; what it says then never changes. It cannot be cancelled.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from tailrace.arguments import callable_of, timeout_s_of
+from tailrace.errors import RequestTimeoutError, TailraceError
+from tailrace.producer_batch import BatchState, ProducerBatch
+from tailrace.records import BatchMetadata, RecordMetadata
+
+Value = TypeVar("Value")
+_STATE = frozenset({"_condition", "_state", "_result", "_exception", "_waiters", "_done_callbacks"})
+"""What a Future keeps, and makes in its `__init__`, which a handle puts off."""
+_making = threading.Lock()
+
+
+class LateFuture(Future[Value]):
+    """A Future whose state is made when something first asks for it."""
+
+    def _follow(self) -> None:
+        """Have `set_result` or `set_exception` called once the fate is known."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        """Only for what is not there: the state of a Future."""
+        if name not in _STATE:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        with _making:
+            is_first = "_done_callbacks" not in self.__dict__
+            if is_first:
+                Future.__init__(self)
+                self.set_running_or_notify_cancel()
+        if is_first:
+            self._follow()
+        return self.__dict__[name]
+
+    def future(self) -> Future[Value]:
+        """Itself: it is a Future."""
+        return self
+
+    def cancel(self) -> bool:
+        """False: what was sent is not taken back."""
+        return False
+
+    def cancelled(self) -> bool:
+        """False."""
+        return False
+
+    def running(self) -> bool:
+        """Whether the fate is not known yet."""
+        return not self.done()
+
+    def __await__(self) -> Generator[Any, None, Value]:
+        """In a coroutine: `await producer.send(...)` is `result()` without holding the event loop up. Who gives up waiting takes nothing back."""
+        import asyncio
+
+        return asyncio.wrap_future(self).__await__()
+
+
+class Handle(tuple[ProducerBatch, int], LateFuture[RecordMetadata]):
+    """The fate of one record: what `send` returns.
+
+    (batch, how long its list of rows was behind the record): a tuple of what is at hand, because one is made for every record.
+    """
+
+    if TYPE_CHECKING:
+
+        def __new__(cls, record: tuple[ProducerBatch, int]) -> Self: ...
+        def __init__(self, record: tuple[ProducerBatch, int]) -> None: ...
+    else:
+        __init__ = object.__init__  # a Future's, which makes a lock, comes when it is asked for
+
+    def __repr__(self) -> str:
+        batch, row = self.resolve()
+        return f"<Handle of record {row} of a batch for {batch.info.name}-{batch.partition}, {batch.state.name}>"
+
+    def resolve(self) -> tuple[ProducerBatch, int]:
+        """The batch that holds the record now, and its row there; a split moves it."""
+        batch, end = self
+        row = end // 3 - 1
+        while batch.children is not None:
+            middle, left, right = batch.children
+            if row < middle:
+                batch = left
+            else:
+                batch, row = right, row - middle
+        return batch, row
+
+    def done(self) -> bool:
+        """Whether the record has been acknowledged, or has failed."""
+        return self.resolve()[0].state is BatchState.ENDED
+
+    def exception(self, timeout: float | None = None) -> TailraceError | None:
+        """The error that the record ended with, or None. Raises RequestTimeoutError when it has not ended within `timeout` seconds (None: without end)."""
+        timeout_s = None if timeout is None else timeout_s_of(timeout)
+        while True:
+            batch, _ = self.resolve()
+            if batch.state is BatchState.ENDED:
+                return batch.error
+            if not batch.waits.wait_for(batch, timeout_s):
+                raise RequestTimeoutError(f"the record was not acknowledged within {timeout} s")
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Where the record went. Raises its error, or RequestTimeoutError when it has not ended within `timeout` seconds (it may still be delivered)."""
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        batch, row = self.resolve()
+        return batch.metadata(row)
+
+    def add_done_callback(self, fn: Callable[[Handle], object]) -> None:
+        """Have `fn(handle)` called once the record has ended: at once if it has, else in whatever thread finds out. What it raises is logged."""
+        callable_of("fn", fn)
+
+        def ended(_metadata: RecordMetadata | None, _error: TailraceError | None) -> None:
+            fn(self)
+
+        self[0].waits.when_ended(self, ended)
+
+    def _follow(self) -> None:
+        self[0].waits.when_ended(self, self._settle)
+
+    def _settle(self, metadata: RecordMetadata | None, error: TailraceError | None) -> None:
+        if metadata is None:
+            self.set_exception(error)
+        else:
+            self.set_result(metadata)
+
+
+class BatchesHandle(LateFuture[list[BatchMetadata]]):
+    """The fate of the batches that a frame was cut into: what `send_arrow` returns."""
+
+    def __init__(self, handles: list[Handle]) -> None:
+        """`handles`: the first record's of each batch, in the order of the rows within each partition."""
+        self._handles = handles  # a Future's __init__ comes when its state is asked for
+
+    def __repr__(self) -> str:
+        return f"<BatchesHandle of {len(self._handles)} batches, {'ended' if self.done() else 'under way'}>"
+
+    def done(self) -> bool:
+        """Whether all batches have been acknowledged, or have failed."""
+        return all(batch.state is BatchState.ENDED for batch in _leaves(self._handles))
+
+    def exception(self, timeout: float | None = None) -> TailraceError | None:
+        """The first error among the batches, or None. Raises RequestTimeoutError when not all have ended within `timeout` seconds."""
+        timeout_s = timeout_s_of(timeout)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for batch, _ in self.unended():
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not batch.waits.wait_for(batch, remaining):
+                raise RequestTimeoutError(f"not everything was acknowledged within {timeout} s")
+        return next((leaf.error for leaf in _leaves(self._handles) if leaf.error is not None), None)
+
+    def result(self, timeout: float | None = None) -> list[BatchMetadata]:
+        """Where each batch went, in the order of the rows within each partition. Raises the first error, or RequestTimeoutError."""
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        return [batch.batch_metadata() for batch in _leaves(self._handles)]
+
+    def unended(self) -> Iterator[Handle]:
+        """Each batch that has not ended, by its first row, for those who wait for one after the other; one that was split is looked at again."""
+        for handle in self._handles:
+            while (leaf := next((leaf for leaf in _leaves([handle]) if leaf.state is not BatchState.ENDED), None)) is not None:
+                yield Handle((leaf, 3))
+
+    def _follow(self) -> None:
+        self._follow_on(self.unended())
+
+    def _follow_on(self, unended: Iterator[Handle]) -> None:
+        """One batch after the other."""
+        waiting = next(unended, None)
+        if waiting is not None:
+            waiting.add_done_callback(lambda _: self._follow_on(unended))
+        elif (error := self.exception(0)) is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(self.result(0))
+
+
+def _leaves(handles: list[Handle]) -> list[ProducerBatch]:
+    """The batches that hold the handles' rows now, splits followed."""
+    leaves: list[ProducerBatch] = []
+    stack = [handle[0] for handle in reversed(handles)]
+    while stack:
+        batch = stack.pop()
+        if batch.children is not None:
+            stack += [batch.children[2], batch.children[1]]
+        else:
+            leaves.append(batch)
+    return leaves

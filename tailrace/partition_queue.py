@@ -1,0 +1,106 @@
+"""The batches of one partition, from open to answered, and the sequence numbers that they are given.
+
+Owner: a Producer, under its lock.
+Invariants: batches are sent in the order in which they were begun, and their sequences ascend without a gap; at most
+`max_in_flight_requests_per_connection` are under way, and never so many that the worker could forget one whose fate is not known.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tailrace.batch_header import NO_PRODUCER, REMEMBERED_BATCHES, SEQUENCE_MODULUS
+from tailrace.producer_batch import ProducerBatch
+from tailrace.topics import TopicInfo
+
+
+class PartitionQueue:
+    """The batches of one partition, from open to answered."""
+
+    __slots__ = (
+        "in_flight",
+        "info",
+        "is_gone",
+        "is_listed",
+        "muted_until_ns",
+        "next_ordinal",
+        "next_sequence",
+        "open",
+        "partition",
+        "ready",
+    )
+
+    def __init__(self, info: TopicInfo, partition: int) -> None:
+        self.info = info
+        self.partition = partition
+        self.open: ProducerBatch | None = None
+        self.ready: deque[ProducerBatch] = deque()
+        self.in_flight: deque[ProducerBatch] = deque()
+        self.next_sequence = 0
+        self.next_ordinal = 0
+        self.muted_until_ns = 0
+        """Not to be sent from before this: a retry is waiting for its time."""
+        self.is_gone = False
+        """The appliance does not know the topic any more: ask anew before sending to it."""
+        self.is_listed = False
+        """Whether the producer's list of queues with something to send holds it."""
+
+    def put_back(self, batch: ProducerBatch) -> None:
+        """A batch is to be sent again: it goes among what is ready to where it was begun."""
+        position = 0
+        while position < len(self.ready) and self.ready[position].order < batch.order:
+            position += 1
+        self.ready.insert(position, batch)
+
+    def take_out(self, batch: ProducerBatch) -> None:
+        """A batch that is open or ready is not sent any more."""
+        if self.open is batch:
+            self.open = None
+        else:
+            self.ready.remove(batch)
+
+    def clear(self) -> None:
+        """All batches have ended."""
+        self.open = None
+        self.ready.clear()
+        self.in_flight.clear()
+
+    def close_open(self) -> bool:
+        """The open batch, if any, takes no more records."""
+        if self.open is None:
+            return False
+        self.ready.append(self.open)
+        self.open = None
+        return True
+
+    def number(self, batch: ProducerBatch, producer_id: int, epoch: int) -> None:
+        """Give a batch that was not sent before its sequence."""
+        batch.ordinal = self.next_ordinal
+        self.next_ordinal += 1
+        batch.number(producer_id, epoch, self.next_sequence)
+        self.next_sequence = (self.next_sequence + batch.count) % SEQUENCE_MODULUS
+
+    def begin_epoch(self) -> None:
+        """Sequences begin at 0; what is ready is numbered anew."""
+        self.next_sequence = 0
+        for batch in self.ready:
+            batch.producer_id = NO_PRODUCER
+
+    def window_is_full(self) -> bool:
+        """Whether one more sequence would make the worker forget a batch whose fate is not known: answers need not come in order, and a request that
+        has timed out may have been carried out.
+        """
+        return bool(self.in_flight) and self.next_ordinal - min(batch.ordinal for batch in self.in_flight) >= REMEMBERED_BATCHES
+
+    def first_of_unknown_fate(self) -> int:
+        """Where among `ready` the first batch stands that may have been appended, -1: there is none. What was never sent comes behind all that was."""
+        for position, batch in enumerate(self.ready):
+            if batch.was_sent:
+                return position
+            if not batch.attempts:
+                break
+        return -1
+
+    def batches(self) -> list[ProducerBatch]:
+        """All that have not ended, in the order in which they were begun where none is sent again."""
+        return [*self.in_flight, *self.ready, *([self.open] if self.open is not None else [])]

@@ -1,0 +1,317 @@
+"""A batch of a producer: records of one partition that are sent together, from the first record to the acknowledgement.
+
+    OPEN --close--> READY --sent--> IN_FLIGHT --answered, given up--> ENDED
+                      ^---- to be sent again ----'
+
+A batch that turns out too large as bytes is split: it ends, and its `children` have its records.
+
+Owner: a Producer, under its lock.
+Invariants: a batch ends exactly once, with an offset or an error; its bytes are made once, and a retry sends the same ones.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from tailrace import arrow_batch, few_rows
+from tailrace.arrow_batch import Headers
+from tailrace.batch_header import NO_PRODUCER, NO_SEQUENCE, stamp_producer
+from tailrace.delays import DUE_COLUMN, DelayIds, delay_id
+from tailrace.errors import TailraceError
+from tailrace.few_rows import FEW
+from tailrace.records import BatchMetadata, RecordMetadata
+from tailrace.topics import TopicInfo
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tailrace.arrow_frames import Piece
+    from tailrace.handles import Handle
+
+Value = TypeVar("Value")
+RECORD_OVERHEAD_BYTES = 24
+"""What a record costs in a batch beside key and value: timestamp, three offsets, bits."""
+BATCH_OVERHEAD_BYTES = 2048
+OnDelivery = Callable[[RecordMetadata | None, TailraceError | None], None]
+"""Called with (metadata, None) or (None, error), once."""
+DueCallback = tuple[OnDelivery, RecordMetadata | None, TailraceError | None]
+"""A call that is to be made, and its arguments."""
+
+
+class BatchState(Enum):
+    """How far a batch is; it goes from OPEN to ENDED, and back from IN_FLIGHT to READY when it is sent again."""
+
+    OPEN = 1
+    READY = 2
+    IN_FLIGHT = 3
+    ENDED = 4
+
+
+class Waits(Protocol):
+    """Who can wait for a batch (see `tailrace.sender.Sender`)."""
+
+    def wait_for(self, batch: ProducerBatch, timeout: float | None) -> bool:
+        """Until the batch has ended, or was split. False: `timeout` seconds are over."""
+        ...
+
+    def when_ended(self, handle: Handle, callback: OnDelivery) -> None:
+        """Have `callback(metadata, error)` called once the record has ended: at once if it has."""
+        ...
+
+
+class ProducerBatch:
+    """Records of one partition that are sent together: a flat list of rows while it is open, bytes once it is encoded."""
+
+    __slots__ = (
+        "attempts", "base_offset", "base_sequence", "callbacks", "children", "count", "created_ns", "data", "dues_us", "epoch", "error",
+        "frame", "headers", "info", "last_refusal", "order", "ordinal", "partition", "producer_id", "repeats", "reserved_bytes",
+        "room", "rows", "stamps_us", "state", "timestamps_us", "waiter", "waits", "was_sent",
+    )  # fmt: skip
+
+    def __init__(self, waits: Waits, info: TopicInfo, partition: int, created_ns: int, order: tuple[int, ...]) -> None:
+        self.waits = waits
+        self.info = info
+        self.partition = partition
+        self.created_ns = created_ns
+        self.order = order
+        """Its place among the producer's batches; halves of a split one come where it was."""
+        self.state = BatchState.OPEN
+        self.count = 0
+        """How many records it has; known once it is closed."""
+        self.rows: list[Any] = []
+        """key, value, nanoseconds since 1970, and so on: one list, so that a record is one addition (see `Producer.send`)."""
+        self.reserved_bytes = BATCH_OVERHEAD_BYTES
+        """What it takes of the producer's buffer_memory."""
+        self.room = 0
+        """How much of that is not used yet."""
+        self.timestamps_us: dict[int, int] | None = None
+        """row -> the timestamp that was given for it, in the place of the time of its `send`."""
+        self.headers: dict[int, Headers] | None = None
+        self.dues_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]] = [] if info.delay_of else ()
+        """When each row of a delay log's batch is due."""
+        self.repeats: dict[int, str] | None = None
+        """row -> how it recurs."""
+        self.stamps_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]] = ()
+        """The records' timestamps, known once it is encoded. Of a frame: its first and its largest; with LogAppendTime: the appliance's."""
+        self.frame: pa.RecordBatch | None = None
+        self.data: bytearray | None = None
+        self.callbacks: list[tuple[int, OnDelivery]] | None = None
+        self.attempts = 0
+        self.last_refusal = ""
+        """What the appliance said when it was sent last."""
+        self.was_sent = False
+        """Whether it may have been appended without our knowing: then only its sequence tells a second copy from a first."""
+        self.ordinal = 0
+        """Its place among the batches of its partition that were given a sequence."""
+        self.producer_id = NO_PRODUCER
+        self.epoch = -1
+        self.base_sequence = NO_SEQUENCE
+        self.base_offset: int | None = None
+        self.error: TailraceError | None = None
+        self.waiter: threading.Event | None = None
+        self.children: tuple[int, ProducerBatch, ProducerBatch] | None = None
+        """(row, left, right) when it was too large as bytes and was split before `row`."""
+
+    @classmethod
+    def of_frame(cls, waits: Waits, info: TopicInfo, piece: Piece, created_ns: int, order: tuple[int, ...]) -> ProducerBatch:
+        """Rows that are columns already: a batch that is ready to be sent."""
+        batch = cls(waits, info, piece.partition, created_ns, order)
+        batch.frame = piece.batch
+        if info.delay_of:
+            batch.dues_us = piece.batch.column(DUE_COLUMN).to_numpy()
+        batch.count = piece.batch.num_rows
+        batch.stamps_us = piece.stamps_us
+        batch.reserved_bytes = BATCH_OVERHEAD_BYTES + piece.byte_count
+        batch.state = BatchState.READY
+        return batch
+
+    def add(self, stamp_ns: int, timestamp_us: int | None, key: bytes | None, value: Any, headers: Headers, byte_count: int) -> int:
+        """Append a record for which there is room; returns its row."""
+        row = len(self.rows) // 3
+        if headers:
+            self.headers = self.headers or {}
+            self.headers[row] = headers
+        if timestamp_us is not None:
+            self.timestamps_us = self.timestamps_us or {}
+            self.timestamps_us[row] = timestamp_us
+        self.rows += (key, value, stamp_ns)
+        self.room -= byte_count
+        return row
+
+    def close(self) -> int:
+        """It takes no more records; returns how many bytes of its reservation it did not need."""
+        self.state = BatchState.READY
+        self.count = len(self.rows) // 3
+        unused, self.room = self.room, 0
+        self.reserved_bytes -= unused
+        return unused
+
+    def has_ended(self) -> bool:
+        """Whether its fate is known, or it was split (its halves then have the records)."""
+        return self.state is BatchState.ENDED
+
+    @property
+    def ends_without_key(self) -> bool:
+        """Whether the last record has no key, so that the partitioner may choose another partition now."""
+        return bool(self.rows) and self.rows[-3] is None
+
+    def _from_rows(self) -> pa.RecordBatch:
+        keys, values, stamps = self.rows[0::3], self.rows[1::3], np.array(self.rows[2::3], np.int64)
+        stamps //= 1000
+        for row, stamp_us in (self.timestamps_us or {}).items():
+            stamps[row] = stamp_us
+        self.stamps_us = stamps
+        if self.info.typed:
+            rows = arrow_batch.rows_from_dicts(values, self.info.schema)
+        else:
+            headers = [self.headers.get(row) for row in range(self.count)] if self.headers else None
+            rows = arrow_batch.default_rows(stamps, keys, values, headers)
+        if self.info.delay_of:
+            repeats = [self.repeats.get(row) for row in range(self.count)] if self.repeats else None
+            rows = arrow_batch.with_delays(rows, self.info.schema, self.dues_us, repeats)
+        return rows
+
+    def encode(self, compression: str) -> bytearray:
+        """The batch as bytes, kept for retries. Raises InvalidRecordError."""
+        if (
+            self.data is None
+            and self.frame is None
+            and compression == "none"
+            and self.count <= FEW
+            and not self.info.typed
+            and not self.info.delay_of
+            and not self.headers
+        ):
+            self.data = self._encode_few()
+        elif self.data is None:
+            frame = self.frame if self.frame is not None else self._from_rows()
+            self.data = arrow_batch.encode(
+                frame, schema_id=self.info.schema_id, seed=self.info.seeds[self.partition], compression=compression,
+                first_timestamp_us=int(self.stamps_us[0]), max_timestamp_us=int(np.max(self.stamps_us)),
+            )  # fmt: skip
+        self.rows = []
+        self.timestamps_us = self.headers = self.repeats = None
+        return self.data
+
+    def _encode_few(self) -> bytearray:
+        stamps = [stamp_ns // 1000 for stamp_ns in self.rows[2::3]]
+        for row, stamp_us in (self.timestamps_us or {}).items():
+            stamps[row] = stamp_us
+        self.stamps_us = stamps
+        message = few_rows.encode(stamps, self.rows[0::3], self.rows[1::3])
+        return arrow_batch.with_header(
+            message, self.count, schema_id=self.info.schema_id, seed=self.info.seeds[self.partition], first_timestamp_us=stamps[0],
+            max_timestamp_us=max(stamps),
+        )  # fmt: skip
+
+    def number(self, producer_id: int, epoch: int, base_sequence: int) -> None:
+        """Write the producer's identity and the sequence into the encoded batch."""
+        assert self.data is not None
+        self.producer_id, self.epoch, self.base_sequence = producer_id, epoch, base_sequence
+        # A fresh copy: ZeroMQ may still be sending the old bytes.
+        if self.attempts:
+            self.data = bytearray(self.data)
+        with memoryview(self.data) as view:
+            stamp_producer(
+                view, producer_id=producer_id, producer_epoch=epoch, base_sequence=base_sequence, seed=self.info.seeds[self.partition]
+            )
+
+    def split(self) -> tuple[ProducerBatch, ProducerBatch] | None:
+        """Two batches with half of the rows each, or None for a single row. It may have been encoded or not."""
+        if self.count < 2:
+            return None
+        middle = self.count // 2
+        left, right = self._half(0, middle, 0), self._half(middle, self.count, 1)
+        if self.rows:
+            left.take_rows(self, 0, middle)
+            right.take_rows(self, middle, self.count)
+        else:
+            frame = self._frame_again()
+            left.frame = arrow_batch.cut_out(frame, 0, middle)
+            right.frame = arrow_batch.cut_out(frame, middle, self.count - middle)
+        for row, callback in self.callbacks or ():
+            if row < middle:
+                left.add_callback(row, callback)
+            else:
+                right.add_callback(row - middle, callback)
+        self.callbacks = None
+        self.children = (middle, left, right)
+        return left, right
+
+    def _half(self, start: int, end: int, side: int) -> ProducerBatch:
+        """A batch in the place of this one for the rows from `start` to `end`, which it is yet to be given."""
+        half = ProducerBatch(self.waits, self.info, self.partition, self.created_ns, (*self.order, side))
+        half.count = end - start
+        half.stamps_us = self.stamps_us[start:end] if len(self.stamps_us) == self.count else self.stamps_us
+        half.dues_us = self.dues_us[start:end]
+        half.reserved_bytes = self.reserved_bytes // 2 if side else self.reserved_bytes - self.reserved_bytes // 2
+        half.state = BatchState.READY
+        return half
+
+    def take_rows(self, whole: ProducerBatch, start: int, end: int) -> None:
+        """Of a half: the rows from `start` to `end` of a batch that is not encoded, with what was given beside them."""
+        self.rows = whole.rows[3 * start : 3 * end]
+        self.timestamps_us = _of_rows(whole.timestamps_us, start, end)
+        self.headers = _of_rows(whole.headers, start, end)
+        self.repeats = _of_rows(whole.repeats, start, end)
+
+    def _frame_again(self) -> pa.RecordBatch:
+        if self.frame is not None:
+            return self.frame
+        import pyarrow as pa
+
+        assert self.data is not None
+        return pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(bytes(self.data))), self.info.schema)
+
+    def add_due(self, row: int, due_us: int, repeat: str | None) -> None:
+        """When the record that was just added, to a delay log's batch, is due, and how it recurs (JSON)."""
+        self.dues_us.append(due_us)  # type: ignore[union-attr]
+        if repeat is not None:
+            if self.repeats is None:
+                self.repeats = {}
+            self.repeats[row] = repeat
+
+    def add_callback(self, row: int, callback: OnDelivery) -> None:
+        """Have `callback` called with the fate of a record once the batch, which has not ended, has."""
+        if self.callbacks is None:
+            self.callbacks = []
+        self.callbacks.append((row, callback))
+
+    def metadata(self, row: int) -> RecordMetadata:
+        """What became of the record in `row`, of a batch that has ended well."""
+        offset = None if self.base_offset is None else self.base_offset + row
+        stamp_us = self.stamps_us[min(row, len(self.stamps_us) - 1)]
+        if self.info.delay_of:
+            name = None if offset is None else delay_id(self.info.topic_id, self.partition, offset, int(self.dues_us[row]))
+            return RecordMetadata(self.info.delay_of, self.partition, None, int(stamp_us) // 1000, name)
+        return RecordMetadata(self.info.name, self.partition, offset, int(stamp_us) // 1000)
+
+    def batch_metadata(self) -> BatchMetadata:
+        """Of all rows together."""
+        if not self.info.delay_of:
+            return BatchMetadata(self.info.name, self.partition, self.base_offset, self.count)
+        ids = () if self.base_offset is None else DelayIds(self.info.topic_id, self.partition, self.base_offset, self.dues_us)
+        return BatchMetadata(self.info.delay_of, self.partition, None, self.count, ids)
+
+    def end(self, base_offset: int | None, error: TailraceError | None) -> list[DueCallback]:
+        """Settle the batch; returns the callbacks to make, which the caller does without its lock."""
+        self.state = BatchState.ENDED
+        self.base_offset = base_offset
+        self.error = error
+        self.data = None
+        self.frame = None
+        if self.waiter is not None:
+            self.waiter.set()
+        calls = [(callback, None if error else self.metadata(row), error) for row, callback in self.callbacks or ()]
+        self.callbacks = None
+        return calls
+
+
+def _of_rows(beside: dict[int, Value] | None, start: int, end: int) -> dict[int, Value] | None:
+    """What is given beside the rows from `start` to `end`, which are counted from 0 now."""
+    return {row - start: value for row, value in beside.items() if start <= row < end} if beside else None

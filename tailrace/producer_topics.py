@@ -1,0 +1,132 @@
+"""Where a producer's records go: topics as they are known, their queues, and the choices of partition that can be used again.
+
+Owner: one Producer; what asks the appliance or changes a route does so under the producer's lock.
+Invariants: a route's queues are those of its topic's id, one for each partition; a topic that was deleted and made again has new ones, and what the old
+    ones held has ended with an error.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from tailrace.errors import InvalidRecordError, TailraceError, UnknownTopicError, error_for
+from tailrace.new_topic import create_request
+from tailrace.partition_queue import PartitionQueue
+from tailrace.producer_batch import RECORD_OVERHEAD_BYTES
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.wire import Api
+from tailrace.sender import Sender
+from tailrace.settings import ProducerSettings
+from tailrace.topics import TopicInfo, topics_from_metadata
+
+KNOWN_KEYS_MAX = 100_000
+Choice = tuple[PartitionQueue, bytes | None, int]
+"""Where records of a key go, the key, and what a record of it takes in a batch beside its value, bytes."""
+
+
+class Route:
+    """A topic, or a delay log, as a producer uses it."""
+
+    __slots__ = ("capacity_bytes", "delay_route", "info", "limit_bytes", "queues")
+
+    def __init__(self, info: TopicInfo, queues: list[PartitionQueue], delay_route: Route | None, settings: ProducerSettings) -> None:
+        self.info = info
+        self.queues = queues
+        self.delay_route = delay_route
+        """Of a topic that has a delay log."""
+        self.limit_bytes: int = min(settings.max_request_size, info.settings["max.message.bytes"])
+        """The largest batch."""
+        self.capacity_bytes = min(settings.batch_size, self.limit_bytes)
+        """A batch is full with so many."""
+
+
+class Routes:
+    """See the module's docstring."""
+
+    def __init__(self, settings: ProducerSettings, sender: Sender, call: Callable[[Api, dict[str, Any], int], dict[str, Any]]) -> None:
+        """`call`: asks the appliance, with the lock held: (API, request, timeout in ms) -> answer."""
+        self._call = call
+        self._settings = settings
+        self._sender = sender
+        self.by_topic: dict[str, Route] = {}
+        """By name, delay logs among them; `Producer.send` looks here."""
+        self.known: dict[str, dict[object, Choice]] = {}
+        """topic -> key -> choice of the default partitioner; without a key, for as long as the batch is open. `Producer.send` looks here first."""
+        self._warned: set[str] = set()
+
+    def of(self, topic: str, schema_message: Callable[[], bytes] | None = None) -> Route:
+        """The route to a topic, asked for if need be. `schema_message`: the schema of the topic, should it be missing and the appliance make it. Raises
+        InvalidRecordError, UnknownTopicError, NotReachableError, RequestTimeoutError.
+        """
+        try:
+            return self.by_topic[topic]
+        except (KeyError, TypeError):
+            return self.load(topic, schema_message)
+
+    def load(self, topic: str, schema_message: Callable[[], bytes] | None = None) -> Route:
+        """The route to a topic, asked for now. Raises as `of`."""
+        if not isinstance(topic, str):
+            raise InvalidRecordError(f"topic is {topic!r:.100}; it must be text")
+        sender, settings = self._sender, self._settings
+        with sender.lock:
+            sender.check_usable()
+            try:
+                info = self._described(topic)
+            except UnknownTopicError:
+                if not sender.connection.session.auto_create_topics:
+                    raise
+                info = self._created(topic, schema_message)
+            route = self._adopt(info)
+            if info.settings["durability"] == "memory" and settings.acks == "all" and topic not in self._warned:
+                self._warned.add(topic)
+                warnings.warn(f"topic {topic!r} has durability=memory: acks='all' does not wait for the disk", RuntimeWarning, stacklevel=4)
+            return route
+
+    def forget(self, topic: str) -> None:
+        """The appliance does not know the topic any more: ask anew before the next record."""
+        self.by_topic.pop(topic, None)
+        self.known.pop(topic, None)
+
+    def forget_all(self) -> None:
+        """Nothing is known any more."""
+        self.by_topic.clear()
+        self.known.clear()
+
+    def remember(self, topic: str, key: bytes | None, queue: PartitionQueue) -> None:
+        """What the default partitioner has chosen. Without a key that is until its batch is closed."""
+        known = self.known.setdefault(topic, {})
+        if len(known) >= KNOWN_KEYS_MAX:
+            known.clear()
+        known[key] = queue, key, len(key or b"") + RECORD_OVERHEAD_BYTES
+
+    def forget_keyless(self, topic: str) -> None:
+        """The batch of records without a key is closed."""
+        self.known.get(topic, {}).pop(None, None)
+
+    def _described(self, topic: str) -> TopicInfo:
+        return topics_from_metadata(self._call(Api.METADATA, {"topics": [topic]}, self._settings.max_block_ms), topic)[topic]
+
+    def _created(self, topic: str, schema_message: Callable[[], bytes] | None) -> TopicInfo:
+        """An appliance that allows it (an embedded one) makes the topic that is missing; a frame brings its schema."""
+        request = create_request(topic, schema_message=schema_message() if schema_message else None)
+        answer = self._call(Api.CREATE_TOPICS, {"topics": [request]}, self._settings.max_block_ms)
+        for result in answer["results"]:
+            if result["code"] not in (ErrorCode.OK, ErrorCode.TOPIC_EXISTS):
+                raise error_for(ErrorCode(result["code"]), result.get("message", ""))
+        return self._described(topic)
+
+    def _adopt(self, info: TopicInfo) -> Route:
+        """Use what is known of a topic now; queues of the same topic go on, those of a deleted one end with an error."""
+        known = self.by_topic.get(info.name)
+        accumulator = self._sender.accumulator
+        if known is not None and known.info.topic_id != info.topic_id:
+            gone: TailraceError = UnknownTopicError(f"topic {info.name!r} was deleted and created again")
+            for queue in known.queues:
+                accumulator.forget_queue(queue, gone)
+        queues = [accumulator.queue(info, partition) for partition in range(len(info.partitions))]
+        delay_route = None if info.delay_log is None else self._adopt(info.delay_log)
+        self.known.pop(info.name, None)
+        route = self.by_topic[info.name] = Route(info, queues, delay_route, self._settings)
+        return route

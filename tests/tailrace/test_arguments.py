@@ -1,0 +1,227 @@
+"""What makes no sense is refused with a sentence by the call that it is given to, closed clients say that they are closed, and what other clients call
+otherwise is named. No appliance is needed for any of this.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
+from tailrace.arguments import (
+    by_partition,
+    optional_text_bytes,
+    partition_number,
+    partitions_named,
+    timeout_ms_of,
+    timeout_s_of,
+    whole,
+)
+from tailrace.errors import ClientClosedError, InvalidRecordError, InvalidRequestError, InvalidSettingError, NotSupportedError
+from tailrace.record_checks import bytes_of, checked_headers, timestamp_us_of
+from tailrace.settings import AdminSettings, ConsumerSettings, ProducerSettings, build
+
+NOWHERE = "localhost:1"
+KEY = TopicPartition("t", 0)
+NOW = dt.datetime.now(dt.UTC)
+
+CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
+    Producer: {
+        "__enter__": (), "flush": (), "partitions_for": ("t",), "send": ("t", b"x"), "send_arrow": ("t", pa.table({"value": [b"x"]})),
+    },
+    Consumer: {
+        "__enter__": (), "__iter__": (), "assign": ([],), "assignment": (), "beginning_offsets": ([],), "consume": (1, 1.0), "end_offsets": ([],),
+        "highwater": (KEY,), "lag": (KEY,), "offsets_for_times": ({},), "partitions_for": ("t",), "pause": (), "paused": (), "poll": (), "poll_arrow": (),
+        "position": (KEY,), "resume": (), "seek": (KEY, 0), "seek_to_beginning": (), "seek_to_end": (), "topics": (),
+    },
+    Admin: {
+        "__enter__": (), "alter_topics": ({},), "bring_online": ("t",), "cancel_delays": ([],), "create_partitions": ({},), "create_topics": ([],),
+        "delete_records": ({},), "delete_topics": ([],), "describe_cluster": (), "describe_configs": ([],), "describe_delays": (), "describe_topics": (),
+        "lease_offsets": ("l", {}, 1), "list_delays": ("t",), "list_topics": (), "offsets": ({},), "partition_counts": (), "reschedule_delays": ({},),
+        "topic_info": ([],),
+    },
+}  # fmt: skip
+"""Every method of each client that needs it to be open, with arguments that make sense or are empty."""
+WHENEVER = {"close", "metrics", "after_fork"}
+LATER = {
+    Producer: {"abort_transaction", "begin_transaction", "commit_transaction", "init_transactions", "poll", "produce", "send_offsets_to_transaction"},
+    Consumer: {"commit", "commit_async", "committed", "store_offsets", "subscribe"},
+    Admin: {"alter_group_offsets", "delete_groups", "describe_groups", "list_group_offsets", "list_groups"},
+}  # fmt: skip
+"""Methods that Kafka has and this version has not."""
+
+
+@pytest.fixture(params=list(CALLS), ids=lambda kind: kind.__name__)
+def closed(request: pytest.FixtureRequest) -> Any:
+    client = request.param(bootstrap=NOWHERE)
+    client.close()
+    client.close()
+    return client
+
+
+def test_every_method_of_a_closed_client_says_that_it_is_closed(closed: Any) -> None:
+    for name, arguments in CALLS[type(closed)].items():
+        with pytest.raises(ClientClosedError, match="is closed"):
+            getattr(closed, name)(*arguments)
+
+
+@pytest.mark.parametrize("kind", list(CALLS), ids=lambda kind: kind.__name__)
+def test_no_public_method_is_left_out_of_these_tests_and_each_has_a_docstring(kind: type) -> None:
+    public = {name for name, _ in inspect.getmembers(kind, callable) if not name.startswith("_")}
+    assert public == {name for name in CALLS[kind] if not name.startswith("_")} | (WHENEVER & public) | LATER[kind]
+    assert not [name for name in public if not inspect.getdoc(getattr(kind, name))]
+
+
+@pytest.mark.parametrize("kind", list(LATER), ids=lambda kind: kind.__name__)
+def test_what_comes_with_a_later_version_says_so_in_one_sentence(kind: type) -> None:
+    client = kind(bootstrap=NOWHERE)
+    try:
+        for name in LATER[kind]:
+            with pytest.raises(NotSupportedError, match=r"not part of this version|has no p"):
+                getattr(client, name)("anything", at=all)
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "hint"),
+    [(Consumer, "get_watermark_offsets", r"end_offsets\("), (Consumer, "subscription", r"assignment\("), (Admin, "alter_configs", r"alter_topics\(")],
+)  # fmt: skip
+def test_another_clients_method_is_not_there_and_the_error_names_ours(kind: type, name: str, hint: str) -> None:
+    client = kind(bootstrap=NOWHERE)
+    try:
+        assert not hasattr(client, name)
+        with pytest.raises(AttributeError, match=hint):
+            getattr(client, name)
+        with pytest.raises(AttributeError, match=r"no attribute 'nothing_like_it'$"):
+            _ = client.nothing_like_it
+    finally:
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def clients() -> Iterator[tuple[Producer, Consumer, Admin]]:
+    """Open, and nothing answers them: what is refused here is refused before anything is asked."""
+    with Producer(NOWHERE, max_block_ms=1) as producer, Consumer(bootstrap=NOWHERE) as consumer, Admin(NOWHERE) as admin:
+        yield producer, consumer, admin
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda p, c, a: p.send(None, b"x"), "topic is None"), (lambda p, c, a: p.send(["t"], b"x"), r"topic is \['t'\]"),
+        (lambda p, c, a: p.send({}, b"x", key=b"k", deliver_after=dt.timedelta(1)), "topic is {}"), (lambda p, c, a: p.flush("soon"), "timeout is 'soon'"),
+        (lambda p, c, a: p.close("soon"), "timeout is 'soon'"), (lambda p, c, a: p.flush(float("nan")), "timeout is nan"),
+        (lambda p, c, a: p.partitions_for(["t"]), "takes a name"), (lambda p, c, a: p.send_arrow(3, pa.table({"value": [b"x"]})), "topic is 3"),
+        (lambda p, c, a: c.poll("5"), "timeout_ms is '5'"), (lambda p, c, a: c.poll(-1), "timeout_ms is -1"), (lambda p, c, a: c.poll(None), "milliseconds"),
+        (lambda p, c, a: c.poll(True), "timeout_ms is True"),
+        (lambda p, c, a: c.poll(1, "1"), "max_records is '1'"), (lambda p, c, a: c.poll(1, 0), "from 1 on"),
+        (lambda p, c, a: c.poll_arrow([]), r"timeout_ms is \[\]"),
+        (lambda p, c, a: c.consume("3"), "num_messages"), (lambda p, c, a: c.consume(1, "x"), "seconds"),
+        (lambda p, c, a: c.seek(KEY, "5"), "not assigned"), (lambda p, c, a: c.pause("t"), "TopicPartition"), (lambda p, c, a: c.pause([3]), "TopicPartition"),
+        (lambda p, c, a: c.offsets_for_times([KEY]), "takes a dict"), (lambda p, c, a: c.offsets_for_times({KEY: "noon"}), "datetime or int milliseconds"),
+        (lambda p, c, a: c.partitions_for(3), "takes a name"), (lambda p, c, a: a.create_topics(None), r"NewTopic\("),
+        (lambda p, c, a: a.create_topics(["t"]), r"NewTopic\("), (lambda p, c, a: a.create_topics("t"), r"NewTopic\("),
+        (lambda p, c, a: a.alter_topics("t"), "takes a dict"), (lambda p, c, a: a.alter_topics({"t": "x"}), "takes a dict"),
+        (lambda p, c, a: a.alter_topics({3: {}}), "takes a name"), (lambda p, c, a: a.create_partitions([("t", 4)]), "takes a dict"),
+        (lambda p, c, a: a.offsets([KEY]), "takes a dict"), (lambda p, c, a: a.delete_records({KEY: "1"}), "offset is '1'"),
+        (lambda p, c, a: a.delete_records({KEY: 1 << 70}), "to 9223372036854775807"), (lambda p, c, a: a.delete_records({"t": 1}), "TopicPartition"),
+        (lambda p, c, a: a.lease_offsets("l", {"ab": 3}, 1), "TopicPartition"), (lambda p, c, a: a.lease_offsets("l", {KEY: 3}, "1"), "ttl_ms"),
+        (lambda p, c, a: a.list_delays("t", key=3), "key is 3"), (lambda p, c, a: a.list_delays("t", due_from="noon"), "time zone"),
+        (lambda p, c, a: a.list_delays("t", due_to=dt.datetime(2030, 1, 1)), "time zone"), (lambda p, c, a: a.list_delays(["t"]), "takes a name"),
+        (lambda p, c, a: a.cancel_delays([3]), "delay_ids"), (lambda p, c, a: a.cancel_delays("x", topic=3), "topic is 3"),
+        (lambda p, c, a: a.reschedule_delays("x"), "takes a dict"), (lambda p, c, a: a.reschedule_delays({"x": 5}), "the time for 'x'"),
+        (lambda p, c, a: a.reschedule_delays({3: NOW}), "delay_id"), (lambda p, c, a: a.bring_online(3), "takes a name"),
+    ],
+)  # fmt: skip
+def test_arguments_of_a_wrong_kind_are_refused_with_a_sentence(
+    clients: tuple[Producer, Consumer, Admin], call: Callable[..., object], sentence: str
+) -> None:
+    with pytest.raises((InvalidRequestError, InvalidRecordError), match=sentence) as caught:
+        call(*clients)
+    assert "the message names" in str(caught.value), "the advice fits"
+
+
+@pytest.mark.parametrize(("settings", "given", "sentence"), [
+    (ProducerSettings, {"enable_idempotence": "no"}, "True or False"), (ConsumerSettings, {"check_batches": 1}, "True or False"),
+    (ProducerSettings, {"client_id": 3}, "takes text"), (ConsumerSettings, {"client_id": None}, "takes text"), (AdminSettings, {"client_id": b"x"}, "text"),
+    (AdminSettings, {"request_timeout_ms": 0}, "whole number"), (AdminSettings, {"connect_timeout_ms": "soon"}, "whole number"),
+    (ProducerSettings, {"queue_buffering_max_ms": 5}, "it is linger_ms"), (ProducerSettings, {"message_timeout_ms": 5}, "it is delivery_timeout_ms"),
+    (ConsumerSettings, {"consumer_timeout_ms": 5}, r"poll\(timeout_ms"), (ConsumerSettings, {"xyzzy": 5}, "known are bootstrap"),
+])  # fmt: skip
+def test_settings_of_a_wrong_kind_or_another_name_are_refused_with_a_sentence(settings: type, given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidSettingError, match=sentence):
+        build(settings, given)
+
+
+@pytest.mark.parametrize(("settings", "name", "sentence"), [
+    (ProducerSettings, "transactional_id", "transactions"), (ConsumerSettings, "isolation_level", "transactions"),
+    (ConsumerSettings, "session_timeout_ms", "groups"), (ProducerSettings, "sasl_mechanism", "users"), (ConsumerSettings, "ssl_cafile", "encryption"),
+])  # fmt: skip
+def test_settings_of_a_later_version_say_so(settings: type, name: str, sentence: str) -> None:
+    with pytest.raises(NotSupportedError, match=f"{name}: .*{sentence}"):
+        build(settings, {name: "x"})
+
+
+def test_truths_and_numbers_may_be_text_as_files_of_settings_have_them() -> None:
+    assert build(ProducerSettings, {"enable_idempotence": "False", "linger_ms": "1s"}).linger_ms == 1_000
+    assert build(ProducerSettings, {"enable_idempotence": "true"}).enable_idempotence is True
+    with Admin({"bootstrap.servers": NOWHERE, "client.id": "me", "request.timeout.ms": "2s"}) as admin:
+        assert (admin.settings.request_timeout_ms, admin.settings.connect_timeout_ms, admin.settings.client_id) == (2_000, None, "me")
+    with pytest.raises(InvalidSettingError, match="given twice"):
+        Admin(NOWHERE, bootstrap_servers=NOWHERE)
+
+
+@pytest.mark.parametrize("configs", [{3: 4}, {"retention.ms": object()}, {"retention.ms": [1]}, {"retention.ms": 1 << 64}])
+def test_topic_settings_that_no_request_could_carry_are_refused(configs: Any) -> None:
+    with pytest.raises(InvalidSettingError, match=r"topic setting|takes text"):
+        NewTopic("t", configs=configs)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert whole("n", np.int32(5), 0) == 5
+    assert partition_number(np.int64(3)) == 3
+    assert (timeout_ms_of(np.float64(1.5)), timeout_s_of(np.int16(2))) == (1.5, 2.0)
+
+
+def test_timeouts_without_end_and_those_that_have_passed() -> None:
+    assert timeout_s_of(None) is None
+    assert timeout_s_of(float("inf")) is None
+    assert timeout_s_of(-3) == 0.0
+    assert timeout_ms_of(float("inf")) < 1e13
+
+
+@pytest.mark.parametrize("given", [True, 1.5, "1", None, [1], b"1"])
+def test_what_is_no_whole_number(given: object) -> None:
+    with pytest.raises(InvalidRequestError, match=r"n is .* whole number from 0 on"):
+        whole("n", given, 0)
+    with pytest.raises(InvalidRecordError, match=r"partition is .* whole number"):
+        partition_number(given)
+
+
+def test_partitions_by_themselves_or_in_one_list() -> None:
+    other = TopicPartition("t", 1)
+    assert partitions_named((KEY, other)) == partitions_named(([KEY, other],)) == [KEY, other]
+    assert partitions_named((("t", 1),)) == [other], "a pair is a partition, not a list of two"
+    assert by_partition("offsets", {("t", 0): 1}, "") == {KEY: 1}
+
+
+def test_text_that_is_no_utf8_costs_no_other_record() -> None:
+    for call in (lambda: bytes_of("key", "\ud800"), lambda: checked_headers([("\ud800", b"x")]), lambda: bytes_of("value", 5)):
+        with pytest.raises(InvalidRecordError):
+            call()
+    with pytest.raises(InvalidRequestError, match="key"):
+        optional_text_bytes("key", "\ud800")
+    assert optional_text_bytes("key", "k") == optional_text_bytes("key", bytearray(b"k")) == b"k"
+
+
+@pytest.mark.parametrize("given", ["now", 1.5, 2**62, None])
+def test_what_is_no_timestamp(given: Any) -> None:
+    with pytest.raises(InvalidRecordError, match="timestamp"):
+        timestamp_us_of(given)

@@ -1,0 +1,60 @@
+"""What `tailrace` shows is what users may use: complete, described, and loaded only when it is used."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import get_type_hints
+
+import pytest
+
+import tailrace
+from tailrace import errors
+from tailrace.settings import AdminSettings, ConsumerSettings, ProducerSettings
+
+LAZY = """
+import sys
+import tailrace
+assert {name for name in sys.modules if name.startswith("tailrace")} == {"tailrace"}
+tailrace.TopicPartition, tailrace.TailraceError, tailrace.Recurrence
+assert "zmq" not in sys.modules
+tailrace.Admin, tailrace.NewTopic("t", 2, {"retention.ms": "1d"})
+assert not {"pyarrow", "numpy", "pandas", "asyncio"} & set(sys.modules)
+"""
+
+
+def test_the_names_are_all_there_and_no_others() -> None:
+    shown = set(dir(tailrace))
+    assert shown - {"aio"} == {*tailrace.__all__, "__version__"}
+    for name in tailrace.__all__:
+        assert getattr(tailrace, name).__name__ == name
+    raised = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, tailrace.TailraceError)}
+    assert raised <= shown, "every error can be caught by its name"
+    with pytest.raises(AttributeError, match="no attribute 'producr'"):
+        _ = tailrace.producr  # type: ignore[attr-defined]
+
+
+def test_what_a_name_needs_is_loaded_when_it_is_used() -> None:
+    subprocess.run([sys.executable, "-P", "-c", LAZY], check=True)
+
+
+@pytest.mark.parametrize("name", tailrace.__all__)
+def test_every_name_and_every_method_says_what_it_is(name: str) -> None:
+    value = getattr(tailrace, name)
+    assert inspect.getdoc(value), name
+    own = [(key, item) for key, item in vars(value).items() if not key.startswith("_")] if inspect.isclass(value) else []
+    for key, item in own:
+        if inspect.isfunction(item) or isinstance(item, (property, classmethod, staticmethod)):
+            assert inspect.getdoc(getattr(value, key)), f"{name}.{key}"
+
+
+@pytest.mark.parametrize(
+    ("client", "settings"), [(tailrace.Producer, ProducerSettings), (tailrace.Consumer, ConsumerSettings), (tailrace.Admin, AdminSettings)]
+)
+def test_help_lists_every_setting_with_its_default(client: type, settings: type) -> None:
+    described = inspect.getdoc(client) or ""
+    for name in get_type_hints(settings):
+        assert f"    {name} = " in described
+    assert "with tailrace." in described, "it begins with an example"
+    assert "0x" not in str(inspect.signature(client)), "no addresses of objects in what a newcomer reads"
