@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from tailrace import aio as aio
     from tailrace.admin import Admin, PendingDelay
     from tailrace.consumer import Consumer
     from tailrace.errors import (
@@ -136,6 +137,8 @@ if not TYPE_CHECKING:  # a type checker is to find a misspelt name
     def __getattr__(name: str) -> Any:
         import importlib
 
+        if name == "aio":
+            return importlib.import_module("tailrace.aio")
         if name not in __all__:
             raise AttributeError(f"module 'tailrace' has no attribute {name!r}")
         value = getattr(importlib.import_module(f"tailrace.{_HOMES.get(name, 'errors')}"), name)
@@ -144,4 +147,4 @@ if not TYPE_CHECKING:  # a type checker is to find a misspelt name
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*__all__, "__version__", "aio"])

@@ -30,6 +30,7 @@ from tailrace.batch_header import BatchHeader
 from tailrace.protocol import requests, wire
 from tailrace.protocol.errors import ERROR_TABLE
 from tailrace.protocol.wire import API_VERSIONS, PUSH_CORRELATION_ID, Api, decode_response_header, encode_request
+from tailrace.settings import ConsumerSettings, ProducerSettings
 from tests.kit.batches import make_batch
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -83,6 +84,12 @@ def test_the_table_of_commands() -> None:
     rows = [f"| `{path}` | {command.get_short_help_str(200)} |\n" for path, command in commands(tailrace, "tailrace")]
     assert len(rows) > 20
     check_part(ROOT / "docs/cli.md", "commands", "| command | |\n|---|---|\n" + "".join(rows))
+
+
+@pytest.mark.parametrize(("part", "kind"), [("producer settings", ProducerSettings), ("consumer settings", ConsumerSettings)])
+def test_the_tables_of_the_clients_settings(part: str, kind: type) -> None:
+    rows = [f"| `{item.name}` | `{item.default}` | {item.metadata['doc']} |\n" for item in dataclasses.fields(kind)]
+    check_part(ROOT / "docs/sdk.md", part, "| setting | default | |\n|---|---|---|\n" + "".join(rows))
 
 
 def dump(title: str, frames: Sequence[bytes], masks: Sequence[Sequence[tuple[int, int]]], shown: int = 3) -> str:
@@ -262,7 +269,7 @@ def test_links_lead_to_files(path: pathlib.Path) -> None:
         assert target.startswith("http") or (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "docs/sdk.md"], ids=lambda path: path.name)
 def test_python_snippets_run(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     snippets = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
     assert snippets

@@ -1,0 +1,134 @@
+"""Administration from a coroutine: `tailrace.Admin`, its methods awaited. Any number of calls may be under way at a time, on one connection.
+
+Owner: one event loop's thread.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from tailrace.admin import Admin, PendingDelay, delays_request
+from tailrace.aio.client import AsyncClient
+from tailrace.aio.driver import IN_A_LOOP, Answers, Driver, Question
+from tailrace.connection import Connection
+from tailrace.other_names import GroupsOfAdminLater, OtherNames
+from tailrace.protocol.wire import Api
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class LoopAdmin(Admin):
+    """An Admin whose requests an event loop answers."""
+
+    answers = Answers()
+
+    @property
+    def connection(self) -> Connection:
+        return self._connection
+
+    def _call(self, api: Api, request: dict[str, Any]) -> dict[str, Any]:
+        return self.answers.take(Question(api, request, self.settings.request_timeout_ms, self.settings.connect_timeout_ms))
+
+    def delays_page(self, request: dict[str, Any]) -> tuple[list[PendingDelay], str | None]:
+        """One page of `list_delays`, and what the next begins after."""
+        return self._delays_page(request)
+
+
+def _awaited(method: Callable[Concatenate[Admin, P], T]) -> Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]]:
+    """A method of Admin as one of AsyncAdmin, with the same arguments and errors."""
+
+    @wraps(method)
+    async def call(self: AsyncAdmin, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._operate(method, self._admin, *args, **kwargs)
+
+    return call
+
+
+class PendingDelays:
+    """What `AsyncAdmin.list_delays` returns: `async for` takes it page by page, `await` all of it as a list."""
+
+    def __init__(self, client: AsyncAdmin, request: dict[str, Any]) -> None:
+        self._client = client
+        self._request = request
+
+    async def __aiter__(self) -> AsyncIterator[PendingDelay]:
+        request = dict(self._request)
+        while True:
+            delays, request["after"] = await self._client._operate(self._client._admin.delays_page, request)
+            for delay in delays:
+                yield delay
+            if request["after"] is None:
+                return
+
+    async def _all(self) -> list[PendingDelay]:
+        return [delay async for delay in self]
+
+    def __await__(self) -> Generator[Any, None, list[PendingDelay]]:
+        return self._all().__await__()
+
+
+class AsyncAdmin(AsyncClient, GroupsOfAdminLater, OtherNames):
+    """`tailrace.Admin` for coroutines: the same arguments, methods and errors; each method is awaited.
+
+    `await asyncio.gather(admin.describe_topics("a"), admin.list_topics())`: requests go out at once and are answered as the appliance comes to them.
+    """
+
+    _elsewhere = Admin._elsewhere
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None,
+        *,
+        bootstrap_servers: str | Sequence[str] | None = None,
+        request_timeout_ms: int | str | None = None,
+        connect_timeout_ms: int | str | None = None,
+        client_id: str | None = None,
+    ) -> None:
+        """As `Admin`. Raises InvalidSettingError."""
+        self._admin = LoopAdmin(
+            bootstrap,
+            bootstrap_servers=bootstrap_servers,
+            request_timeout_ms=request_timeout_ms,
+            connect_timeout_ms=connect_timeout_ms,
+            client_id=client_id,
+            environment=IN_A_LOOP,
+        )
+        self._driver = Driver(type(self).__name__, self._admin, self._admin.connection)
+
+    async def close(self) -> None:
+        """End it; calls that wait for an answer raise ClientClosedError."""
+        self._end(self._admin.close)
+
+    create_topics = _awaited(Admin.create_topics)
+    delete_topics = _awaited(Admin.delete_topics)
+    alter_topics = _awaited(Admin.alter_topics)
+    create_partitions = _awaited(Admin.create_partitions)
+    list_topics = _awaited(Admin.list_topics)
+    partition_counts = _awaited(Admin.partition_counts)
+    topic_info = _awaited(Admin.topic_info)
+    describe_topics = _awaited(Admin.describe_topics)
+    describe_configs = _awaited(Admin.describe_configs)
+    offsets = _awaited(Admin.offsets)
+    delete_records = _awaited(Admin.delete_records)
+    lease_offsets = _awaited(Admin.lease_offsets)
+    cancel_delays = _awaited(Admin.cancel_delays)
+    reschedule_delays = _awaited(Admin.reschedule_delays)
+    describe_delays = _awaited(Admin.describe_delays)
+    describe_cluster = _awaited(Admin.describe_cluster)
+    bring_online = _awaited(Admin.bring_online)
+
+    def list_delays(
+        self,
+        topic: str,
+        *,
+        partition: int | None = None,
+        key: bytes | str | None = None,
+        due_from: dt.datetime | None = None,
+        due_to: dt.datetime | None = None,
+    ) -> PendingDelays:
+        """What waits in a topic, by partition and due time: `async for` it, or await it for a list. Raises UnknownTopicError, InvalidRequestError."""
+        return PendingDelays(self, delays_request(topic, partition, key, due_from, due_to))
