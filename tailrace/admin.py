@@ -30,7 +30,7 @@ from tailrace.errors import (
 )
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.wire import Api
-from tailrace.records import TopicPartition
+from tailrace.records import TopicPartition, to_timestamp_us
 from tailrace.recurrence import Recurrence
 from tailrace.settings import DEFAULT_BOOTSTRAP, merged
 from tailrace.topics import TopicInfo, topics_from_metadata
@@ -255,13 +255,14 @@ class Admin:
 
     # ---- offsets ---------------------------------------------------------------------------------------------------------------------
 
-    def offsets(self, wanted: Mapping[TopicPartition, str | int]) -> dict[TopicPartition, dict[str, Any]]:
-        """What LIST_OFFSETS says of each partition, for "earliest", "latest" or a time in microseconds; check each with
-        `check_offsets_answer`.
+    def offsets(self, wanted: Mapping[TopicPartition, str | int | dt.datetime]) -> dict[TopicPartition, dict[str, Any]]:
+        """What LIST_OFFSETS says of each partition, for "earliest", "latest" or a time (a datetime, or int microseconds), for which `offset` is the first
+        record at or after it, -1 where there is none. Check each with `check_offsets_answer`.
         """
-        items = [
-            {"topic": key.topic, "partition": key.partition, "at": at} for key, at in ((partition_of(tp), at) for tp, at in wanted.items())
-        ]
+        items = []
+        for given, at in wanted.items():
+            key = partition_of(given)
+            items.append({"topic": key.topic, "partition": key.partition, "at": to_timestamp_us(at) if isinstance(at, dt.datetime) else at})
         found: dict[TopicPartition, dict[str, Any]] = {}
         for start in range(0, len(items), OFFSETS_AT_ONCE):
             answer = self._call(Api.LIST_OFFSETS, {"partitions": items[start : start + OFFSETS_AT_ONCE]})

@@ -173,6 +173,14 @@ def timestamp_range(batch: pa.RecordBatch, fallback_us: int) -> tuple[int, int]:
     return (fallback_us if first is None else first), (fallback_us if largest is None else largest)
 
 
+def timestamps_of(batch: pa.RecordBatch, header: BatchHeader) -> pa.Array | None:
+    """The time of each row in microseconds, int64, by the rule that LIST_OFFSETS finds records by; None: each has the batch's largest."""
+    index = batch.schema.get_field_index("timestamp")
+    if index < 0 or batch.schema.field(index).type != _TIMESTAMP or header.attributes & ATTRIBUTE_LOG_APPEND_TIME:
+        return None
+    return batch.column(index).cast(pa.int64()).fill_null(header.max_timestamp_us)
+
+
 _new_record = partial(tuple.__new__, Record)
 
 

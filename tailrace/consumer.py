@@ -197,15 +197,17 @@ class Consumer:
             raise cursor.error
         return cursor.position  # also where something is damaged: the next poll says so
 
-    def _offsets(self, keys: Iterable[TopicPartition], at: str | int | dict[str, int]) -> dict[TopicPartition, int]:
-        wanted = [{"topic": key[0], "partition": key[1], "at": at} for key in keys]
-        found: dict[TopicPartition, int] = {}
-        for start in range(0, len(wanted), OFFSETS_AT_ONCE):
-            answer = self._call(Api.LIST_OFFSETS, {"partitions": wanted[start : start + OFFSETS_AT_ONCE]})
-            found.update(
-                (TopicPartition(item["topic"], item["partition"]), check_offsets_answer(item)["offset"]) for item in answer["offsets"]
-            )
+    def _list_offsets(self, wanted: Iterable[tuple[TopicPartition, str | int | dict[str, int]]]) -> dict[TopicPartition, dict[str, Any]]:
+        """What LIST_OFFSETS says of each partition. Raises what it says of one."""
+        items = [{"topic": key[0], "partition": key[1], "at": at} for key, at in wanted]
+        found: dict[TopicPartition, dict[str, Any]] = {}
+        for start in range(0, len(items), OFFSETS_AT_ONCE):
+            answer = self._call(Api.LIST_OFFSETS, {"partitions": items[start : start + OFFSETS_AT_ONCE]})
+            found.update((TopicPartition(item["topic"], item["partition"]), check_offsets_answer(item)) for item in answer["offsets"])
         return found
+
+    def _offsets(self, keys: Iterable[TopicPartition], at: str | int | dict[str, int]) -> dict[TopicPartition, int]:
+        return {key: item["offset"] for key, item in self._list_offsets((key, at) for key in keys).items()}
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset of each partition."""
@@ -227,19 +229,23 @@ class Consumer:
 
     def offsets_for_times(self, timestamps: Mapping[TopicPartition, Any]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """For each partition the first record at or after a time (datetime or int milliseconds), None where there is none."""
+        keys = partition_list(timestamps)
+        try:
+            wanted = {key: to_timestamp_us(when) for key, when in zip(keys, timestamps.values(), strict=True)}
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(str(error)) from None
         result: dict[TopicPartition, OffsetAndTimestamp | None] = {}
-        for given, when in timestamps.items():
-            key = partition_of(given)
-            try:
-                when_us = to_timestamp_us(when)
-            except (TypeError, ValueError) as error:
-                raise InvalidRequestError(str(error)) from None
-            start = self._offsets([key], when_us)[key]
-            result[key] = None if start < 0 else self._first_at_or_after(key, start, when_us)
+        for key, item in self._list_offsets(wanted.items()).items():
+            if item["offset"] < 0:
+                result[key] = None
+            elif item.get("exact"):
+                result[key] = OffsetAndTimestamp(item["offset"], item["timestamp_us"] // 1000)
+            else:
+                result[key] = self._first_at_or_after(key, item["offset"], wanted[key])
         return result
 
     def _first_at_or_after(self, key: TopicPartition, start: int, when_us: int) -> OffsetAndTimestamp | None:
-        """Look through the batches from `start` on: the appliance knows batches, not records."""
+        """Look through the batches from `start` on, where the appliance could not: its host has no codec for a batch, or one is damaged."""
         cursor = PartitionCursor(key, self._info(key.topic))
         cursor.seek(start)
         fetcher = Fetcher(self._connection, self.settings, self._now_ns)
@@ -251,16 +257,12 @@ class Consumer:
                 raise cursor.error
             while (taken := cursor.take(self.settings)) is not None:
                 header, rows, first_offset = taken
-                if (
-                    arrow_batch.timestamp_type_of(header)
-                    or cursor.info.schema.get_field_index("timestamp") < 0
-                    or not pa.types.is_timestamp(rows.schema.field("timestamp").type)
-                ):
-                    if header.max_timestamp_us >= when_us:
-                        return OffsetAndTimestamp(first_offset, header.max_timestamp_us // 1000)
+                if header.max_timestamp_us < when_us:
                     continue
-                stamps = rows.column(rows.schema.get_field_index("timestamp")).cast(pa.int64())
-                index = pc.index(pc.fill_null(pc.greater_equal(stamps, when_us), False), True).as_py()
+                stamps = arrow_batch.timestamps_of(rows, header)
+                if stamps is None:
+                    return OffsetAndTimestamp(first_offset, header.max_timestamp_us // 1000)
+                index = pc.index(pc.greater_equal(stamps, when_us), True).as_py()
                 if index >= 0:
                     return OffsetAndTimestamp(first_offset + index, stamps[index].as_py() // 1000)
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -121,10 +121,12 @@ class FakeLog:
     def behind(self, route: Assignment, state: PartitionState, offset: int) -> int:
         return offset + 1
 
-    def find_time(self, route: Assignment, at: int) -> Iterator[int | None]:
-        for _ in range(self.segments):
-            self.looks += 1
-            yield None
+    def segments_of(self, route: Assignment, state: PartitionState) -> list[tuple[int, int]]:
+        return [(number, number + 1) for number in range(self.segments)]
+
+    def place_of_time(self, route: Assignment, base: int, timestamp_us: int, at_least: int) -> Place | None:
+        self.looks += 1
+        return None
 
     def forget(self, route: Assignment) -> None:
         self.logs.pop(route.slot, None)
