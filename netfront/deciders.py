@@ -9,7 +9,6 @@ Owner: one front. Invariants: what waits is bounded for each connection and in a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from netfront.unanswered import Unanswered
 from shm.assignments import LaneKind
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
+from shm.outbox import Outbox
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api, WireError
 
@@ -88,7 +88,7 @@ class Decider:
         self._timeout_ms = timeout_ms
         self._answer = answer
         self._generation = link.generation()
-        self._queue: deque[_Queued] = deque()
+        self._outbox: Outbox[_Queued] = Outbox(link.to_it, link.bell, self._write)
         self._queued_bytes = 0
         self._queued_bytes_of: dict[int, int] = {}
         """Session word -> bytes of its requests in the queue."""
@@ -96,6 +96,7 @@ class Decider:
         """(session word, correlation id) -> lane position behind it, of requests in the lane or with the decider, in order."""
         self.unanswered = Unanswered(start_ns, SESSION_REQUESTS_MAX, REQUESTS_MAX)
         self._look_at_ns = start_ns
+        self._now_ns = start_ns
 
     @property
     def payload_max(self) -> int:
@@ -114,41 +115,35 @@ class Decider:
         held = self._queued_bytes_of.get(word, 0)
         if held and held + len(payload) > SESSION_QUEUED_BYTES_MAX:
             raise WireError(ErrorCode.TOO_MANY_REQUESTS, f"{held} bytes of requests of this connection wait; wait for some answers")
-        if len(self._queue) >= REQUESTS_MAX or self._queued_bytes + len(payload) > QUEUED_BYTES_MAX:
+        if len(self._outbox.waiting) >= REQUESTS_MAX or self._queued_bytes + len(payload) > QUEUED_BYTES_MAX:
             raise WireError(
                 ErrorCode.TOO_MANY_REQUESTS, f"{self._queued_bytes} bytes of requests of all connections wait; ask again shortly"
             )
         self.unanswered.add(word, correlation_id, api, now_ns, self._timeout_ms)
-        self._queue.append(_Queued(api, word, correlation_id, payload))
+        self._outbox.waiting.append(_Queued(api, word, correlation_id, payload))
         self._queued_bytes += len(payload)
         self._queued_bytes_of[word] = held + len(payload)
 
     def pass_on(self, now_ns: int) -> int:
         """Move what waits into the lane, publish, ring: once per group."""
-        count = 0
-        lane = self.link.to_it
-        while self._queue:
-            api, word, correlation_id, payload = self._queue[0]
-            if not self.unanswered.api_of(word, correlation_id):  # answered late, or its client is gone: it need not be done
-                self._unqueue()
-                continue
-            if not lane.try_write(LaneKind.REQUEST, api, 0, word, correlation_id, now_ns, (payload,)):
-                break
-            self._unqueue()
-            self._written[word, correlation_id] = lane.position
-            count += 1
-        if lane.publish():
-            self.link.bell.ring()
-        return count
+        self._now_ns = now_ns
+        return self._outbox.flush()
 
-    def _unqueue(self) -> None:
-        item = self._queue.popleft()
-        self._queued_bytes -= len(item.payload)
-        left = self._queued_bytes_of[item.word] - len(item.payload)
+    def _write(self, item: _Queued) -> bool:
+        """Into the lane, unless it need not be done any more: it was answered late, or its client is gone."""
+        api, word, correlation_id, payload = item
+        if self.unanswered.api_of(word, correlation_id):
+            lane = self._outbox.lane
+            if not lane.try_write(LaneKind.REQUEST, api, 0, word, correlation_id, self._now_ns, (payload,)):
+                return False
+            self._written[word, correlation_id] = lane.position
+        self._queued_bytes -= len(payload)
+        left = self._queued_bytes_of[word] - len(payload)
         if left:
-            self._queued_bytes_of[item.word] = left
+            self._queued_bytes_of[word] = left
         else:
-            del self._queued_bytes_of[item.word]
+            del self._queued_bytes_of[word]
+        return True
 
     def take(self, word: int, correlation_id: int) -> int:
         """The API of a request that the decider has answered; 0: nobody waits for it any more."""

@@ -116,6 +116,10 @@ class Peers:
         """Identities whose connection's descriptor has come to mean another one."""
         self._credits: dict[bytes, Credit] = {}
         """Of identities with our handshake."""
+        self._condemned: dict[Peer, str] = {}
+        """Peers that are closed at the look after the next, and why."""
+        self._doomed: dict[Peer, str] = {}
+        """Those that are closed at the next."""
         self._round: list[Peer] = []
         self._sending: deque[Peer] = deque()
         """Peers with marks that libzmq has not let go of, when they were last looked at."""
@@ -225,6 +229,11 @@ class Peers:
     def has_ended(self) -> bool:
         return bool(self._unread or self._displaced)
 
+    def condemn(self, peer: Peer, reason: str) -> None:
+        """Close the connection when what it was sent last has had the time between two looks to leave."""
+        if not peer.is_closing and peer not in self._doomed:
+            self._condemned[peer] = reason
+
     def close(self, peer: Peer, reason: str) -> None:
         """Close the connection, for what it costs."""
         if peer.is_closing:
@@ -286,6 +295,9 @@ class Peers:
         """Close who costs more than is allowed. `is_read`: whether everything that libzmq had read when it is asked has been taken from it; if not (a front
         that is not fed yet, or has just been stopped for a while), what waits is not its sender's fault, and the sums alone are bounded.
         """
+        for peer, reason in self._doomed.items():
+            self.close(peer, reason)
+        self._doomed, self._condemned = self._condemned, {}
         memory = self._sockets.private_bytes()
         is_short = memory > self._memory_max
         peers = list(self._by_fd.values()) if is_short or self.untaken_total > self.limits.untaken_max else self._next_of_round()

@@ -14,13 +14,13 @@ import os
 import struct
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import zmq
 
 from netfront.credits import Credit
 from netfront.peer_sockets import KernelPeerSockets, PeerSockets
 from netfront.peers import LOOK_NS, MESSAGE_COST_BYTES, UNSENT_PEER_MAX, Limits, Peer, Peers
+from netfront.transport import Watched
 from tailrace.checksum import Readable
 from tailrace.environment import send_frames
 
@@ -50,15 +50,6 @@ _EVENT = struct.Struct("=HI")
 
 class AddressInUseError(RuntimeError):
     """Something else listens there."""
-
-
-class Watched(NamedTuple):
-    """What `Router.watch` saw."""
-
-    ended: list[bytes]
-    """Identities of which nothing more will come."""
-    closed_count: int
-    """Connections that were closed for what they cost."""
 
 
 class Router:
@@ -256,6 +247,12 @@ class Router:
     def shaken(self, identity: bytes, credit: Credit | None) -> None:
         """A session was opened for `identity`, with this credit; or dropped (None)."""
         self._peers.shaken(identity, credit)
+
+    def close_peer(self, identity: bytes, reason: str) -> None:
+        """Close a connection at the next look: what it was sent last has left by then, or its client takes nothing."""
+        peer = self._peers.by_identity.get(identity)
+        if peer is not None:
+            self._peers.condemn(peer, reason)
 
     def watch(self, now_ns: int) -> Watched:
         """Take in which connections have come and gone, and look at what they cost."""

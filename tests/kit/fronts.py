@@ -12,8 +12,8 @@ from netfront.credits import Credit, CreditLedger
 from netfront.deciders import DeciderLink
 from netfront.front import Front
 from netfront.log_reader import ColdRead, LogReadError, Place, Span
-from netfront.router import Watched
 from netfront.routing import Routing
+from netfront.transport import Watched
 from shm.assignments import Assignment, LaneKind
 from shm.control import Control, ProcessSlot
 from shm.doorbell import Doorbell
@@ -50,6 +50,8 @@ class FakeTransport:
         self.answers: dict[bytes, deque[list[bytes]]] = {}
         self.unsent: dict[bytes, int] = {}
         self.others_unsent = 0
+        self.closed: dict[bytes, str] = {}
+        """Connections that the front has closed, and why."""
 
     def try_receive(self) -> list[bytes] | None:
         return self.inbox.popleft() if self.inbox else None
@@ -77,7 +79,10 @@ class FakeTransport:
         return Watched([], 0)
 
     def shaken(self, identity: bytes, credit: Credit | None) -> None:
-        """Nobody is closed here."""
+        """Nobody is closed here for what it costs."""
+
+    def close_peer(self, identity: bytes, reason: str) -> None:
+        self.closed[identity] = reason
 
 
 class FakeLog:

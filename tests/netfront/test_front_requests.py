@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 import orjson
 import pytest
@@ -11,7 +12,7 @@ from netfront import deciders, fetches, parked, slices
 from shm.layout import ProcessWord
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
-from tailrace.protocol.wire import Api
+from tailrace.protocol.wire import Api, RequestHeader, decode_response_header
 from tests.kit.fronts import FakeClient, FakeFront
 
 
@@ -84,7 +85,7 @@ def test_an_answer_of_the_coordinator_that_cannot_be_passed_on_is_taken_once(
     assert message is not None
     world.coordinator.answer(message, {"processes": []})
     with monkeypatch.context() as patch:
-        patch.setattr("netfront.front.Front._send", broken)
+        patch.setattr("netfront.replies.Replies.send", broken)
         world.settle()
     assert client.heard()[asked][0] is ErrorCode.INTERNAL_ERROR
     assert world.coordinator.link.from_it.peek() is None
@@ -207,9 +208,64 @@ def test_a_session_that_ends_takes_its_tasks_along(world: FakeFront, client: Fak
         client.fetch(topic, max_wait_ms=0)
     world.step()
     session = next(iter(world.front._sessions.all()))
-    world.front._drop(session)
+    world.front._keeper.drop(session)
     assert not world.front._slices
     world.settle()
+
+
+# ---- what is not of this protocol ------------------------------------------------------------------------------------------------------
+
+
+def raw_answer(world: FakeFront, identity: bytes, *frames: bytes) -> tuple[Any, str]:
+    """(header, sentence) of the one answer to these frames."""
+    world.transport.inbox.append([identity, *frames])
+    world.settle()
+    (answer,) = world.transport.answers.pop(identity)
+    return decode_response_header(answer[0]), orjson.loads(answer[1])["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "at", "value"),
+    [("magic", 0, b"HTTP"), ("flags", 16, b"\1\0\0\0"), ("the header claims", 20, b"\7\0\0\0"), ("version", 6, b"\x63\0")],
+)
+def test_a_header_that_is_wrong_in_a_field_is_answered_by_what_the_others_say(
+    world: FakeFront, client: FakeClient, field: str, at: int, value: bytes
+) -> None:
+    header = bytearray(RequestHeader(Api.METADATA, 1, 77, 0).to_bytes())
+    header[at : at + len(value)] = value
+    for identity in (client.identity, b"no session"):
+        answered, sentence = raw_answer(world, identity, bytes(header))
+        assert answered.error
+        assert (answered.api, answered.version, answered.correlation_id) == (Api.METADATA, 0x63 if field == "version" else 1, 77)
+        assert field in sentence or identity != client.identity
+    assert not world.transport.closed
+
+
+def test_too_many_frames_are_answered_under_the_request_s_correlation_id(world: FakeFront, client: FakeClient) -> None:
+    answered, sentence = raw_answer(world, client.identity, RequestHeader(Api.PING, 1, 78, 3).to_bytes(), b"a", b"b", b"c")
+    assert (answered.error, answered.correlation_id) == (ErrorCode.MALFORMED_REQUEST, 78)
+    assert "4 frames" in sentence
+
+
+@pytest.mark.parametrize("frame", [b"", b"GET / HTTP/1.1", bytes(23), bytes(25)])
+def test_a_frame_that_has_no_place_for_a_header_is_answered_and_its_connection_ends(world: FakeFront, frame: bytes) -> None:
+    answered, sentence = raw_answer(world, b"stranger", frame)
+    assert (answered.error, answered.correlation_id) == (ErrorCode.MALFORMED_REQUEST, 0)
+    assert "24 bytes" in sentence
+    assert sentence in world.transport.closed[b"stranger"]
+
+
+def test_a_response_has_the_version_of_its_request(world: FakeFront, client: FakeClient) -> None:
+    (topic,) = world.add_topic("t", 1)
+    world.append(topic)
+    metadata = client.send_json(Api.METADATA, {"topics": ["t"]})
+    asked = {
+        metadata: 1, client.fetch([topic]): 2, client.fetch([topic], max_wait_ms=0): 2, client.fetch([topic, topic]): 2,
+        client.send(Api.PING): 1, client.send(Api.FETCH, b"nonsense"): 2,
+    }  # fmt: skip
+    world.settle()
+    heard = [decode_response_header(frames[0]) for frames in world.transport.answers[client.identity]]
+    assert {header.correlation_id: header.version for header in heard if header.correlation_id} == asked
 
 
 # ---- requests in numbers ---------------------------------------------------------------------------------------------------------------
@@ -237,8 +293,8 @@ def test_requests_with_the_coordinator_are_bounded_for_a_connection_and_in_all(
     world.settle()
     assert {code for code, _ in client.heard().values()} == {ErrorCode.OK}
     assert asked_by_other in other.heard()
-    assert not world.front._coordinator._written
-    monkeypatch.setattr(world.front._coordinator.unanswered, "_all_max", 0)
+    assert not world.front._decisions.coordinator._written
+    monkeypatch.setattr(world.front._decisions.coordinator.unanswered, "_all_max", 0)
     assert client.ask(Api.DESCRIBE_CLUSTER, {})[0] is ErrorCode.TOO_MANY_REQUESTS
 
 
@@ -249,7 +305,7 @@ def test_bytes_that_wait_for_a_stopped_coordinator_are_bounded(world: FakeFront,
     heard = client.heard()
     assert heard
     assert {code for code, _ in heard.values()} == {ErrorCode.TOO_MANY_REQUESTS}
-    assert world.front._coordinator._queued_bytes <= deciders.SESSION_QUEUED_BYTES_MAX
+    assert world.front._decisions.coordinator._queued_bytes <= deciders.SESSION_QUEUED_BYTES_MAX
     assert len(heard) < len(asked)
 
 
@@ -259,19 +315,19 @@ def test_a_connection_that_ends_leaves_no_request_behind(world: FakeFront, clien
     client.send_json(Api.LIST_DELAYS, {})
     client.fetch(world.add_topic("t", 3))
     world.settle()
-    world.front._drop(world.front._sessions.all()[0])
+    world.front._keeper.drop(world.front._sessions.all()[0])
     while world.coordinator.take() is not None:
         world.step()
     front = world.front
-    assert not front._coordinator._queue
-    assert not front._coordinator._queued_bytes_of
-    assert not front._coordinator._queued_bytes
-    assert not len(front._coordinator.unanswered)
-    assert not front._scheduler._written
+    assert not front._decisions.coordinator._outbox.waiting
+    assert not front._decisions.coordinator._queued_bytes_of
+    assert not front._decisions.coordinator._queued_bytes
+    assert not len(front._decisions.coordinator.unanswered)
+    assert not front._decisions.scheduler._written
     assert not front._fetches._parked._own
     assert not front._fetches._parked._by_slot
     assert not len(front._fetch_wheel)
-    assert not len(front._coordinator.unanswered.timeouts)
+    assert not len(front._decisions.coordinator.unanswered.timeouts)
 
 
 def test_a_correlation_id_that_is_under_way_is_not_taken_again(world: FakeFront, client: FakeClient) -> None:
@@ -279,7 +335,7 @@ def test_a_correlation_id_that_is_under_way_is_not_taken_again(world: FakeFront,
     client.send(Api.DESCRIBE_CLUSTER, b"{}", correlation_id=500)
     world.settle()
     assert client.heard()[500][0] is ErrorCode.INVALID_REQUEST
-    assert len(world.front._coordinator.unanswered) == 1
+    assert len(world.front._decisions.coordinator.unanswered) == 1
 
 
 def test_waiting_fetches_are_bounded_for_a_connection_and_in_all(

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from netfront.credits import Credit
-from netfront.router import Watched
+from netfront.transport import Watched
 from tailrace.checksum import Readable
 from workers.timing_wheel import NEVER_NS
 
@@ -101,7 +101,13 @@ class Network:
         return Watched([], 0)
 
     def shaken(self, identity: bytes, credit: Credit | None) -> None:
-        """Nobody is closed here."""
+        """Nobody is closed here for what it costs."""
+
+    def close_peer(self, identity: bytes, reason: str) -> None:
+        del reason
+        link = self.links.get(identity)
+        if link is not None:
+            self.cut(link)
 
     def unsent_bytes(self, identity: bytes) -> int:
         link = self.links.get(identity)
