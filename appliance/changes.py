@@ -154,7 +154,7 @@ class Changes:
             for topic in decided:
                 _, results = change.pending.get(topic.topic_id, (topic, []))
                 change.pending[topic.topic_id] = topic, [*results, result]
-                self._telling.give_workers(topic)
+                self._telling.placement.give(topic)
                 if topic.state == "deleting":
                     self._telling.tell_readers(topic)  # before the files go: nothing more is sent there
                 self._telling.tell_workers(topic, revive=bool(item.get("online")))
@@ -194,7 +194,7 @@ class Changes:
             for topic, results in [pending for pending in change.pending.values() if self._is_over(pending[0])]:
                 del change.pending[topic.topic_id]
                 self._complete(topic, results, now_ns)
-            for topic, results in [pending for pending in change.pending.values() if self._telling.lacks_memory(pending[0])]:
+            for topic, results in [pending for pending in change.pending.values() if self._telling.placement.lacks_memory(pending[0])]:
                 del change.pending[topic.topic_id]
                 self._late[topic.topic_id] = topic
                 for result in results:
@@ -242,7 +242,7 @@ class Changes:
         if topic.state == "deleting":
             self._catalog.forget(topic.topic_id)
             del self._topics[topic.name]
-            self._telling.take_workers_back(topic)
+            self._telling.placement.take_back(topic)
             logger.info("topic_deleted topic=%s", topic.name)
             return
         self._catalog.mark_active(topic)

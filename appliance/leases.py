@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS leases (
 
 
 class Way(Protocol):
-    """The way to a flusher (`appliance.coordinator.Outgoing`): its lane, and what does not fit that yet."""
+    """The way to a flusher (`appliance.outgoing.Outgoing`): its lane, and what does not fit that yet."""
 
     @property
     def index(self) -> int: ...

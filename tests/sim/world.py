@@ -21,6 +21,7 @@ from appliance import coordinator
 from appliance.catalog import Catalog
 from appliance.memory_plan import RegionPlan, plan_regions, plan_worker
 from appliance.settings import Settings
+from appliance.surroundings import Machine
 from appliance.topic_settings import TOPIC_SETTINGS
 from netfront import front
 from shm.control import Control, ProcessSlot
@@ -100,7 +101,7 @@ class SimContext(ProcessContext):
             bell.ring()
 
 
-class SimMachine(coordinator.Machine):
+class SimMachine(Machine):
     def __init__(self, files: SimFiles) -> None:
         self._files = files
 
