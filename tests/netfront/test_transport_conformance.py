@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -35,9 +36,11 @@ class Client(Protocol):
 class Bench:
     """A transport, and clients of it."""
 
-    def __init__(self, transport: Transport, connect: Callable[[], Client]) -> None:
+    def __init__(self, transport: Transport, connect: Callable[[], Client], wake: Callable[[], None] = lambda: None) -> None:
+        """`wake`: what the front's loop does before a step, for this transport."""
         self.transport = transport
         self.connect = connect
+        self._wake = wake
         self.ended: list[bytes] = []
         """Identities that the transport has said to have ended."""
 
@@ -57,6 +60,7 @@ class Bench:
 
     def watch(self) -> None:
         """When the transport wants to be asked."""
+        self._wake()
         now_ns = time.monotonic_ns()
         if now_ns >= self.transport.watch_at_ns:
             self.ended += self.transport.watch(now_ns).ended
@@ -118,7 +122,14 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
         clients.append(RealClient(context, router.port))
         return clients[-1]
 
-    yield Bench(router, connect)
+    poll = select.poll()
+    poll.register(router.monitor_fd, select.POLLIN)
+
+    def wake() -> None:
+        if poll.poll(0):
+            router.watch_at_ns = 0
+
+    yield Bench(router, connect, wake)
     for client in clients:
         client.close()
     context.destroy(0)
