@@ -5,7 +5,9 @@ with the bytes that came out as whole messages; what lies between, and not in th
 counted off when libzmq lets go of a message that was marked; what lies between is *unsent*. A peer beyond its allowance is closed: a limit that a
 well-behaved client never meets.
 
-Owner: one front. Every 50 ms (`look`) some connections are looked at in turn, all of them when memory is short.
+Owner: one front. Every 50 ms (`look`), while there are any, some connections are looked at in turn, all of them when memory is short. A quiet one cannot be
+left out: an epoll of our own over libzmq's descriptors misses bytes that its thread has read before we are awake (tried), so nothing but looking tells
+of a message that begins and does not end.
 Invariants, within what can come between two looks:
     untaken <= unshaken_peer_max before our handshake, and of all those together <= unshaken_max;
     untaken <= what is granted and not received + SESSION_SLACK_BYTES behind it;   all together <= untaken_max;
