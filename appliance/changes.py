@@ -65,6 +65,7 @@ class Change:
 
     @property
     def is_decided(self) -> bool:
+        """Whether nothing of it is left to decide; its decisions may still be under way."""
         return self.is_begun and not self.undecided
 
 
@@ -92,13 +93,14 @@ class Changes:
         }  # fmt: skip
         self._changes: list[Change] = []
         self._late: dict[bytes, Topic] = {}
-        """Decisions that nobody waits for any more, and that are not carried out."""
+        """Decisions that no client waits for any more, and that are not carried out yet."""
         self._retry_at_ns = 0
         for topic in [topic for topic in topics.values() if topic.state != "active"]:  # what a predecessor may not have told
             telling.tell_workers(topic)
             self._late[topic.topic_id] = topic
 
     def is_waiting(self) -> bool:
+        """Whether a request or a decision is not finished."""
         return bool(self._changes or self._late)
 
     def take(self, requester: Requester, api: Api, payload: bytes, now_ns: int) -> None:
@@ -108,6 +110,7 @@ class Changes:
         self._changes.append(Change(requester, api, payload, now_ns + CHANGE_TIMEOUT_NS))
 
     def step(self, now_ns: int) -> int:
+        """Decide some entries, finish what is carried out; returns how much was done."""
         return self._decide_some() + self._finish(now_ns)
 
     # ---- deciding --------------------------------------------------------------------------------------------------------------------

@@ -82,8 +82,9 @@ class Coordinator:
     # ---- agent -----------------------------------------------------------------------------------------------------------------------
 
     def step(self, now_ns: int) -> int:
+        """One turn of the loop: feeds, requests, decisions that are carried out, what waits for lanes."""
         self._now_ns = now_ns
-        work = self._telling.connect_workers() + self._telling.feed_whoever_asks()
+        work = self._telling.connect_workers() + self._telling.feed()
         for front, lane in self._incoming.items():
             answers = self._telling.to(Role.FRONT, front).queue
             while len(answers) < ANSWERS_MAX and (message := lane.peek()) is not None:
@@ -101,7 +102,8 @@ class Coordinator:
         return True
 
     def next_deadline_ns(self) -> int | None:
-        # A lane that is full, or a table that is about to change: whoever moves it rings, but look again in any case.
+        # A lane that is full, or a table that is about to change: the process that moves it rings, but look again in any case.
+        """Soon, while something waits for another process; None: on the doorbell alone."""
         return (
             self._now_ns + PENDING_RETRY_NS if self._changes.is_waiting() or self._leases.is_waiting or self._telling.is_behind() else None
         )

@@ -20,6 +20,8 @@ _VOLATILE = {"tmpfs", "ramfs"}
 
 
 class Level(Enum):
+    """How much a finding matters."""
+
     OK = "ok"
     WARNING = "warning"
     PROBLEM = "problem"
@@ -27,6 +29,8 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
+    """One finding about the host: what is so, and what to do."""
+
     name: str
     level: Level
     detail: str

@@ -3,7 +3,7 @@
 A topic's delay log goes where the topic's partitions go, so that a record and its delivery meet in one ring.
 
 Owner: the coordinator; in shared memory the words that ask the supervisor for dedicated workers (`dedicated_workers`).
-Invariants: a partition's worker follows from its slot and directory alone, whoever asks and whenever; a dedicated worker is given before it is asked for.
+Invariants: a partition's worker follows from its slot and directory alone, at any time; a dedicated worker is given before it is asked for.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 the child.
 
     how it ended                    stopping   running
-    0                               fine       restart at once (nobody asked it to end)
+    0                               fine       restart at once (it was not told to end)
     72 ADDRESS_IN_USE               halt       halt before it ever served, else restart with backoff
     73 DATA_UNUSABLE, 74 CONFIG,
     75 SHARED_MEMORY                halt       halt: the next try would fail alike
@@ -51,6 +51,8 @@ STARTS_MAX = 10
 
 
 class Action(Enum):
+    """What the supervisor does when a process has ended."""
+
     RESTART = 1
     HALT = 2
     NOTHING = 3
@@ -58,6 +60,8 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
+    """An action, and how long to wait before it."""
+
     action: Action
     delay_ms: int = 0
 

@@ -63,7 +63,7 @@ class Supervisor:
     """One appliance. `run` returns its exit code."""
 
     def __init__(self, settings: Settings, ready_fd: int = -1, notifier: Notifier | None = None) -> None:
-        """`ready_fd`: a pipe to whoever started this: told when everything serves; its end is the sign to stop."""
+        """`ready_fd`: a pipe to the process that started this: told when everything serves; its end is the sign to stop."""
         self.settings = settings
         self.ready_fd = ready_fd
         self.notifier = notifier or Notifier(None)
@@ -344,7 +344,7 @@ class Supervisor:
             self._try_spawn(self._children[-1])
 
     def _check_progress(self, now_ns: int) -> None:
-        """Kill who hangs; feed systemd's watchdog while nobody does. Ringing makes idle processes show a beat."""
+        """Kill processes that hang; feed systemd's watchdog while none does. Ringing makes idle processes show a beat."""
         if now_ns < self._checked_ns + self._check_interval_ns():
             return
         self._checked_ns = now_ns

@@ -133,7 +133,7 @@ class Telling:
             return assignment.has_delays
         return True
 
-    def feed_whoever_asks(self) -> int:
+    def feed(self) -> int:
         """Begin to give the whole catalog to each process that has asked for it; returns how many there are."""
         count = 0
         for out in self._outgoing:

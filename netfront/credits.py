@@ -6,13 +6,13 @@ leave for the workers, so a full ring holds credit back and the producer blocks 
 What a connection *holds* is its limit less what has left for a worker. All that is held comes out of one budget, however many connections there are. A
 connection may hold as much as it leaves to the others (Choudhury and Hahne's dynamic threshold), up to a window: one alone gets the window, and with many
 there is something left for who comes next. While it leaves as much, a connection gets a batch with its handshake; else it begins with nothing and asks.
-Who asked when there was nothing is served first, in order; while somebody waits, grants that are not used are taken back (`sweep`).
+A connection that asked when there was nothing is served first, in order; while one waits, grants that are not used are taken back (`sweep`).
 
 What was taken back may be on its way already: it is taken in as debt, up to as much again as the budget.
 
 Owner: one front.
 Invariants: released <= received <= limit <= granted (but for what is beyond every grant);   held_bytes = sum of (limit - released);
-    held_bytes <= budget + debt;   debt <= budget;   when nothing is held, nobody waits.
+    held_bytes <= budget + debt;   debt <= budget;   when nothing is held, none waits.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ class CreditLedger:
 
     @property
     def is_contended(self) -> bool:
-        """Whether somebody waits: call `sweep` now and then."""
+        """Whether a connection waits for credit: call `sweep` now and then."""
         return bool(self._waiting)
 
     def open(self) -> Credit:
+        """An account for a new connection, with one batch of credit while half of what is free allows it, else with none."""
         credit = Credit()
         self._accounts[credit] = None
         if self._batch <= (self._budget - self.held_bytes) // 2:

@@ -40,22 +40,22 @@ ASK_AGAIN = Fate(ErrorCode.NOT_READY, "the process that decides this was restart
 FATES: dict[int, Fate] = {
     Api.CREATE_TOPICS: Fate(
         ErrorCode.TIMED_OUT,
-        "the coordinator was restarted: nobody knows whether the topics are being made; look at the list of topics before making them again",
+        "the coordinator was restarted: it is not known whether the topics are being made; look at the list of topics before making them again",
     ),
     Api.DELETE_TOPICS: Fate(
         ErrorCode.TIMED_OUT,
-        "the coordinator was restarted: nobody knows whether the topics are being deleted; look at the list of topics, and delete what is still there",
+        "the coordinator was restarted: it is not known whether the topics are being deleted; look at the list of topics, and delete what is still there",
     ),
     Api.ALTER_TOPICS: Fate(
         ErrorCode.TIMED_OUT,
-        "the coordinator was restarted: nobody knows whether the topics are being changed; describe them, and make the change again if it is not there",
+        "the coordinator was restarted: it is not known whether the topics are being changed; describe them, and make the change again if it is not there",
     ),
     Api.DELETE_RECORDS: Fate(
         ErrorCode.TIMED_OUT,
-        "the coordinator was restarted: nobody knows whether the records are being deleted; look at the beginning offsets, and delete again if they are lower",
+        "the coordinator was restarted: it is not known whether the records are being deleted; look at the beginning offsets, and repeat it if they are lower",
     ),
     Api.CHANGE_DELAYS: Fate(
-        ErrorCode.TIMED_OUT, "the scheduler was restarted: nobody knows whether the change was made; list what is pending"
+        ErrorCode.TIMED_OUT, "the scheduler was restarted: it is not known whether the change was made; list what is pending"
     ),
 }  # fmt: skip
 """Everything else changes nothing, or the same when it is done twice."""
@@ -100,6 +100,7 @@ class Decider:
 
     @property
     def payload_max(self) -> int:
+        """Bytes of the largest request that its lane takes."""
         return self.link.to_it.payload_max
 
     def next_deadline_ns(self) -> int:
@@ -146,7 +147,7 @@ class Decider:
         return True
 
     def take(self, word: int, correlation_id: int) -> int:
-        """The API of a request that the decider has answered; 0: nobody waits for it any more."""
+        """The API of a request that the decider has answered; 0: its client does not wait for it any more."""
         self._written.pop((word, correlation_id), None)
         return self.unanswered.take(word, correlation_id)
 
@@ -177,6 +178,6 @@ class Decider:
         return len(lost)
 
     def forget_session(self, word: int) -> None:
-        """The client is gone: nobody waits. What is in the lane is done, what is in the queue is not."""
+        """The client is gone. Of its requests, what is in the lane is carried out, what still waits here is not."""
         for correlation_id in self.unanswered.forget_session(word):
             self._written.pop((word, correlation_id), None)

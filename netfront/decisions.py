@@ -1,7 +1,6 @@
 """Requests that another process decides, and what the coordinator tells: the front's ends of the lanes to coordinator and scheduler, and back.
 
-Owner: one front. Invariants: of the scheduler and the coordinator each, a message is consumed before it is acted on; what one of them holds that nobody
-    expected is the end of that message only.
+Owner: one front. Invariants: a message of coordinator or scheduler is consumed before it is acted on; one that fails costs nothing but itself.
 """
 
 from __future__ import annotations

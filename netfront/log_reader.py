@@ -280,7 +280,7 @@ class LogReader:
     ) -> Span | int:
         """Fill `target` with whole batches from the one that holds `offset` on.
 
-        Answers a Span (perhaps empty), or the number of bytes that the first batch needs when `target` is too small for it.
+        Returns a Span (perhaps empty), or the number of bytes that the first batch needs when `target` is too small for it.
         Raises ColdRead (unless `blocking`), LogReadError, OSError.
         """
         place = hint if hint is not None else self.locate(route, state, offset)

@@ -158,6 +158,7 @@ class Peers:
             self._shut(peer)
 
     def room_is_back(self) -> None:
+        """There are descriptors again: as many connections as the settings allow."""
         self._connections_max = self.limits.connections_max
 
     def disconnected(self, fd: int, now_ns: int, empty_count: int) -> None:
@@ -229,6 +230,7 @@ class Peers:
 
     @property
     def has_ended(self) -> bool:
+        """Whether `take_ended` may have something to return."""
         return bool(self._unread or self._displaced)
 
     def condemn(self, peer: Peer, reason: str) -> None:
@@ -294,8 +296,8 @@ class Peers:
     # ---- looking -------------------------------------------------------------------------------------------------------------------------
 
     def look(self, now_ns: int, is_read: Callable[[], bool]) -> None:
-        """Close who costs more than is allowed. `is_read`: whether everything that libzmq had read when it is asked has been taken from it; if not (a front
-        that is not fed yet, or has just been stopped for a while), what waits is not its sender's fault, and the sums alone are bounded.
+        """Close the peers that cost more than is allowed. `is_read`: whether everything that libzmq had read when it is asked has been taken from it; if not
+        (a front that is not fed yet, or has just been stopped for a while), what waits is not its sender's fault, and the sums alone are bounded.
         """
         for peer, reason in self._doomed.items():
             self.close(peer, reason)
@@ -361,7 +363,7 @@ class Peers:
             self.close(max(stalled, key=lambda p: p.unsent), "others wait for the memory that its answers take, and it takes none of them")
 
     def _free_memory(self, memory: int, now_ns: int) -> None:
-        """Parts without bytes, and peers that are not counted, cost memory that no ledger shows: whoever is in the middle of something is suspected."""
+        """Parts without bytes, and peers that are not counted, cost memory that no ledger shows: peers in the middle of a message are suspected."""
         self._sockets.give_back_memory()
         if self._sockets.private_bytes() <= self._memory_max:
             return

@@ -108,7 +108,7 @@ class Produces:
     # ---- in --------------------------------------------------------------------------------------------------------------------------
 
     def take(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
-        """A request. Raises WireError; then it is answered by whoever catches that."""
+        """A request. Raises WireError: the caller answers with it."""
         if len(body) != 2:
             raise WireError(ErrorCode.MALFORMED_REQUEST, f"PRODUCE takes two body frames, {len(body)} came")
         request = requests.decode_produce(body[0])
@@ -198,7 +198,7 @@ class Produces:
         return self._unanswered.timeouts.quiet_until_ns
 
     def answer_late(self, now_ns: int) -> int:
-        """Requests whose timeout has passed: they may still be carried out, and their sender is told that nobody knows yet."""
+        """Requests whose timeout has passed: they may still be carried out, and their sender is told that it is not known yet."""
         late = self._unanswered.take_late(now_ns)
         for word, correlation_id, api in late:
             if api:

@@ -66,7 +66,7 @@ class Replies:
             self.fail(session.identity, session, api, VERSIONS.get(api, 1), correlation_id, error)
 
     def refuse(self, identity: bytes, session: Session | None, api: int, version: int, correlation_id: int, error: WireError) -> None:
-        """Answer with an error; also who has no session."""
+        """Answer with an error, also where there is no session."""
         if error.code is not ErrorCode.SESSION_UNKNOWN:
             logger.info(
                 "request_refused client=%s api=%d code=%s reason=%r",
@@ -78,7 +78,7 @@ class Replies:
         self._transport.try_send(identity, encode_response(api, version, correlation_id, error.code, limit, self._generation, body))
 
     def fail(self, identity: bytes, session: Session | None, api: int, version: int, correlation_id: int, error: Exception) -> None:
-        """Answer what nobody expected of one request: it is said, and is the end of nothing else."""
+        """Answer a request that failed for an unexpected reason: it is logged, and costs nothing but this request."""
         sentence = self._boundary.caught(f"api={api} correlation_id={correlation_id} session={session.number if session else 0}", error)
         self.refuse(identity, session, api, version, correlation_id, WireError(ErrorCode.INTERNAL_ERROR, sentence))
 

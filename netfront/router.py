@@ -4,7 +4,7 @@ ROUTER with ROUTER_MANDATORY: a message to a client that is gone, or whose queue
 costs is kept in `peers`; libzmq tells of connections that come and go through a monitor socket.
 
 Owner: one front. Invariants: a buffer is used again only when libzmq has let go of it, in any order over connections; `watch` is called when
-`watch_at_ns` has come, and whenever the monitor's descriptor is readable: libzmq's thread waits while nobody reads the monitor.
+`watch_at_ns` has come, and whenever the monitor's descriptor is readable: libzmq's thread waits while the monitor is not read.
 """
 
 from __future__ import annotations

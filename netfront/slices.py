@@ -1,4 +1,4 @@
-"""Long work for one request in short slices, sessions in turn, so that nobody's request holds the loop.
+"""Long work for one request in short slices, sessions in turn, so that no request holds the loop.
 
 A task is a generator that yields what it has cost since it last did, in units: one unit is about what looking at one partition takes (2 to 4 us). What is
 small is done at once; what is not begins anew when its session's turn comes.

@@ -1,7 +1,7 @@
 """Unpacks Arrow's compressed buffers, a piece at a time, with the host's own libzstd and liblz4.
 
-A front may not import pyarrow (150 ms and 80 MB a process), and needs a codec only where a batch is compressed and somebody asks for an offset by time. So
-the two libraries that every Debian and Red Hat has (their package managers need them) are loaded when the first such batch comes. A host without them is no
+A front may not import pyarrow (150 ms and 80 MB a process), and needs a codec only where a client asks for an offset by time in a compressed batch. So the
+two libraries that every Debian and Red Hat has (their package managers need them) are loaded when the first such batch comes. A host without them is no
 error: `unpacker_for` returns None, and the front says that its answer is not exact.
 
 Owner: one front; nothing is kept but the loaded libraries.

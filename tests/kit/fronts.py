@@ -24,6 +24,7 @@ from tailrace.checksum import Readable
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.wire import API_VERSIONS, PUSH_CORRELATION_ID, Api, decode_response_header, encode_request
+from tests.kit.front_invariants import check_front
 from tests.kit.memory import simulated
 from workers.timing_wheel import NEVER_NS
 
@@ -213,7 +214,10 @@ class FakeFront:
 
     def step(self, after_ms: int = 0) -> int:
         self.now_ns += after_ms * MS
-        return self.front.step(self.now_ns)
+        done = self.front.step(self.now_ns)
+        if len(self.log.logs) < 100:  # looking at thousands of partitions after every step takes longer than the tests
+            check_front(self.front)
+        return done
 
     def settle(self, limit: int = 10_000) -> int:
         """Step until there is nothing to do; returns how many steps did something."""

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from netfront import deciders, fetches, parked, slices
+from netfront import deciders, fetch_progress, fetches, parked, slices
 from shm.layout import ProcessWord
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
@@ -268,6 +268,22 @@ def test_a_response_has_the_version_of_its_request(world: FakeFront, client: Fak
     assert {header.correlation_id: header.version for header in heard if header.correlation_id} == asked
 
 
+def test_the_invariants_are_held_against_the_front_after_every_step(world: FakeFront, client: FakeClient) -> None:
+    """What the kit checks behind every test here: it sees a session that leaves something behind, and bytes that are counted wrongly."""
+    (topic,) = world.add_topic("t", 1)
+    client.fetch([topic])
+    client.send_json(Api.DESCRIBE_CLUSTER, {})
+    world.settle()
+    world.front._ledger.held_bytes += 1
+    with pytest.raises(AssertionError):
+        world.step()
+    world.front._ledger.held_bytes -= 1
+    world.step()
+    world.front._sessions.close(world.front._sessions.all()[0])
+    with pytest.raises(AssertionError, match="left something behind"):
+        world.step()
+
+
 # ---- requests in numbers ---------------------------------------------------------------------------------------------------------------
 
 
@@ -424,7 +440,7 @@ def test_fetches_of_a_dropped_partition_are_answered_and_forgotten(world: FakeFr
 def test_a_fetch_waits_until_its_client_has_read_what_it_was_sent(world: FakeFront, client: FakeClient) -> None:
     topic = world.add_topic("t", 1)
     world.append(topic[0])
-    world.transport.unsent[client.identity] = fetches.SESSION_UNSENT_MAX_BYTES
+    world.transport.unsent[client.identity] = fetch_progress.SESSION_UNSENT_MAX_BYTES
     for _ in range(10):
         client.fetch(topic, max_wait_ms=0)
     world.step()
@@ -442,13 +458,13 @@ def test_when_all_clients_have_much_unread_who_has_nothing_gets_little_and_nobod
     topic = world.add_topic("t", 1)
     for _ in range(10):
         world.append(topic[0], bytes(200_000))
-    world.transport.others_unsent = fetches.UNSENT_MAX_BYTES
+    world.transport.others_unsent = fetch_progress.UNSENT_MAX_BYTES
     asked = client.fetch(topic, max_bytes=4 << 20)
     world.settle()
     ((entry, data),) = requests.decode_fetched(client.heard()[asked][1])
     assert entry.error == 0
-    assert 200_000 <= len(data) <= fetches.SCARCE_BYTES
-    world.transport.others_unsent = fetches.UNSENT_HARD_MAX_BYTES
+    assert 200_000 <= len(data) <= fetch_progress.SCARCE_BYTES
+    world.transport.others_unsent = fetch_progress.UNSENT_HARD_MAX_BYTES
     asked = client.fetch(topic, max_bytes=4 << 20)
     for _ in range(10):
         world.step(after_ms=5)

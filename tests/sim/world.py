@@ -35,6 +35,7 @@ from shm.ring import Ring
 from tailrace.environment import Environment
 from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tests.kit import memory
+from tests.kit.front_invariants import check_front
 from tests.kit.simdisk import SimDisk, SimFiles
 from tests.sim.network import Network, SimSocket
 from workers import flusher, worker
@@ -484,6 +485,8 @@ class World:
         try:
             self._is_inside, self._running = True, child
             work = agent.step(self.now_ns)
+            if isinstance(agent, front.Front):
+                check_front(agent)
         except Killed:
             self.bury(child)
             return 1
