@@ -40,7 +40,7 @@ from tailrace.segment_index import IndexEntry
 
 
 class Severity(Enum):
-    """How much a finding matters to who reads the log."""
+    """How much a finding matters to readers of the log."""
 
     NOTE = "note"
     """Known and reported before, or harmless."""

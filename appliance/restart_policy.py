@@ -1,5 +1,4 @@
-"""What the supervisor does when a child ends: one pure table. Which exit codes mean something, which halt the appliance, which restart
-the child.
+"""What the supervisor does when a child ends: one pure table of exit codes.
 
     how it ended                    stopping   running
     0                               fine       restart at once (it was not told to end)

@@ -20,7 +20,7 @@ WINDOW_BYTES = 64 << 20
 SESSION_UNSENT_MAX_BYTES = 24 << 20
 UNSENT_MAX_BYTES = 64 << 20
 UNSENT_HARD_MAX_BYTES = 96 << 20
-"""Of answers that ZeroMQ still holds, for one client and for all. Between the second and the third, who has nothing under way still gets SCARCE_BYTES."""
+"""Of answers that ZeroMQ still holds, for one client and for all. Between the second and the third, a client with nothing under way still gets SCARCE_BYTES."""
 SCARCE_BYTES = 1 << 20
 UNITS_OF_A_READ = 8
 _SCRATCH_BYTES = 64 << 10

@@ -118,7 +118,7 @@ class FetchService:
         return count
 
     def on_dropped(self, assignment: Assignment) -> None:
-        """The partition is served no more: who waits for it hears so, and nothing of it is kept."""
+        """The partition is no longer served: fetches that wait for it are told so, and nothing of it is kept."""
         self._entries.forget_slot(assignment.slot)
         self.on_settled({assignment.slot})
 

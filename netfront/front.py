@@ -1,4 +1,4 @@
-"""The front: owns the socket of one address, takes requests apart and hands each to who serves it.
+"""The front: owns the socket of one address, takes requests apart and hands each to the part that serves it.
 
 Batches go to workers (`produces`), fetches to `fetches`, look-ups to `lookups`, what another process decides to `decisions`; sessions begin and end in
 `session_keeper`; what is sent goes through `replies`.

@@ -179,7 +179,7 @@ class Peers:
         """The first message of `identity` came over `fd`, or the first since another identity took its place there. None: nothing is known of `fd`.
 
         A descriptor means one connection after the other, and libzmq takes messages from connections in turn: what one sent that has ended may come behind
-        what its successor sent. So who is displaced here may live; its next message puts it back.
+        what its successor sent. So an identity that is displaced here may live; its next message puts it back.
         """
         peer = self._by_fd.get(fd)
         if peer is None or peer.identity is not None:
@@ -348,7 +348,7 @@ class Peers:
             self.close(peer, f"an unfinished message and no handshake for {UNSHAKEN_NS // 1_000_000_000} s")
 
     def _close_largest(self, peers: list[Peer], allowed: int, reason: str) -> None:
-        """Close who has most untaken until what the others of `peers` have is allowed."""
+        """Close those with most untaken until what the others of `peers` have is allowed."""
         remaining = sum(peer.untaken for peer in peers)
         for peer in sorted(peers, key=lambda p: -p.untaken) if remaining > allowed else ():
             if remaining <= allowed:
@@ -357,7 +357,7 @@ class Peers:
             self.close(peer, f"{reason}: {allowed} bytes are allowed")
 
     def _close_stalled(self, now_ns: int) -> None:
-        """Answers fill what there is for them: close who holds most of it and has taken nothing for a second."""
+        """Answers fill what there is for them: close the peer that holds most of it and has taken nothing for a second."""
         stalled = [p for p in self._sending if not p.is_closing and p.marks and now_ns - p.progress_ns >= SILENT_NS]
         if stalled:
             self.close(max(stalled, key=lambda p: p.unsent), "others wait for the memory that its answers take, and it takes none of them")

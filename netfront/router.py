@@ -300,7 +300,7 @@ class Router:
             self._make_room(failed)
 
     def _make_room(self, reason: str) -> None:
-        """No descriptor is left for who connects: libzmq would try again without a pause, and the log's files need descriptors too. For a while fewer
+        """No descriptor is left for new connections: libzmq would try again without a pause, and the log's files need descriptors too. For a while fewer
         connections are kept. (Unbinding would end those that there are.)
         """
         if self._relisten_ns == NEVER_NS:

@@ -1,4 +1,4 @@
-"""Sessions: who is connected to this front, from handshake to the end of the connection.
+"""Sessions: the clients of this front, each from its handshake to the end of its connection.
 
 Owner: one front. A session's number, under the front's generation, is what descriptors carry, so an answer finds its way back.
 Invariants: one session per ZeroMQ identity; numbers are never reused within a generation.
