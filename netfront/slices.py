@@ -20,6 +20,8 @@ from tailrace.protocol.wire import WireError
 UNITS_PER_STEP = 1_024
 UNITS_AT_ONCE = 128
 """Of a request that is tried without waiting."""
+UNITS_OF_A_FILE = 24
+"""What opening or searching a file costs."""
 SMALL_BYTES = 16 << 10
 STARTED_MAX = 8
 SESSION_TASKS_MAX = 64

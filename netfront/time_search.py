@@ -20,6 +20,7 @@ from contextlib import closing
 from typing import NamedTuple
 
 from netfront.log_reader import LogReader, Place
+from netfront.slices import UNITS_OF_A_FILE
 from netfront.unpacking import MAGIC_BYTES, PIECE_BYTES, UnpackError, unpacker_for
 from shm.assignments import Assignment
 from shm.partition_table import PartitionState
@@ -38,8 +39,6 @@ from tailrace.batch_header import (
 )
 from tailrace.flatbuffer import FlatbufferError
 
-UNITS_OF_A_FILE = 24
-"""What opening or searching a file costs, in the units of `netfront.slices`."""
 _UNITS_OF_A_HEADER = 4
 _UNITS_OF_A_PIECE = 64
 _HEAD_BYTES = 4 << 10
