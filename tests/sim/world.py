@@ -35,6 +35,7 @@ from shm.ring import Ring
 from tailrace.environment import Environment
 from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tests.kit import memory
+from tests.kit.coordinator_invariants import check_coordinator
 from tests.kit.front_invariants import check_front
 from tests.kit.simdisk import SimDisk, SimFiles
 from tests.sim.network import Network, SimSocket
@@ -487,6 +488,8 @@ class World:
             work = agent.step(self.now_ns)
             if isinstance(agent, front.Front):
                 check_front(agent)
+            elif isinstance(agent, coordinator.Coordinator):
+                check_coordinator(agent)
         except Killed:
             self.bury(child)
             return 1
