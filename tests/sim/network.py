@@ -72,7 +72,7 @@ class Network:
         for link in list(self.links.values()):
             self.cut(link)
 
-    # ---- the front's side (netfront.front.Transport) -----------------------------------------------------------------------------------
+    # ---- the front's side (netfront.transport.Transport) -----------------------------------------------------------------------------------
 
     def has_input(self) -> bool:
         return any(link.to_front for link in self.links.values())
