@@ -400,9 +400,7 @@ class Supervisor:
         else:
             logger.error("rings_not_drained data_dir=%s the next start will drain them", self._owners[0].path)
         logger.info("stopped clean=%s", clean and drained)
-        if code is not ExitCode.OK:
-            return code
-        return ExitCode.OK if clean and drained else ExitCode.FAILED
+        return ExitCode.FAILED if code is ExitCode.OK and not (clean and drained) else code
 
 
 def _drain(fd: int) -> None:
