@@ -49,6 +49,8 @@ CREATE TABLE IF NOT EXISTS producers (producer_id INTEGER PRIMARY KEY, epoch INT
 
 @dataclass(frozen=True, slots=True)
 class PartitionRow:
+    """A partition as decided: where its files and its slot are."""
+
     partition: int
     data_dir: int
     """Its number in the catalog, whatever the configuration's order."""
@@ -166,7 +168,7 @@ class Catalog:
     # ---- data directories ------------------------------------------------------------------------------------------------------------
 
     def register_dirs(self, directories: list[tuple[str, str]]) -> list[int]:
-        """Give every configured directory, (identity, path), its number; answers them in that order. Raises MissingDirectoryError, sqlite3.Error."""
+        """Give every configured directory, (identity, path), its number; returns them in that order. Raises MissingDirectoryError, sqlite3.Error."""
         with _Transaction(self._db):
             for directory_id, path in directories:
                 self._db.execute(
@@ -209,6 +211,7 @@ class Catalog:
             return [_topic(row, by_topic.get(row[0], ())) for row in self._db.execute(f"{_SELECT_TOPICS} ORDER BY name")]
 
     def topic(self, name: str) -> Topic | None:
+        """A topic by name, None where there is none. Raises StorageError."""
         with _refusals():
             row = self._db.execute(f"{_SELECT_TOPICS} WHERE name = ?", (name,)).fetchone()
             if row is None:
@@ -314,6 +317,7 @@ class Catalog:
         return self._known(topic.name)
 
     def mark_deleting(self, topic: Topic) -> Topic:
+        """Decide that a topic goes: its next version, in state `deleting`. Raises StorageError, DiskFullError."""
         with _refusals():
             self._db.execute("UPDATE topics SET state = 'deleting', version = version + 1 WHERE topic_id = ?", (topic.topic_id,))
         return self._known(topic.name)

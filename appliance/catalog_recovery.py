@@ -99,7 +99,7 @@ def _check_age(catalog: Catalog, data_dirs: list[str]) -> None:
 
 
 def _say_what_it_does_not_know(catalog: Catalog, data_dirs: list[str]) -> None:
-    """What somebody has put there."""
+    """A file that a person has put there."""
     unknown = [path for _, path in _unknown_directories(catalog, data_dirs)]
     if unknown:
         logger.warning(

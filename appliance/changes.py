@@ -65,6 +65,7 @@ class Change:
 
     @property
     def is_decided(self) -> bool:
+        """Whether nothing of it is left to decide; its decisions may still be under way."""
         return self.is_begun and not self.undecided
 
 
@@ -92,13 +93,14 @@ class Changes:
         }  # fmt: skip
         self._changes: list[Change] = []
         self._late: dict[bytes, Topic] = {}
-        """Decisions that nobody waits for any more, and that are not carried out."""
+        """Decisions that no client waits for any more, and that are not carried out yet."""
         self._retry_at_ns = 0
         for topic in [topic for topic in topics.values() if topic.state != "active"]:  # what a predecessor may not have told
             telling.tell_workers(topic)
             self._late[topic.topic_id] = topic
 
     def is_waiting(self) -> bool:
+        """Whether a request or a decision is not finished."""
         return bool(self._changes or self._late)
 
     def take(self, requester: Requester, api: Api, payload: bytes, now_ns: int) -> None:
@@ -108,6 +110,7 @@ class Changes:
         self._changes.append(Change(requester, api, payload, now_ns + CHANGE_TIMEOUT_NS))
 
     def step(self, now_ns: int) -> int:
+        """Decide some entries, finish what is carried out; returns how much was done."""
         return self._decide_some() + self._finish(now_ns)
 
     # ---- deciding --------------------------------------------------------------------------------------------------------------------
@@ -154,7 +157,7 @@ class Changes:
             for topic in decided:
                 _, results = change.pending.get(topic.topic_id, (topic, []))
                 change.pending[topic.topic_id] = topic, [*results, result]
-                self._telling.give_workers(topic)
+                self._telling.placement.give(topic)
                 if topic.state == "deleting":
                     self._telling.tell_readers(topic)  # before the files go: nothing more is sent there
                 self._telling.tell_workers(topic, revive=bool(item.get("online")))
@@ -194,7 +197,7 @@ class Changes:
             for topic, results in [pending for pending in change.pending.values() if self._is_over(pending[0])]:
                 del change.pending[topic.topic_id]
                 self._complete(topic, results, now_ns)
-            for topic, results in [pending for pending in change.pending.values() if self._telling.lacks_memory(pending[0])]:
+            for topic, results in [pending for pending in change.pending.values() if self._telling.placement.lacks_memory(pending[0])]:
                 del change.pending[topic.topic_id]
                 self._late[topic.topic_id] = topic
                 for result in results:
@@ -242,7 +245,7 @@ class Changes:
         if topic.state == "deleting":
             self._catalog.forget(topic.topic_id)
             del self._topics[topic.name]
-            self._telling.take_workers_back(topic)
+            self._telling.placement.take_back(topic)
             logger.info("topic_deleted topic=%s", topic.name)
             return
         self._catalog.mark_active(topic)

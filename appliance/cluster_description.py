@@ -1,22 +1,22 @@
 """What DESCRIBE_CLUSTER answers: processes, data directories, counts, and a page of the partitions that take no writes.
 
-Owner: pure, but for what it reads.
+Owner: the coordinator; reads only.
 Bounds: a page of offline partitions takes at most half of what an answer may; `offline_next` begins the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from appliance.catalog import PartitionRow, Topic
+from appliance.surroundings import Surroundings
 from appliance.telling import Telling
 from appliance.topic_decisions import shown_text
 from shm.layout import SlotState
 from tailrace.errors import InvalidRequestError
-from tailrace.partition_file import PartitionFile
 from tailrace.protocol.errors import ErrorCode
 
 OFFLINE_PAGE = 200
@@ -29,19 +29,13 @@ class ClusterDescription:
         self,
         topics: Mapping[str, Topic],
         telling: Telling,
-        describe_processes: Callable[[], list[dict[str, Any]]],
-        describe_dirs: Callable[[], list[dict[str, Any]]],
-        describe_console: Callable[[], str | None],
-        read_partition_file: Callable[[int, str], PartitionFile | None],
+        surroundings: Surroundings,
         cluster_id: str,
         answer_max: int,
     ) -> None:
         self._topics = topics
         self._telling = telling
-        self._describe_processes = describe_processes
-        self._describe_dirs = describe_dirs
-        self._describe_console = describe_console
-        self._read_partition_file = read_partition_file
+        self._surroundings = surroundings
         self._cluster_id = cluster_id
         self._page_bytes_max = answer_max // 2
 
@@ -61,9 +55,9 @@ class ClusterDescription:
         page, is_last = self._page([(name, row) for name, row in offline if (name, row.partition) > after])
         return {
             "cluster_id": self._cluster_id,
-            "processes": self._describe_processes(),
-            "data_dirs": self._describe_dirs(),
-            "console": self._describe_console(),
+            "processes": self._surroundings.processes(),
+            "data_dirs": self._surroundings.data_dirs(),
+            "console": self._surroundings.console(),
             "topics": sum(not topic.delay_of for topic in self._topics.values()),
             "partitions": count,
             "bytes": size,
@@ -85,7 +79,7 @@ class ClusterDescription:
         return page, True
 
     def _entry(self, name: str, row: PartitionRow) -> dict[str, Any]:
-        known = self._read_partition_file(self._telling.dir_index(row), f"{name}-{row.partition}")
+        known = self._surroundings.partition_file(self._telling.placement.dir_index(row), f"{name}-{row.partition}")
         return {
             "topic": name,
             "partition": row.partition,

@@ -1,4 +1,4 @@
-"""The console: how the appliance does, over HTTP, for Prometheus and for whoever asks whether it lives.
+"""The console: how the appliance does, over HTTP, for Prometheus and for health checks.
 
     /               what there is
     /metrics        Prometheus text (see `appliance.metrics`)
@@ -272,7 +272,7 @@ class Console:
 
     @property
     def fd(self) -> int | None:
-        """What becomes readable when somebody asks."""
+        """What becomes readable when a request comes."""
         return None if self._server is None else self._server.fileno()
 
     def step(self, now_ns: int) -> int:

@@ -14,7 +14,6 @@ Run as `python -P -m appliance.coordinator`.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from typing import Any
 
@@ -24,18 +23,20 @@ from appliance.changes import CHANGES, Changes, Requester
 from appliance.cluster_description import ClusterDescription
 from appliance.dedicated_workers import DedicatedWorkers
 from appliance.leases import Leases
+from appliance.outgoing import Outgoing
 from appliance.ownership import directory_id
+from appliance.placement import Placement
 from appliance.restart_policy import ExitCode
-from appliance.telling import Outgoing, Sizes, Telling
+from appliance.surroundings import Machine, Surroundings
+from appliance.telling import Sizes, Telling
 from appliance.topic_decisions import TopicDecisions, is_whole
 from shm.assignments import LaneKind
 from shm.boundary import Boundary
 from shm.crash_points import crash_point
 from shm.lane import LaneReader
-from shm.layout import ProcessWord, Role
+from shm.layout import Role
 from shm.process import ProcessContext, configure_logging, process_name, run, start
 from tailrace.errors import InvalidRequestError, InvalidSettingError, TailraceError
-from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.requests import decode_json, encode_error, encode_reply
 from tailrace.protocol.wire import Api
@@ -44,21 +45,6 @@ logger = logging.getLogger(__name__)
 
 PENDING_RETRY_NS = 50_000_000
 ANSWERS_MAX = 64
-
-
-class Machine:
-    """What the coordinator looks at in the file system, to tell clients."""
-
-    def free_and_total_bytes(self, path: str) -> tuple[int, int]:
-        found = os.statvfs(path)
-        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-
-    def read_partition_file(self, directory: str) -> PartitionFile | None:
-        try:
-            with open(f"{directory}/{PARTITION_FILE}", "rb") as file:
-                return PartitionFile.decode(file.read())
-        except (OSError, ValueError, TypeError, KeyError):  # the flusher says what is wrong with it
-            return None
 
 
 class Coordinator:
@@ -87,7 +73,7 @@ class Coordinator:
         self._answer_max = answer_max
         self._now_ns = start_ns
         for topic in topics.values():
-            telling.give_workers(topic)
+            telling.placement.give(topic)
         telling.connect_workers()
         telling.feed_leases = lambda out: leases.feed(out, topics.values())
         self._leases = leases
@@ -96,8 +82,9 @@ class Coordinator:
     # ---- agent -----------------------------------------------------------------------------------------------------------------------
 
     def step(self, now_ns: int) -> int:
+        """One turn of the loop: feeds, requests, decisions that are carried out, what waits for lanes."""
         self._now_ns = now_ns
-        work = self._telling.connect_workers() + self._telling.feed_whoever_asks()
+        work = self._telling.connect_workers() + self._telling.feed()
         for front, lane in self._incoming.items():
             answers = self._telling.to(Role.FRONT, front).queue
             while len(answers) < ANSWERS_MAX and (message := lane.peek()) is not None:
@@ -115,7 +102,8 @@ class Coordinator:
         return True
 
     def next_deadline_ns(self) -> int | None:
-        # A lane that is full, or a table that is about to change: whoever moves it rings, but look again in any case.
+        # A lane that is full, or a table that is about to change: the process that moves it rings, but look again in any case.
+        """Soon, while something waits for another process; None: on the doorbell alone."""
         return (
             self._now_ns + PENDING_RETRY_NS if self._changes.is_waiting() or self._leases.is_waiting or self._telling.is_behind() else None
         )
@@ -172,82 +160,41 @@ def build(context: ProcessContext, catalog: Catalog, dir_numbers: list[int], mac
     roles += [(Role.SCHEDULER, 0), *((Role.WORKER, w) for w in range(len(worker_dirs)))]
     roles += [(Role.FLUSHER, d) for d in range(len(spec.data_dirs))]
 
-    dedicated = DedicatedWorkers({w: control.process(Role.WORKER, w) for w in settings["spare_workers"]}, len(spec.data_dirs))
-
     def connect(role: Role, index: int) -> Outgoing:
         name = process_name(role, index)
         return Outgoing(role, index, context.lane_writer(name), context.bell(role, index), control.process(role, index))
 
-    def describe_processes() -> list[dict[str, Any]]:
-        rows = []
-        spares = [(Role.WORKER, w) for w in dedicated.existing() if control.process(Role.WORKER, w).load(ProcessWord.DEDICATED_TO)]
-        console = [(Role.CONSOLE, 0)] if settings["http.listen"] else []
-        for role, index in [(Role.SUPERVISOR, 0), (Role.COORDINATOR, 0), *roles, *spares, *console]:
-            slot = control.process(role, index)
-            rows.append(
-                {
-                    "name": process_name(role, index),
-                    "pid": slot.load(ProcessWord.PID),
-                    "live": slot.is_live() and (role is not Role.CONSOLE or bool(slot.load(ProcessWord.HTTP_PORT))),
-                    "restarts": slot.load(ProcessWord.RESTARTS),
-                    "internal_errors": slot.load(ProcessWord.INTERNAL_ERRORS),
-                }
-            )
-        return rows
-
-    def describe_console() -> str | None:
-        port = control.process(Role.CONSOLE, 0).load(ProcessWord.HTTP_PORT) if settings["http.listen"] else 0
-        return f"http://{settings['http.listen'].rpartition(':')[0]}:{port}" if port else None
-
-    def describe_dirs() -> list[dict[str, Any]]:
-        rows = []
-        for index, path in enumerate(spec.data_dirs):
-            state = "FULL" if control.process(Role.FLUSHER, index).load(ProcessWord.DISK_FULL) else "OK"
-            try:
-                free, total = machine.free_and_total_bytes(path)
-            except OSError:
-                free, total, state = 0, 0, "UNREADABLE"
-            rows.append(
-                {
-                    "path": path,
-                    "free_bytes": free,
-                    "total_bytes": total,
-                    "reserve_bytes": int(settings["reserve_bytes"]),
-                    "state": state,
-                }
-            )
-        return rows
-
+    tables = [context.table(d) for d in range(len(spec.data_dirs))]
     topics = {topic.name: topic for topic in catalog.topics()}
+    dedicated = DedicatedWorkers({w: control.process(Role.WORKER, w) for w in settings["spare_workers"]}, len(spec.data_dirs))
+    placement = Placement(topics, dir_numbers, worker_dirs, dedicated, context.bell(Role.SUPERVISOR, 0))
     sizes = Sizes(front_count, int(settings["ring_bytes"]), int(settings["lane_bytes"]))
     outgoing = [connect(role, index) for role, index in roles]
-    telling = Telling(
-        topics, outgoing, [context.table(d) for d in range(len(spec.data_dirs))], dir_numbers, worker_dirs, dedicated,
-        lambda worker: connect(Role.WORKER, worker), context.bell(Role.SUPERVISOR, 0), sizes,
-    )  # fmt: skip
+    telling = Telling(topics, outgoing, tables, placement, dedicated, lambda worker: connect(Role.WORKER, worker), sizes)
     decisions = TopicDecisions(
         catalog, topics, dedicated, lambda row: telling.table(row).read(row.slot), context.clock.wall_us, ring_bytes=sizes.ring_bytes,
         lane_bytes=sizes.lane_bytes,
     )  # fmt: skip
     answer_max = min(out.lane.payload_max for out in outgoing if out.role is Role.FRONT)
+    leases: Leases[Outgoing] = Leases(
+        catalog.database, context.clock.wall_us, decisions.existing, lambda row: telling.to(Role.FLUSHER, placement.dir_index(row)),
+        lambda out, slot, payload: out.put(LaneKind.LEASE, payload, slot=slot), telling.table,
+        lambda to, code, value: telling.answer(to.front, to.session, to.correlation_id, *encode_reply(code, value, answer_max)),
+    )  # fmt: skip
+    surroundings = Surroundings(
+        machine,
+        control,
+        spec.data_dirs,
+        roles,
+        dedicated,
+        reserve_bytes=int(settings["reserve_bytes"]),
+        http_listen=settings["http.listen"],
+    )
     coordinator = Coordinator(
-        catalog=catalog,
-        topics=topics,
-        telling=telling,
-        decisions=decisions,
-        leases=Leases(
-            catalog.database, context.clock.wall_us, decisions.existing, lambda row: telling.to(Role.FLUSHER, telling.dir_index(row)),
-            lambda out, slot, payload: out.put(LaneKind.LEASE, payload, slot=slot), telling.table,
-            lambda to, code, value: telling.answer(to.front, to.session, to.correlation_id, *encode_reply(code, value, answer_max)),
-        ),
-        description=ClusterDescription(
-            topics, telling, describe_processes, describe_dirs, describe_console,
-            lambda index, directory: machine.read_partition_file(f"{spec.data_dirs[index]}/{directory}"), spec.instance, answer_max,
-        ),
-        boundary=Boundary(context.slot),
-        incoming={f: context.lane_reader(process_name(Role.FRONT, f)) for f in range(front_count)},
-        answer_max=answer_max,
-        start_ns=context.clock.monotonic_ns(),
+        catalog=catalog, topics=topics, telling=telling, decisions=decisions, leases=leases,
+        description=ClusterDescription(topics, telling, surroundings, spec.instance, answer_max),
+        boundary=Boundary(context.slot), incoming={f: context.lane_reader(process_name(Role.FRONT, f)) for f in range(front_count)},
+        answer_max=answer_max, start_ns=context.clock.monotonic_ns(),
     )  # fmt: skip
     context.report_ready()
     for front in range(front_count):  # they look whether this is another generation

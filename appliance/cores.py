@@ -17,6 +17,8 @@ from tailrace.errors import InvalidSettingError
 
 @dataclass(frozen=True, slots=True)
 class CorePlan:
+    """Which process runs on which cores."""
+
     workers: tuple[int | None, ...]
     """The core of each worker; None: unpinned."""
     others: tuple[int, ...] | None

@@ -31,6 +31,7 @@ class DedicatedWorkers:
         return None
 
     def data_dir_of(self, worker: int) -> int:
+        """The index of the data directory that a worker serves; -1: none yet."""
         return self._spares[worker].load(ProcessWord.DEDICATED_DIR) - 1
 
     def check_room(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Why a data directory cannot be used, as one sentence: what an error of the file system means to whoever starts an appliance."""
+"""Why a data directory cannot be used, as one sentence: what an error of the file system means to the person who starts an appliance."""
 
 from __future__ import annotations
 

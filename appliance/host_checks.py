@@ -23,6 +23,8 @@ _VOLATILE = {"tmpfs", "ramfs"}
 
 
 class Level(Enum):
+    """How much a finding matters."""
+
     OK = "ok"
     WARNING = "warning"
     PROBLEM = "problem"
@@ -30,6 +32,8 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
+    """One finding about the host: what is so, and what to do."""
+
     name: str
     level: Level
     detail: str

@@ -69,3 +69,9 @@ def slots_for_open_files(settings: Settings, data_dirs: list[str], workers: int)
 def partitions_in(data_dir: str) -> int:
     """How many partitions have files there. Raises OSError."""
     return sum(1 for entry in os.scandir(data_dir) if os.path.lexists(f"{entry.path}/{PARTITION_FILE}"))
+
+
+def allow_open_files() -> None:
+    """As many as the host lets this user have: a flusher keeps two open for each partition, and many shells begin with 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

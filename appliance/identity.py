@@ -83,7 +83,7 @@ def _read(file_name: str) -> Identity | None:
 
 
 def _make(path: str) -> Identity:
-    """For a directory that nobody has used. Raises DataDirectoryError where it was used."""
+    """For a directory that no appliance has used. Raises DataDirectoryError where it was used."""
     signs = [name for name in (IDENTITY_FILE, IDENTITY_COPY_FILE, *_SIGNS_OF_USE) if os.path.lexists(f"{path}/{name}")]
     signs += [name for name in sorted(os.listdir(path)) if os.path.lexists(f"{path}/{name}/{PARTITION_FILE}")][:1]
     if signs:

@@ -1,7 +1,7 @@
 """Leases: readers ask for everything from an offset on to be kept from retention for a while.
 
 A lease is on the disk before anybody is told of it, and its reader is answered when the flusher has taken it: from then on retention keeps what it names,
-whoever is killed. A flusher that was restarted is told every lease before it may remove anything (`workers.leases`).
+whichever process is killed. A flusher that was restarted is told every lease before it may remove anything (`workers.leases`).
 
 Owner: the coordinator; a table beside the catalog's.
 Invariants: a lease belongs to a partition of one topic and goes with it; at most PER_PARTITION_MAX of them, and MAX in all, each for LEASE_MAX_MS at most,
@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS leases (
 
 
 class Way(Protocol):
-    """The way to a flusher (`appliance.coordinator.Outgoing`): its lane, and what does not fit that yet."""
+    """The way to a flusher (`appliance.outgoing.Outgoing`): its lane, and what does not fit that yet."""
 
     @property
     def index(self) -> int: ...
@@ -91,6 +91,7 @@ class Leases(Generic[AWay]):
 
     @property
     def is_waiting(self) -> bool:
+        """Whether a request waits for a flusher to take its leases."""
         return bool(self._waiting)
 
     # ---- requests --------------------------------------------------------------------------------------------------------------------

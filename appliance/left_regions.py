@@ -2,7 +2,7 @@
 
 Owner: the supervisor, at start, with the data directory locked. Reads; what to do with what is found is decided in `appliance.regions`.
 Invariants: a region is this directory's only if its header names this directory's shared-memory identity (or it is unfinished, under this identity's
-    prefix, which nobody else makes); a copy of a directory has another identity, and nothing of its original is touched.
+    prefix, which no other program makes); a copy of a directory has another identity, and nothing of its original is touched.
 
     manifest                            regions of this identity    rings looked at            memory counts as lost
     whole, of this directory and boot   any                         those named, those found   when a named ring is missing

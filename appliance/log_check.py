@@ -40,6 +40,8 @@ from tailrace.segment_index import IndexEntry
 
 
 class Severity(Enum):
+    """How much a finding matters to readers of the log."""
+
     NOTE = "note"
     """Known and reported before, or harmless."""
     REPAIRABLE = "repairable"
@@ -50,6 +52,8 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """One thing that is wrong with a file."""
+
     severity: Severity
     path: str
     text: str
@@ -59,6 +63,8 @@ class Finding:
 
 @dataclass(slots=True)
 class Totals:
+    """What a check has seen."""
+
     partitions: int = 0
     segments: int = 0
     batches: int = 0
@@ -70,6 +76,7 @@ class Totals:
 
     @property
     def worst(self) -> Severity | None:
+        """The worst severity among the findings; None: there are none."""
         return next((s for s in (Severity.DAMAGE, Severity.REPAIRABLE, Severity.NOTE) if any(f.severity is s for f in self.findings)), None)
 
 
@@ -123,7 +130,7 @@ class _PartitionCheck:
             with open(path, "rb") as file:
                 known = PartitionFile.decode(file.read())
         if known is None:
-            self._find(Severity.DAMAGE, path, "missing or damaged: without it nobody can say which partition the batches are of")
+            self._find(Severity.DAMAGE, path, "missing or damaged: without it there is no telling which partition the batches are of")
             return
         if known.offline:
             self._find(Severity.NOTE, path, f"takes no writes: {known.offline}")

@@ -16,6 +16,8 @@ CONTROL_LANE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RegionPlan:
+    """A shared-memory region that is to be made."""
+
     logical_name: str
     kind: RegionKind
     size: int

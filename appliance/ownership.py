@@ -3,7 +3,7 @@
 Owner: the supervisor.
 The lock: an flock on the directory itself, which cannot be removed from under its holder, and one on `instance.lock`, which earlier versions look at and whose
     text names the holder. Both are on open file descriptions that every child inherits, so they are free only when all of them are dead.
-Invariants: nobody writes in the directory without holding the lock; a directory of another user, or one that every user may write in, is not taken; links are
+Invariants: no process writes in the directory without the lock; a directory of another user, or one that every user may write in, is not taken; links are
     never followed; the lock's file, removed while the appliance runs, is made again.
 Crash: children die with their supervisor, within moments; a new start waits for that. Processes recorded in the lock's file that are still there
     (stopped, for instance) are killed by pidfd before the take-over, so that none of them ever writes again.

@@ -2,7 +2,7 @@
 
 Owner: pure, but for `survey`, which only reads.
 Invariants: a topic is restored as the newest of its files says; two that claim one name, one partition in two places, or a partition that is missing where
-    others hold records raise SurveyError: nobody can tell what would be served.
+    others hold records raise SurveyError: there is no telling what would be served.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class FoundPartition:
 
 @dataclass(slots=True)
 class Restored:
+    """What the partition files of all data directories say together."""
+
     topics: list[Topic] = field(default_factory=list)
     """Partitions' `data_dir` is the index of the data directory here."""
     warnings: list[str] = field(default_factory=list)

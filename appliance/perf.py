@@ -55,6 +55,7 @@ class Latencies:
         return (sum(window) / len(window), max(window)) if window else (0.0, 0.0)
 
     def summary(self) -> Latency:
+        """Percentiles of what was added, in milliseconds."""
         values = sorted(self._values)
         if not values:
             return Latency(0.0, 0.0, dict.fromkeys(LATENCY_PERCENTILES, 0.0), 0)
@@ -91,6 +92,8 @@ def load_arrow() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
+    """What a produce run measured."""
+
     records: int
     payload_bytes: int
     seconds: float
@@ -142,6 +145,8 @@ def produce(producer: Producer, topic: str, payloads: Sequence[bytes], count: in
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
+    """What a consume run measured."""
+
     records: int
     payload_bytes: int
     seconds: float

@@ -127,6 +127,7 @@ class Regions:
     # ---- this run --------------------------------------------------------------------------------------------------------------------
 
     def name_of(self, logical_name: str) -> str:
+        """The shared-memory name of a region of this run (`ring-0`, `front-0>worker-1`)."""
         return f"{self._owner.identity.prefix}-{self.run_id}-{logical_name.replace('>', '.')}"
 
     def names_with_spares(self) -> dict[str, str]:
@@ -207,6 +208,7 @@ class Regions:
             logger.error("manifest_not_written reason=%r", str(error))
 
     def are_drained(self) -> bool:
+        """Whether every ring of this run and of earlier ones has been written to the disk."""
         return all(ring.settled.load() == ring.head.load() for ring in self._rings) and not self.undrained
 
     def remove(self) -> None:

@@ -1,8 +1,7 @@
-"""What the supervisor does when a child ends: one pure table. Which exit codes mean something, which halt the appliance, which restart
-the child.
+"""What the supervisor does when a child ends: one pure table of exit codes.
 
     how it ended                    stopping   running
-    0                               fine       restart at once (nobody asked it to end)
+    0                               fine       restart at once (it was not told to end)
     72 ADDRESS_IN_USE               halt       halt before it ever served, else restart with backoff
     73 DATA_UNUSABLE, 74 CONFIG,
     75 SHARED_MEMORY                halt       halt: the next try would fail alike
@@ -51,6 +50,8 @@ STARTS_MAX = 10
 
 
 class Action(Enum):
+    """What the supervisor does when a process has ended."""
+
     RESTART = 1
     HALT = 2
     NOTHING = 3
@@ -58,6 +59,8 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
+    """An action, and how long to wait before it."""
+
     action: Action
     delay_ms: int = 0
 

@@ -39,13 +39,16 @@ class Notifier:
             pass
 
     def ready(self, status: str) -> None:
+        """Tell systemd that the service serves."""
         self.notify("READY=1", f"STATUS={status}", f"MAINPID={os.getpid()}")
 
     def status(self, status: str) -> None:
         self.notify(f"STATUS={status}")
 
     def stopping(self) -> None:
+        """Tell systemd that the stop has begun."""
         self.notify("STOPPING=1", "STATUS=stopping: draining, flushing, syncing")
 
     def feed_watchdog(self) -> None:
+        """Tell systemd that the service lives; needed every `watchdog_ns`."""
         self.notify("WATCHDOG=1")

@@ -119,7 +119,7 @@ class Settings:
     )
 
     def check(self, available_cores: set[int]) -> CorePlan:
-        """The relations between settings; answers the core plan. Raises InvalidSettingError."""
+        """Check the relations between settings; returns the core plan. Raises InvalidSettingError."""
         paths = [os.path.realpath(path) for path in self.data_dirs]
         if not 1 <= len(paths) <= FLUSHERS_MAX or len(set(paths)) != len(paths):
             raise InvalidSettingError(f"data_dirs is {self.data_dirs!r}; it takes 1 to {FLUSHERS_MAX} different directories")

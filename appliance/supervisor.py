@@ -1,13 +1,12 @@
 """The supervisor: makes the shared memory and the doorbells, starts the processes, keeps them alive, stops them in order.
 
 Owner: shared-memory names, eventfds, the lock and manifest of the data directory; in the control region phase, generations, pids, liveness.
-Invariants: a replacement is never started before its predecessor is reaped; regions are removed only when their rings are drained; a
-region of
-    an earlier run that still holds something is named in the manifest until it is drained.
-Crash: children die with it (PDEATHSIG); what was acknowledged is in the rings, which outlive everybody, and the next start drains them.
+Invariants: a replacement is never started before its predecessor is reaped; regions are removed only when their rings are drained; a region of an earlier
+    run that still holds something is named in the manifest until it is drained.
+Crash: children die with it (PDEATHSIG); what was acknowledged is in the rings, which outlive every process, and the next start drains them.
 
-Start:  lock, identity | old rings found | regions, bells | coordinator, flusher, workers, scheduler, fronts | flusher recovered: RUNNING | front
-bound: READY | console
+Start:  lock, identity | old rings found | regions, bells | coordinator, flusher, workers, scheduler, fronts | flusher recovered: RUNNING |
+        front bound: READY | console
 Stop:   console | fronts (nothing new) | scheduler | workers (lanes empty) | flusher (rings settled, files synced) | coordinator | regions removed
 
 Run by `tailrace.launcher`, isolated; `tailrace serve` does.
@@ -15,27 +14,27 @@ Run by `tailrace.launcher`, isolated; `tailrace serve` does.
 
 from __future__ import annotations
 
-import argparse
 import errno
 import logging
 import os
-import resource
 import select
 import signal
 import sys
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from appliance.children import NS_PER_MS, Child, first_children, look_at_beats, other_cores
 from appliance.directory_errors import DataDirectoryError, unusable
-from appliance.host_needs import refuse_unfit_machine, slots_for_open_files
-from appliance.ownership import Ownership, take
+from appliance.held_directories import forget_holders, record_holders, restore_locks, take_all
+from appliance.host_needs import allow_open_files, refuse_unfit_machine, slots_for_open_files
+from appliance.ownership import Ownership
 from appliance.regions import Regions
 from appliance.restart_policy import HALTING, SETTLED_AFTER_MS, Action, ExitCode, Halt, decide
 from appliance.sd_notify import Notifier
-from appliance.settings import Settings, environment_settings, load_settings
+from appliance.serve_flags import parse_flags, settings_from_flags
+from appliance.settings import Settings, environment_settings
 from shm.control import Control
 from shm.crash_points import arm_from_environment, crash_point
 from shm.doorbell import Doorbell
@@ -57,40 +56,15 @@ _MODULES = {
     Role.CONSOLE: "appliance.console",
 }
 _STOP_ORDER = (Role.CONSOLE, Role.FRONT, Role.SCHEDULER, Role.WORKER, Role.FLUSHER, Role.COORDINATOR)
-NS_PER_MS = 1_000_000
 HIRE_AGAIN_MS = 5_000
 SPAWN_AGAIN_MS = 1_000
-
-
-@dataclass(slots=True)
-class Child:
-    """One process that should be running."""
-
-    role: Role
-    index: int
-    cores: list[int] | None = None
-    pid: int = 0
-    pidfd: int = -1
-    generation: int = 0
-    started_ns: int = 0
-    restart_at_ns: int = 0
-    quick_failures: int = 0
-    has_served: bool = False
-    last_beat: int = -1
-    beat_changed_ns: int = 0
-    is_dismissed: bool = False
-    """A dedicated worker whose topic is gone: it is told to stop, and has no successor."""
-
-    @property
-    def name(self) -> str:
-        return process_name(self.role, self.index)
 
 
 class Supervisor:
     """One appliance. `run` returns its exit code."""
 
     def __init__(self, settings: Settings, ready_fd: int = -1, notifier: Notifier | None = None) -> None:
-        """`ready_fd`: a pipe to whoever started this: told when everything serves; its end is the sign to stop."""
+        """`ready_fd`: a pipe to the process that started this: told when everything serves; its end is the sign to stop."""
         self.settings = settings
         self.ready_fd = ready_fd
         self.notifier = notifier or Notifier(None)
@@ -131,7 +105,7 @@ class Supervisor:
             return ExitCode.SHARED_MEMORY
         self._control.set_phase(Phase.RECOVERING)
         crash_point("supervisor.after_regions")
-        self._children = self._first_children()
+        self._children = first_children(self._plan, len(self._owners), len(self._worker_dirs), self.settings.fronts)
         self._make_bells()
         self._control.process(Role.SUPERVISOR, 0).store(ProcessWord.PID, os.getpid())
         self._control.process(Role.SUPERVISOR, 0).store(ProcessWord.LIVE, 1)
@@ -151,50 +125,15 @@ class Supervisor:
         clean = self._stop()
         return self._clean_up(clean, code)
 
-    def _first_children(self) -> list[Child]:
-        others = self._other_cores()
-        children = [Child(Role.COORDINATOR, 0, others)]
-        children += [Child(Role.FLUSHER, d, others) for d in range(len(self._owners))]
-        for w in range(len(self._worker_dirs)):
-            core = self._plan.workers[w] if w < len(self._plan.workers) else None
-            children.append(Child(Role.WORKER, w, others if core is None else [core]))
-        children.append(Child(Role.SCHEDULER, 0, others))
-        return [*children, *(Child(Role.FRONT, f, others) for f in range(self.settings.fronts))]
-
-    def _other_cores(self) -> list[int] | None:
-        return list(self._plan.others) if self._plan.others else None
-
     def _take_directories(self) -> None:
-        """Take every data directory, the one with the catalog first. Raises DataDirectoryError."""
-        paths = [os.path.abspath(path) for path in self.settings.data_dirs]
-        paths.sort(key=lambda path: not os.path.exists(f"{path}/coordinator.db"))
-        with_catalog = [path for path in paths if os.path.exists(f"{path}/coordinator.db")]
-        if len(with_catalog) > 1:
-            raise DataDirectoryError(
-                f"{' and '.join(with_catalog)} both have a catalog: they belong to different appliances. Serve one of them, or start one for each."
-            )
-        self._owners = [take(path) for path in paths]
+        """Take every data directory. Raises DataDirectoryError."""
+        self._owners = take_all(self.settings.data_dirs)
         # Each directory needs a worker of its own at least.
-        self._worker_dirs = [w % len(paths) for w in range(max(len(self._plan.workers), len(paths)))]
+        count = len(self._owners)
+        self._worker_dirs = [w % count for w in range(max(len(self._plan.workers), count))]
 
     def _record_holders(self) -> None:
-        """Nothing depends on it but the sentence of a second start and the killing of what outlives a supervisor."""
-        pids = {child.name: child.pid for child in self._children}
-        for owner in self._owners:
-            try:
-                owner.record_holder(pids)
-            except OSError as error:
-                logger.error("holder_not_recorded path=%s error=%r", owner.path, str(error))
-
-    def _look_after_locks(self) -> None:
-        for owner in self._owners:
-            try:
-                is_made = owner.has_lost_its_file()
-            except OSError as error:
-                logger.error("lock_file_not_made path=%s error=%r", owner.path, str(error))
-                continue
-            if is_made:
-                self._record_holders()
+        record_holders(self._owners, {child.name: child.pid for child in self._children})
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._stop_requested = True
@@ -337,7 +276,7 @@ class Supervisor:
             self._bells[process_name(Role.COORDINATOR, 0)].ring()
             return
         self._control.process(Role.WORKER, index).store(ProcessWord.WITHOUT_MEMORY, 0)
-        child = Child(Role.WORKER, index, self._other_cores())
+        child = Child(Role.WORKER, index, other_cores(self._plan))
         self._children.append(child)
         self._try_spawn(child)
 
@@ -368,12 +307,8 @@ class Supervisor:
             return
         logger.warning(
             "ended process=%s pid=%d status=%d action=%s delay_ms=%d",
-            child.name,
-            child.pid,
-            exit_status,
-            decision.action.name,
-            decision.delay_ms,
-        )
+            child.name, child.pid, exit_status, decision.action.name, decision.delay_ms,
+        )  # fmt: skip
         if decision.action is Action.HALT:
             times = f" {child.quick_failures} times before it ever served" if child.quick_failures > 1 else ""
             code = exit_status if exit_status in (*HALTING, ExitCode.ADDRESS_IN_USE) else ExitCode.FAILED
@@ -406,29 +341,17 @@ class Supervisor:
         if self.ready_fd >= 0:
             os.write(self.ready_fd, orjson.dumps({"address": addresses[0], "addresses": addresses, "pid": os.getpid()}) + b"\n")
         if self.settings.http_listen:
-            self._children.append(Child(Role.CONSOLE, 0, self._other_cores()))
+            self._children.append(Child(Role.CONSOLE, 0, other_cores(self._plan)))
             self._try_spawn(self._children[-1])
 
     def _check_progress(self, now_ns: int) -> None:
-        """Kill who hangs; feed systemd's watchdog while nobody does. Ringing makes idle processes show a beat."""
+        """Kill processes that hang; feed systemd's watchdog while none does. Ringing makes idle processes show a beat."""
         if now_ns < self._checked_ns + self._check_interval_ns():
             return
         self._checked_ns = now_ns
-        self._look_after_locks()
-        healthy = True
-        for child in self._children:
-            if child.pidfd < 0:
-                healthy = healthy and (child.quick_failures < 5 or child.role is Role.CONSOLE)
-                continue
-            beat = self._control.process(child.role, child.index).load(ProcessWord.BEAT)
-            if beat != child.last_beat:
-                child.last_beat, child.beat_changed_ns = beat, now_ns
-            silent_ms = (now_ns - child.beat_changed_ns) // NS_PER_MS
-            healthy = healthy and silent_ms < self.settings.hang_timeout_ms * 3 // 4
-            if silent_ms >= self.settings.hang_timeout_ms:
-                logger.error("hangs process=%s pid=%d silent_ms=%d killing", child.name, child.pid, silent_ms)
-                signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
-                child.beat_changed_ns = now_ns
+        if restore_locks(self._owners):
+            self._record_holders()
+        healthy = look_at_beats(self._children, self._control, self.settings.hang_timeout_ms, now_ns)
         for bell in self._bells.values():
             bell.ring()
         if healthy and self.notifier.watchdog_ns:
@@ -474,23 +397,11 @@ class Supervisor:
         drained = self._regions.are_drained()
         if drained:
             self._regions.remove()
-            for held in self._owners:
-                try:
-                    held.forget_holder()
-                except OSError as error:
-                    logger.error("holder_not_forgotten path=%s error=%r", held.path, str(error))
+            forget_holders(self._owners)
         else:
             logger.error("rings_not_drained data_dir=%s the next start will drain them", self._owners[0].path)
         logger.info("stopped clean=%s", clean and drained)
-        if code is not ExitCode.OK:
-            return code
-        return ExitCode.OK if clean and drained else ExitCode.FAILED
-
-
-def _allow_open_files() -> None:
-    """As many as the host lets this user have: a flusher keeps two open for each partition, and many shells begin with 1,024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return ExitCode.FAILED if code is ExitCode.OK and not (clean and drained) else code
 
 
 def _drain(fd: int) -> None:
@@ -508,43 +419,12 @@ def _complain(reason: str) -> None:
         print(f"{red}tailrace: {reason}{red and chr(27) + '[0m'}", file=sys.stderr, flush=True)
 
 
-def parse_flags(arguments: list[str]) -> argparse.Namespace:
-    """The flags of `tailrace serve`, which documents them."""
-    parser = argparse.ArgumentParser(prog="tailrace serve", allow_abbrev=False)
-    parser.add_argument("--config")
-    parser.add_argument("--data-dir")
-    parser.add_argument("--listen", action="append", default=[])
-    parser.add_argument("--set", action="append", default=[], metavar="section.key=value")
-    parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
-
-
-def settings_from_flags(flags: argparse.Namespace, environment: dict[str, str]) -> Settings:
-    """Merge everything. Raises InvalidSettingError."""
-    return load_settings(flags.config, environment, given_flags(flags))
-
-
-def given_flags(flags: argparse.Namespace) -> list[tuple[str, Any]]:
-    """(setting, value) in the order in which the later wins. Raises InvalidSettingError."""
-    given: list[tuple[str, Any]] = []
-    for item in flags.set:
-        name, separator, value = item.partition("=")
-        if not separator:
-            raise InvalidSettingError(f"--set {item!r} has no value; write --set name=value")
-        given.append((name, value))
-    if flags.data_dir:
-        given.append(("data_dirs", [flags.data_dir]))
-    if flags.listen:
-        given.append(("listen", flags.listen))
-    return given
-
-
 def main() -> int:
     """The process."""
     flags = parse_flags(sys.argv[1:])
     set_comm_name(comm_name(Role.SUPERVISOR, 0))
     arm_from_environment()
-    _allow_open_files()
+    allow_open_files()
     log_to_stderr(comm_name(Role.SUPERVISOR, 0))
     try:
         settings = settings_from_flags(flags, environment_settings())

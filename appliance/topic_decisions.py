@@ -1,7 +1,7 @@
-"""What may become of topics: each request is checked, then decided in the catalog. Nobody is told here.
+"""What may become of topics: each request is checked, then decided in the catalog. Other processes are told elsewhere (`telling`).
 
 A topic with delays has a second one, its delay log (`tailrace.delays`), which is made, changed and deleted with it.
-Owner: the coordinator. Each method takes one entry of a request, and answers the topics as decided; none: it was only to be checked. Raises TailraceError,
+Owner: the coordinator. Each method takes one entry of a request, and returns the topics as decided; none: it was only to be checked. Raises TailraceError,
 CatalogFullError; then nothing is decided.
 """
 
@@ -80,6 +80,7 @@ class TopicDecisions:
         self._lane_bytes = lane_bytes
 
     def create(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
+        """A new topic, and its delay log where it has delays. Raises TopicExistsError and what is wrong with names, settings and schema."""
         name = topic_settings.check_topic_name(item.get("name"))
         if name in self._topics:
             raise TopicExistsError(f"topic {name!r} exists")
@@ -114,7 +115,7 @@ class TopicDecisions:
 
     def _checked_delay_schema(self, name: str, item: dict[str, Any], schema: bytes) -> bytes:
         """The schema of the topic's delay log: the topic's with the columns of delays behind. Clients that make typed topics send it along, because
-        nobody here knows how to make one.
+        no code here knows how to make one.
         """
         if len(name) > topic_settings.DELAY_NAME_MAX:
             raise InvalidTopicNameError(f"a topic with delays has a name of at most {topic_settings.DELAY_NAME_MAX} characters")
@@ -167,6 +168,7 @@ class TopicDecisions:
         return message
 
     def existing(self, item: dict[str, Any]) -> Topic:
+        """The topic that an entry names. Raises UnknownTopicError."""
         name = item.get("name")
         topic = self._topics.get(name) if isinstance(name, str) else None
         if topic is None or topic.state == "deleting" or topic.delay_of:
@@ -174,6 +176,7 @@ class TopicDecisions:
         return topic
 
     def delete(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
+        """A topic and its delay log go. Raises UnknownTopicError."""
         topic = self.existing(item)
         if validate_only:
             return []
@@ -181,6 +184,7 @@ class TopicDecisions:
             return [self._catalog.mark_deleting(each) for each in (topic, delay_log_of(topic, self._topics)) if each is not None]
 
     def alter(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
+        """New settings or partitions of a topic; what an entry leaves out stays. Raises UnknownTopicError, InvalidSettingError."""
         topic = self.existing(item)
         changed = self._checked_settings(item.get("configs"))
         dedicated = bool(topic.given.get("worker.dedicated"))

@@ -31,6 +31,8 @@ SHOWN_MAX = 60
 
 @dataclass(frozen=True, slots=True)
 class TopicSetting:
+    """A setting of topics: its type, default, and what is allowed."""
+
     name: str
     kind: type
     default: Any
@@ -95,6 +97,7 @@ def delay_log_settings(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_partitions(count: Any) -> int:
+    """A count of partitions as a request has it. Raises InvalidSettingError."""
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= PARTITIONS_MAX:
         raise InvalidSettingError(f"partitions is {shown(count)}; allowed are 1 to {PARTITIONS_MAX}")
     return count

@@ -1,7 +1,6 @@
 """Answers to produce requests: two cursors over each worker's ring.
 
-Up to `head` go the answers to acks=1 and every refusal, up to `settled` those to acks=all, each with its verdict. Requests of other
-fronts, of an
+Up to `head` go the answers to acks=1 and every refusal, up to `settled` those to acks=all, each with its verdict. Requests of other fronts, of an
 earlier generation, and with acks=0 are stepped over.
 
 Owner: the front; in shared memory its cursor in each ring, which holds back what it has not seen.
@@ -54,7 +53,7 @@ class AckWalker:
         return descriptor.source_lane == self._front and descriptor.session >> 32 == self._generation
 
     def walk(self, answer: Callable[[Answer], None], settled_slots: set[int]) -> int:
-        """Give every new answer to `answer`, add the slots that something settled in to `settled_slots`; answers how many descriptors
+        """Give every new answer to `answer`, add the slots that something settled in to `settled_slots`; returns how many descriptors
         were passed.
         """
         ring = self._ring
@@ -88,4 +87,5 @@ class AckWalker:
         return self._head_cursor != self._ring.head.load() or self._settled_cursor < min(self._ring.settled.load(), self._head_cursor)
 
     def is_caught_up(self) -> bool:
+        """Whether everything in the ring is settled and walked over."""
         return self._settled_cursor == self._ring.head.load()

@@ -5,14 +5,14 @@ leave for the workers, so a full ring holds credit back and the producer blocks 
 
 What a connection *holds* is its limit less what has left for a worker. All that is held comes out of one budget, however many connections there are. A
 connection may hold as much as it leaves to the others (Choudhury and Hahne's dynamic threshold), up to a window: one alone gets the window, and with many
-there is something left for who comes next. While it leaves as much, a connection gets a batch with its handshake; else it begins with nothing and asks.
-Who asked when there was nothing is served first, in order; while somebody waits, grants that are not used are taken back (`sweep`).
+there is something left for the next that connects. While it leaves as much, a connection gets a batch with its handshake; else it begins with nothing and asks.
+A connection that asked when there was nothing is served first, in order; while one waits, grants that are not used are taken back (`sweep`).
 
 What was taken back may be on its way already: it is taken in as debt, up to as much again as the budget.
 
 Owner: one front.
 Invariants: released <= received <= limit <= granted (but for what is beyond every grant);   held_bytes = sum of (limit - released);
-    held_bytes <= budget + debt;   debt <= budget;   when nothing is held, nobody waits.
+    held_bytes <= budget + debt;   debt <= budget;   when nothing is held, none waits.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ class CreditLedger:
 
     @property
     def is_contended(self) -> bool:
-        """Whether somebody waits: call `sweep` now and then."""
+        """Whether a connection waits for credit: call `sweep` now and then."""
         return bool(self._waiting)
 
     def open(self) -> Credit:
+        """An account for a new connection, with one batch of credit while half of what is free allows it, else with none."""
         credit = Credit()
         self._accounts[credit] = None
         if self._batch <= (self._budget - self.held_bytes) // 2:
@@ -66,7 +67,7 @@ class CreditLedger:
         return credit
 
     def close(self, credit: Credit) -> list[Credit]:
-        """The connection has ended; what it held goes to who waits."""
+        """The connection has ended; what it held goes to those that wait."""
         if self._accounts.pop(credit, 0) == 0:
             return []
         self.held_bytes -= credit.limit - credit.released
@@ -87,7 +88,7 @@ class CreditLedger:
         return self.held_bytes <= self._budget
 
     def release(self, credit: Credit, byte_count: int) -> list[Credit]:
-        """A batch has left for its worker; what it held goes to who waits, else to its connection."""
+        """A batch has left for its worker; what it held goes to those that wait, else back to its connection."""
         before = credit.limit
         credit.released += byte_count
         if credit in self._accounts:

@@ -9,7 +9,6 @@ Owner: one front. Invariants: what waits is bounded for each connection and in a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from netfront.unanswered import Unanswered
 from shm.assignments import LaneKind
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
+from shm.outbox import Outbox
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api, WireError
 
@@ -40,22 +40,22 @@ ASK_AGAIN = Fate(ErrorCode.NOT_READY, "the process that decides this was restart
 FATES: dict[int, Fate] = {
     Api.CREATE_TOPICS: Fate(
         ErrorCode.TIMED_OUT,
-        "the coordinator was restarted: nobody knows whether the topics are being made; look at the list of topics before making them again",
+        "the coordinator was restarted: it is not known whether the topics are being made; look at the list of topics before making them again",
     ),
     Api.DELETE_TOPICS: Fate(
         ErrorCode.TIMED_OUT,
-        "the coordinator was restarted: nobody knows whether the topics are being deleted; look at the list of topics, and delete what is still there",
+        "the coordinator was restarted: it is not known whether the topics are being deleted; look at the list of topics, and delete what is still there",
     ),
     Api.ALTER_TOPICS: Fate(
         ErrorCode.TIMED_OUT,
-        "the coordinator was restarted: nobody knows whether the topics are being changed; describe them, and make the change again if it is not there",
+        "the coordinator was restarted: it is not known whether the topics are being changed; describe them, and make the change again if it is not there",
     ),
     Api.DELETE_RECORDS: Fate(
         ErrorCode.TIMED_OUT,
-        "the coordinator was restarted: nobody knows whether the records are being deleted; look at the beginning offsets, and delete again if they are lower",
+        "the coordinator was restarted: it is not known whether the records are being deleted; look at the beginning offsets, and repeat it if they are lower",
     ),
     Api.CHANGE_DELAYS: Fate(
-        ErrorCode.TIMED_OUT, "the scheduler was restarted: nobody knows whether the change was made; list what is pending"
+        ErrorCode.TIMED_OUT, "the scheduler was restarted: it is not known whether the change was made; list what is pending"
     ),
 }  # fmt: skip
 """Everything else changes nothing, or the same when it is done twice."""
@@ -88,7 +88,7 @@ class Decider:
         self._timeout_ms = timeout_ms
         self._answer = answer
         self._generation = link.generation()
-        self._queue: deque[_Queued] = deque()
+        self._outbox: Outbox[_Queued] = Outbox(link.to_it, link.bell, self._write)
         self._queued_bytes = 0
         self._queued_bytes_of: dict[int, int] = {}
         """Session word -> bytes of its requests in the queue."""
@@ -96,9 +96,11 @@ class Decider:
         """(session word, correlation id) -> lane position behind it, of requests in the lane or with the decider, in order."""
         self.unanswered = Unanswered(start_ns, SESSION_REQUESTS_MAX, REQUESTS_MAX)
         self._look_at_ns = start_ns
+        self._now_ns = start_ns
 
     @property
     def payload_max(self) -> int:
+        """Bytes of the largest request that its lane takes."""
         return self.link.to_it.payload_max
 
     def next_deadline_ns(self) -> int:
@@ -114,44 +116,38 @@ class Decider:
         held = self._queued_bytes_of.get(word, 0)
         if held and held + len(payload) > SESSION_QUEUED_BYTES_MAX:
             raise WireError(ErrorCode.TOO_MANY_REQUESTS, f"{held} bytes of requests of this connection wait; wait for some answers")
-        if len(self._queue) >= REQUESTS_MAX or self._queued_bytes + len(payload) > QUEUED_BYTES_MAX:
+        if len(self._outbox.waiting) >= REQUESTS_MAX or self._queued_bytes + len(payload) > QUEUED_BYTES_MAX:
             raise WireError(
                 ErrorCode.TOO_MANY_REQUESTS, f"{self._queued_bytes} bytes of requests of all connections wait; ask again shortly"
             )
         self.unanswered.add(word, correlation_id, api, now_ns, self._timeout_ms)
-        self._queue.append(_Queued(api, word, correlation_id, payload))
+        self._outbox.waiting.append(_Queued(api, word, correlation_id, payload))
         self._queued_bytes += len(payload)
         self._queued_bytes_of[word] = held + len(payload)
 
     def pass_on(self, now_ns: int) -> int:
         """Move what waits into the lane, publish, ring: once per group."""
-        count = 0
-        lane = self.link.to_it
-        while self._queue:
-            api, word, correlation_id, payload = self._queue[0]
-            if not self.unanswered.api_of(word, correlation_id):  # answered late, or its client is gone: it need not be done
-                self._unqueue()
-                continue
-            if not lane.try_write(LaneKind.REQUEST, api, 0, word, correlation_id, now_ns, (payload,)):
-                break
-            self._unqueue()
-            self._written[word, correlation_id] = lane.position
-            count += 1
-        if lane.publish():
-            self.link.bell.ring()
-        return count
+        self._now_ns = now_ns
+        return self._outbox.flush()
 
-    def _unqueue(self) -> None:
-        item = self._queue.popleft()
-        self._queued_bytes -= len(item.payload)
-        left = self._queued_bytes_of[item.word] - len(item.payload)
+    def _write(self, item: _Queued) -> bool:
+        """Into the lane, unless it need not be done any more: it was answered late, or its client is gone."""
+        api, word, correlation_id, payload = item
+        if self.unanswered.api_of(word, correlation_id):
+            lane = self._outbox.lane
+            if not lane.try_write(LaneKind.REQUEST, api, 0, word, correlation_id, self._now_ns, (payload,)):
+                return False
+            self._written[word, correlation_id] = lane.position
+        self._queued_bytes -= len(payload)
+        left = self._queued_bytes_of[word] - len(payload)
         if left:
-            self._queued_bytes_of[item.word] = left
+            self._queued_bytes_of[word] = left
         else:
-            del self._queued_bytes_of[item.word]
+            del self._queued_bytes_of[word]
+        return True
 
     def take(self, word: int, correlation_id: int) -> int:
-        """The API of a request that the decider has answered; 0: nobody waits for it any more."""
+        """The API of a request that the decider has answered; 0: its client does not wait for it any more."""
         self._written.pop((word, correlation_id), None)
         return self.unanswered.take(word, correlation_id)
 
@@ -182,6 +178,6 @@ class Decider:
         return len(lost)
 
     def forget_session(self, word: int) -> None:
-        """The client is gone: nobody waits. What is in the lane is done, what is in the queue is not."""
+        """The client is gone. Of its requests, what is in the lane is carried out, what still waits here is not."""
         for correlation_id in self.unanswered.forget_session(word):
             self._written.pop((word, correlation_id), None)

@@ -1,7 +1,8 @@
 """Which sessions have ended: those whose connection seems gone, once libzmq cannot reach it any more.
 
 Descriptors tell of connections that come and go, and one can be mistaken for another (see `Peers.meet`); libzmq's own table cannot, but needs a moment to
-forget a connection that has ended. So who seems gone is asked for again, until it cannot be reached, or has been for so long that it lives.
+forget a connection that has ended. So a connection that seems gone is looked at again until it cannot be reached, or has been reached so often that it
+must live.
 
 Owner: one front; pure, but for `is_reachable`.
 Invariants: a session that can be reached is never named as ended; one that cannot is, at the next look; a look asks for AT_ONCE at most.
@@ -25,7 +26,7 @@ class Endings:
 
     def __init__(self) -> None:
         self._looks: dict[bytes, int] = {}
-        """Identity -> how often it could be reached all the same; who was looked at last is last."""
+        """Identity -> how often it could be reached all the same; the one that was looked at last is last."""
         self.look_at_ns = NEVER_NS
         """When `take` next has something to do."""
 

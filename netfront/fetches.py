@@ -5,7 +5,7 @@ of its partitions, and only what moves is looked at again. Then its answer is pu
 so that a fetch of thousands of partitions is served in slices. Reads that would wait for the disk go through the reader pool first.
 
 Owner: one front. Invariants: a fetch is answered exactly once; at least one whole batch is sent however small the limits, so that every reader gets on;
-    what is under way to a client stays below its window, and one answer; a session that ends, and a partition that is dropped, leave nothing behind.
+    what is under way to a client stays within `fetch_progress.allowance`; a session that ends, and a partition that is dropped, leave nothing behind.
 """
 
 from __future__ import annotations
@@ -13,25 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from netfront.fetch_entries import FetchEntries, Outgoing
+from netfront.fetch_progress import UNITS_OF_A_READ, FetchProgress, allowance
 from netfront.log_files import SHORTAGES
-from netfront.log_reader import ColdRead, LogReader, LogReadError
+from netfront.log_reader import ColdRead, LogReader
 from netfront.parked import Fetch, Parked
 from netfront.reader_pool import ReadAhead
 from netfront.routing import Routing
 from netfront.sessions import Session
 from netfront.slices import Slices, Task
 from shm.assignments import Assignment
-from tailrace.protocol.requests import FetchedEntry, FetchEntry
+from tailrace.protocol.requests import FetchedEntry
 from workers.timing_wheel import NEVER_NS, TimingWheel
 
-RESPONSE_MAX_BYTES = 16 << 20
-WINDOW_BYTES = 64 << 20
-"""What a client may not have reported as received."""
-SESSION_UNSENT_MAX_BYTES = 24 << 20
-UNSENT_MAX_BYTES = 64 << 20
-UNSENT_HARD_MAX_BYTES = 96 << 20
-"""Of answers that ZeroMQ still holds, for one client and for all. Between the second and the third, who has nothing under way still gets SCARCE_BYTES."""
-SCARCE_BYTES = 1 << 20
 HELD_INTERVAL_NS = 5_000_000
 """How often fetches are looked at that wait for their client to take in what it was sent."""
 WAIT_MAX_MS = 60_000
@@ -40,8 +33,6 @@ READS_MAX = 128
 ENTRIES_AT_ONCE = 64
 """A fetch of more partitions is served in slices."""
 LOOKS_PER_STEP = 256
-_UNITS_OF_A_READ = 8
-_SCRATCH_BYTES = 64 << 10
 
 
 Respond = Callable[[Fetch, list[FetchedEntry], memoryview], None]
@@ -72,6 +63,7 @@ class FetchService:
         self._respond = respond
         self._refuse = refuse
         self._parked = Parked(wheel)
+        self._progress = FetchProgress(reader, routing, slices)
         self._entries = FetchEntries(reader, routing, outgoing, self._parked)
         self._moved: dict[int, list[Fetch]] = {}
         """slot -> fetches that are still to be looked at since something settled there."""
@@ -80,7 +72,6 @@ class FetchService:
         """Fetches that could be answered, were their client to take in what it was sent."""
         self._look_at_held_ns = NEVER_NS
         self._reading = 0
-        self._scratch = bytearray(_SCRATCH_BYTES)
         self._stopping = False
         self._now_ns = 0
 
@@ -127,11 +118,12 @@ class FetchService:
         return count
 
     def on_dropped(self, assignment: Assignment) -> None:
-        """The partition is served no more: who waits for it hears so, and nothing of it is kept."""
+        """The partition is no longer served: fetches that wait for it are told so, and nothing of it is kept."""
         self._entries.forget_slot(assignment.slot)
         self.on_settled({assignment.slot})
 
     def on_timeouts(self, now_ns: int) -> int:
+        """Fetches whose max_wait_ms has passed are answered with what there is."""
         self._now_ns = now_ns
         fetches = self._wheel.advance(now_ns, LOOKS_PER_STEP)
         for fetch in fetches:
@@ -140,6 +132,7 @@ class FetchService:
         return len(fetches)
 
     def on_reads_completed(self, now_ns: int) -> int:
+        """What fetches waited for is in the page cache."""
         self._now_ns = now_ns
         tokens = self._pool.completed()
         for fetch in tokens:
@@ -181,7 +174,7 @@ class FetchService:
         self._entries.forget_session(session, self._parked.forget_session(session))
 
     def answer_all(self) -> None:
-        """The front is stopping: nobody waits longer."""
+        """The front is stopping: every fetch is answered with what there is."""
         self._stopping = True
         for fetch in self._parked.all():
             fetch.wants_now = True
@@ -193,6 +186,7 @@ class FetchService:
         return bool(self._moved)
 
     def next_deadline_ns(self) -> int:
+        """When `on_drained` next has something to do."""
         return self._look_at_held_ns
 
     # ---- deciding --------------------------------------------------------------------------------------------------------------------
@@ -230,46 +224,11 @@ class FetchService:
         if fetch.is_in_slices:
             fetch.has_something = fetch.has_moved = True
             return
-        if not self._has_something(fetch.request.entries[index]):
+        if not self._progress.has_something(fetch.request.entries[index]):
             return
         fetch.has_something = True
-        if not fetch.was_short or self._has_enough(fetch, index):
+        if not fetch.was_short or self._progress.has_enough(fetch, index):
             self._go_on(fetch, slot)
-
-    def _has_something(self, wanted: FetchEntry) -> bool:
-        """Whether this partition has records at the wanted offset, or something is wrong with it: parking must not cost a buffer."""
-        route = self._routing.find(wanted.topic_id, wanted.partition)
-        if route is None:
-            return True
-        try:
-            return self._reader.state(route).high_watermark != wanted.offset
-        except LogReadError:
-            return True
-
-    def _has_enough(self, fetch: Fetch, index: int) -> bool:
-        """Of a fetch that fell short of its min_bytes: count what has come since in one partition, from where the last count ended."""
-        wanted = fetch.request.entries[index]
-        route = self._routing.find(wanted.topic_id, wanted.partition)
-        if route is None:
-            return True
-        try:
-            state = self._reader.state(route)
-            while fetch.counted_bytes < fetch.min_bytes:
-                place = fetch.counted_to.get(index)
-                offset = wanted.offset if place is None else place.offset
-                if offset >= state.high_watermark:
-                    return False
-                found = self._reader.read(route, state, offset, place, memoryview(self._scratch), False)
-                if isinstance(found, int):
-                    return True  # a batch larger than what is counted with
-                self._slices.spend(_UNITS_OF_A_READ)
-                if found.end == found.start:
-                    return False
-                fetch.counted_bytes += found.end - found.start
-                fetch.counted_to[index] = found.following
-        except (LogReadError, ColdRead, OSError):
-            return True
-        return True
 
     # ---- serving ---------------------------------------------------------------------------------------------------------------------
 
@@ -284,7 +243,7 @@ class FetchService:
 
     def _serve(self, fetch: Fetch) -> None:
         """At once. What it costs is written on this turn's account."""
-        self._slices.spend(_UNITS_OF_A_READ + len(fetch.request.entries))
+        self._slices.spend(UNITS_OF_A_READ + len(fetch.request.entries))
         while not self._advance(fetch, ENTRIES_AT_ONCE):
             pass
 
@@ -321,7 +280,7 @@ class FetchService:
                 if route is not None:
                     self._parked.note(fetch, route.slot, fetch.at)
             fetch.at += 1
-            if not fetch.has_something and self._has_something(wanted):
+            if not fetch.has_something and self._progress.has_something(wanted):
                 fetch.has_something = True
                 if not is_large:
                     fetch.at = len(entries)
@@ -329,21 +288,9 @@ class FetchService:
 
     def _may_answer(self, fetch: Fetch) -> bool:
         """Decide how much the client may be sent now; False: nothing, it has to take in what it was sent before."""
-        session, request = fetch.session, fetch.request
-        limit = min(request.max_bytes, RESPONSE_MAX_BYTES)
-        if session.fetch_sent - session.fetch_received >= WINDOW_BYTES:
-            limit = 0
-            if not fetch.wants_now:
-                return False
-        if not self._stopping:
-            unsent = self._outgoing.unsent_bytes(session.identity)
-            if unsent >= SESSION_UNSENT_MAX_BYTES:
-                return False
-            total = self._outgoing.unsent_total()
-            if total >= UNSENT_MAX_BYTES:
-                if unsent or total >= UNSENT_HARD_MAX_BYTES:
-                    return False
-                limit = min(limit, SCARCE_BYTES)
+        limit = allowance(fetch, self._outgoing, is_stopping=self._stopping)
+        if limit is None:
+            return False
         fetch.limit = limit
         return True
 
@@ -386,7 +333,7 @@ class FetchService:
                 return True
             fetch.cold_tries = 0
             if entry.data_length:
-                units -= _UNITS_OF_A_READ
+                units -= UNITS_OF_A_READ
                 fetch.used += entry.data_length
             else:
                 units -= 1

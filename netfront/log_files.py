@@ -37,10 +37,11 @@ class DiskLogFiles:
         os.close(fd)
 
     def read_at(self, fd: int, length: int, position: int) -> bytes:
+        """Up to `length` bytes, fewer at the end of the file; waits for the disk."""
         return os.pread(fd, length, position)
 
     def read_into(self, fd: int, target: memoryview, position: int, *, blocking: bool) -> int:
-        """Fill `target`; answers how many bytes came. Raises BlockingIOError where that would wait for the disk and `blocking` is false."""
+        """Fill `target`; returns how many bytes came. Raises BlockingIOError where that would wait for the disk and `blocking` is false."""
         try:
             return os.preadv(fd, [target], position, 0 if blocking else self._nowait)
         except OSError as error:
@@ -53,4 +54,5 @@ class DiskLogFiles:
         return os.fstat(fd).st_size
 
     def list(self, path: str) -> list[str]:
+        """Names in a directory."""
         return os.listdir(path)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 from netfront.log_files import SHORTAGES, LogFiles
@@ -210,25 +211,29 @@ class LogReader:
         finally:
             self._files.close(fd)
 
-    def find_time(self, route: Assignment, timestamp_us: int) -> Iterator[int | None]:
-        """Yields once for each segment looked at, None until the last: the base offset of the first batch with a record at or after `timestamp_us`, below
-        the watermark. At its end without one, there is none.
-        """
-        state = self.state(route)
+    # ---- for looking through batches (see `netfront.time_search`) ----------------------------------------------------------------------
+
+    def segments_of(self, route: Assignment, state: PartitionState) -> list[tuple[int, int]]:
+        """(base offset, the offset behind its last below the watermark) of each segment, oldest first."""
         bases = self._bases(route, state)
-        for number, base in enumerate(bases):
-            following = bases[number + 1] if number + 1 < len(bases) else state.high_watermark
-            if following <= state.log_start_offset:
-                continue
-            try:
-                found = self._index(route, base).find_time(timestamp_us)
-            except IndexDamagedError:
-                yield max(base, state.log_start_offset)  # whoever asks looks through the batches from there
-                return
-            if found is not None and found.base_offset < following:
-                yield max(found.base_offset, state.log_start_offset)
-                return
-            yield None
+        return [(base, min(end, state.high_watermark)) for base, end in pairwise([*bases, state.high_watermark])]
+
+    def place_of_time(self, route: Assignment, base: int, timestamp_us: int, at_least: int) -> Place | None:
+        """Where in a segment to begin to look for the first record at or after both a time and an offset; None: the index knows of none. A segment
+        whose index is damaged is looked through from its start.
+        """
+        try:
+            index = self._index(route, base)
+            found = index.find_time(timestamp_us)
+            if found is not None and found.base_offset < at_least:
+                found = index.find_offset(at_least)
+        except IndexDamagedError:
+            return Place(base, base, self._schema_end(route, base))
+        return Place(found.base_offset, base, found.file_position) if found is not None else None
+
+    def read_at(self, route: Assignment, base: int, length: int, position: int) -> bytes:
+        """Up to `length` bytes of a segment file, fewer at its end; waits for the disk. Raises OSError, LogReadError (NOT_READY)."""
+        return self._files.read_at(self._open(self._path(route, base)), length, position)
 
     def _index(self, route: Assignment, base: int) -> IndexReader:
         """Raises IndexDamagedError, also when there is none or something else in its place, and OSError."""
@@ -275,7 +280,7 @@ class LogReader:
     ) -> Span | int:
         """Fill `target` with whole batches from the one that holds `offset` on.
 
-        Answers a Span (perhaps empty), or the number of bytes that the first batch needs when `target` is too small for it.
+        Returns a Span (perhaps empty), or the number of bytes that the first batch needs when `target` is too small for it.
         Raises ColdRead (unless `blocking`), LogReadError, OSError.
         """
         place = hint if hint is not None else self.locate(route, state, offset)

@@ -11,24 +11,26 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from netfront.log_files import SHORTAGES
 from netfront.log_reader import LogReader, LogReadError
 from netfront.routing import Routing
+from netfront.slices import UNITS_OF_A_FILE
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.requests import TOPICS_AT_ONCE_MAX, WantedOffset
 from tailrace.protocol.wire import WireError
 
+if TYPE_CHECKING:
+    from netfront.time_search import TimeSearch
+
 logger = logging.getLogger(__name__)
 
 ANSWER_MAX_BYTES = 4 << 20
 _BYTES_PER_UNIT = 2_048
-_UNITS_OF_A_FILE = 24
-"""What opening or searching a file costs."""
 
 
 class Lookups:
@@ -37,6 +39,7 @@ class Lookups:
     def __init__(self, routing: Routing, reader: LogReader, front_ports: Callable[[], list[int]]) -> None:
         self._routing = routing
         self._reader = reader
+        self._times: TimeSearch | None = None
         self._front_ports = front_ports
 
     def metadata(self, body: bytes, answer: Callable[[bytes], None]) -> Iterator[int]:
@@ -85,9 +88,17 @@ class Lookups:
             pieces.append(orjson.dumps(found))
         answer(b'{"offsets":[' + b",".join(pieces) + b"]}")
 
+    def _time_search(self) -> TimeSearch:
+        """Loaded when the first client asks by time: a front starts sooner without."""
+        if self._times is None:
+            from netfront.time_search import TimeSearch
+
+            self._times = TimeSearch(self._reader)
+        return self._times
+
     def _offset_of(self, wanted: WantedOffset) -> Generator[int, None, dict[str, Any]]:
-        """One entry of a LIST_OFFSETS answer: `at` is "earliest", "latest", a time in microseconds, for which it is the offset of the batch to
-        look in (-1: none), or "behind" an offset, for which it is where the next batch begins.
+        """One entry of a LIST_OFFSETS answer: `at` is "earliest", "latest", a time in microseconds, for which it is the first record at or after it
+        (-1: none), or "behind" an offset, for which it is where the next batch begins.
         """
         topic, partition, at = wanted.topic, wanted.partition, wanted.at
         answer: dict[str, Any] = {"topic": topic, "partition": partition, "code": int(wanted.code), "offset": -1}
@@ -109,12 +120,12 @@ class Lookups:
             elif at == "latest":
                 answer["offset"] = state.high_watermark
             elif isinstance(at, int):
-                for found in self._reader.find_time(route, at):
-                    yield _UNITS_OF_A_FILE
-                    if found is not None:
-                        answer["offset"] = found
+                found = yield from self._time_search().find(route, state, at)
+                answer.update(timestamp_us=-1, exact=True)
+                if found is not None:
+                    answer.update(offset=found.offset, timestamp_us=found.timestamp_us, exact=found.is_exact)
             else:
-                yield _UNITS_OF_A_FILE
+                yield UNITS_OF_A_FILE
                 answer["offset"] = self._reader.behind(route, state, wanted.offset)
         except LogReadError as error:
             answer["code"] = int(error.code)

@@ -41,7 +41,7 @@ class Fetch:
         self.is_reading = False
         """The reader pool has it."""
         self.is_in_slices = False
-        """A task of `slices` has it: whoever notices something sets a flag and leaves it alone."""
+        """A task of `slices` has it: what changes meanwhile is noted in flags, and the task looks at them."""
         self.wants_now = request.max_wait_ms == 0
         self.has_something = False
         """One of its partitions has records for it, or an error."""
@@ -147,9 +147,11 @@ class Parked:
             own.entry_count -= count
 
     def at(self, slot: int) -> dict[Fetch, None] | None:
+        """Fetches that wait at a slot; None: none."""
         return self._by_slot.get(slot)
 
     def all(self) -> list[Fetch]:
+        """Every fetch that is registered."""
         return [fetch for own in self._own.values() for fetch in own.fetches]
 
     def fetches_of(self, session: Session) -> list[Fetch]:
@@ -166,6 +168,7 @@ class Parked:
         own.places.add(slot)
 
     def forget_places(self) -> None:
+        """All remembered places are gone."""
         for own in self._own.values():
             own.places.clear()
 

@@ -5,7 +5,9 @@ with the bytes that came out as whole messages; what lies between, and not in th
 counted off when libzmq lets go of a message that was marked; what lies between is *unsent*. A peer beyond its allowance is closed: a limit that a
 well-behaved client never meets.
 
-Owner: one front. Every 50 ms (`look`) some connections are looked at in turn, all of them when memory is short.
+Owner: one front. Every 50 ms (`look`), while there are any, some connections are looked at in turn, all of them when memory is short. A quiet one cannot be
+left out: an epoll of our own over libzmq's descriptors misses bytes that its thread has read before we are awake (tried), so nothing but looking tells
+of a message that begins and does not end.
 Invariants, within what can come between two looks:
     untaken <= unshaken_peer_max before our handshake, and of all those together <= unshaken_max;
     untaken <= what is granted and not received + SESSION_SLACK_BYTES behind it;   all together <= untaken_max;
@@ -116,6 +118,10 @@ class Peers:
         """Identities whose connection's descriptor has come to mean another one."""
         self._credits: dict[bytes, Credit] = {}
         """Of identities with our handshake."""
+        self._condemned: dict[Peer, str] = {}
+        """Peers that are closed at the look after the next, and why."""
+        self._doomed: dict[Peer, str] = {}
+        """Those that are closed at the next."""
         self._round: list[Peer] = []
         self._sending: deque[Peer] = deque()
         """Peers with marks that libzmq has not let go of, when they were last looked at."""
@@ -152,6 +158,7 @@ class Peers:
             self._shut(peer)
 
     def room_is_back(self) -> None:
+        """There are descriptors again: as many connections as the settings allow."""
         self._connections_max = self.limits.connections_max
 
     def disconnected(self, fd: int, now_ns: int, empty_count: int) -> None:
@@ -172,7 +179,7 @@ class Peers:
         """The first message of `identity` came over `fd`, or the first since another identity took its place there. None: nothing is known of `fd`.
 
         A descriptor means one connection after the other, and libzmq takes messages from connections in turn: what one sent that has ended may come behind
-        what its successor sent. So who is displaced here may live; its next message puts it back.
+        what its successor sent. So an identity that is displaced here may live; its next message puts it back.
         """
         peer = self._by_fd.get(fd)
         if peer is None or peer.identity is not None:
@@ -223,7 +230,13 @@ class Peers:
 
     @property
     def has_ended(self) -> bool:
+        """Whether `take_ended` may have something to return."""
         return bool(self._unread or self._displaced)
+
+    def condemn(self, peer: Peer, reason: str) -> None:
+        """Close the connection when what it was sent last has had the time between two looks to leave."""
+        if not peer.is_closing and peer not in self._doomed:
+            self._condemned[peer] = reason
 
     def close(self, peer: Peer, reason: str) -> None:
         """Close the connection, for what it costs."""
@@ -283,9 +296,12 @@ class Peers:
     # ---- looking -------------------------------------------------------------------------------------------------------------------------
 
     def look(self, now_ns: int, is_read: Callable[[], bool]) -> None:
-        """Close who costs more than is allowed. `is_read`: whether everything that libzmq had read when it is asked has been taken from it; if not (a front
-        that is not fed yet, or has just been stopped for a while), what waits is not its sender's fault, and the sums alone are bounded.
+        """Close the peers that cost more than is allowed. `is_read`: whether everything that libzmq had read when it is asked has been taken from it; if not
+        (a front that is not fed yet, or has just been stopped for a while), what waits is not its sender's fault, and the sums alone are bounded.
         """
+        for peer, reason in self._doomed.items():
+            self.close(peer, reason)
+        self._doomed, self._condemned = self._condemned, {}
         memory = self._sockets.private_bytes()
         is_short = memory > self._memory_max
         peers = list(self._by_fd.values()) if is_short or self.untaken_total > self.limits.untaken_max else self._next_of_round()
@@ -332,7 +348,7 @@ class Peers:
             self.close(peer, f"an unfinished message and no handshake for {UNSHAKEN_NS // 1_000_000_000} s")
 
     def _close_largest(self, peers: list[Peer], allowed: int, reason: str) -> None:
-        """Close who has most untaken until what the others of `peers` have is allowed."""
+        """Close those with most untaken until what the others of `peers` have is allowed."""
         remaining = sum(peer.untaken for peer in peers)
         for peer in sorted(peers, key=lambda p: -p.untaken) if remaining > allowed else ():
             if remaining <= allowed:
@@ -341,13 +357,13 @@ class Peers:
             self.close(peer, f"{reason}: {allowed} bytes are allowed")
 
     def _close_stalled(self, now_ns: int) -> None:
-        """Answers fill what there is for them: close who holds most of it and has taken nothing for a second."""
+        """Answers fill what there is for them: close the peer that holds most of it and has taken nothing for a second."""
         stalled = [p for p in self._sending if not p.is_closing and p.marks and now_ns - p.progress_ns >= SILENT_NS]
         if stalled:
             self.close(max(stalled, key=lambda p: p.unsent), "others wait for the memory that its answers take, and it takes none of them")
 
     def _free_memory(self, memory: int, now_ns: int) -> None:
-        """Parts without bytes, and peers that are not counted, cost memory that no ledger shows: whoever is in the middle of something is suspected."""
+        """Parts without bytes, and peers that are not counted, cost memory that no ledger shows: peers in the middle of a message are suspected."""
         self._sockets.give_back_memory()
         if self._sockets.private_bytes() <= self._memory_max:
             return

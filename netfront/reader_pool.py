@@ -76,6 +76,7 @@ class ReaderPool:
         return tokens
 
     def close(self) -> None:
+        """Have the threads end with what they are doing."""
         for _ in self._threads:
             self._tasks.put(None)
 

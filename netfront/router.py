@@ -4,7 +4,7 @@ ROUTER with ROUTER_MANDATORY: a message to a client that is gone, or whose queue
 costs is kept in `peers`; libzmq tells of connections that come and go through a monitor socket.
 
 Owner: one front. Invariants: a buffer is used again only when libzmq has let go of it, in any order over connections; `watch` is called when
-`watch_at_ns` has come, and whenever the monitor's descriptor is readable: libzmq's thread waits while nobody reads the monitor.
+`watch_at_ns` has come, and whenever the monitor's descriptor is readable: libzmq's thread waits while the monitor is not read.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import os
 import struct
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import zmq
 
 from netfront.credits import Credit
 from netfront.peer_sockets import KernelPeerSockets, PeerSockets
 from netfront.peers import LOOK_NS, MESSAGE_COST_BYTES, UNSENT_PEER_MAX, Limits, Peer, Peers
+from netfront.transport import Watched
 from tailrace.checksum import Readable
 from tailrace.environment import send_frames
 
@@ -50,15 +50,6 @@ _EVENT = struct.Struct("=HI")
 
 class AddressInUseError(RuntimeError):
     """Something else listens there."""
-
-
-class Watched(NamedTuple):
-    """What `Router.watch` saw."""
-
-    ended: list[bytes]
-    """Identities of which nothing more will come."""
-    closed_count: int
-    """Connections that were closed for what they cost."""
 
 
 def _begin_zero_copy(context: zmq.Context[zmq.Socket[bytes]]) -> None:
@@ -272,6 +263,12 @@ class Router:
         """A session was opened for `identity`, with this credit; or dropped (None)."""
         self._peers.shaken(identity, credit)
 
+    def close_peer(self, identity: bytes, reason: str) -> None:
+        """Close a connection at the next look: what it was sent last has left by then, or its client takes nothing."""
+        peer = self._peers.by_identity.get(identity)
+        if peer is not None:
+            self._peers.condemn(peer, reason)
+
     def watch(self, now_ns: int) -> Watched:
         """Take in which connections have come and gone, and look at what they cost."""
         self.watch_at_ns = now_ns + LOOK_NS  # also when what follows fails
@@ -318,7 +315,7 @@ class Router:
             self._make_room(failed)
 
     def _make_room(self, reason: str) -> None:
-        """No descriptor is left for who connects: libzmq would try again without a pause, and the log's files need descriptors too. For a while fewer
+        """No descriptor is left for new connections: libzmq would try again without a pause, and the log's files need descriptors too. For a while fewer
         connections are kept. (Unbinding would end those that there are.)
         """
         if self._relisten_ns == NEVER_NS:

@@ -40,12 +40,15 @@ class Routing:
             self._topics[assignment.topic] = assignment.topic_id
 
     def find(self, topic_id: bytes, partition: int) -> Assignment | None:
+        """Where a partition is served; None: nowhere (yet)."""
         return self._routes.get((topic_id, partition))
 
     def knows(self, topic_id: bytes) -> bool:
+        """Whether there is such a topic, or delay log."""
         return (topic_id, 0) in self._routes
 
     def find_by_name(self, topic: str, partition: int) -> Assignment | None:
+        """`find` for a topic by name; delay logs have none."""
         topic_id = self._topics.get(topic)
         return None if topic_id is None else self._routes.get((topic_id, partition))
 

@@ -1,4 +1,4 @@
-"""Sessions: who is connected to this front, from handshake to the end of the connection.
+"""Sessions: the clients of this front, each from its handshake to the end of its connection.
 
 Owner: one front. A session's number, under the front's generation, is what descriptors carry, so an answer finds its way back.
 Invariants: one session per ZeroMQ identity; numbers are never reused within a generation.
@@ -43,6 +43,7 @@ class Sessions:
         return len(self._by_identity)
 
     def open(self, identity: bytes, client_id: str, credit: Credit, now_ns: int) -> Session:
+        """A new session of `identity`, which has none."""
         number = self._next_number
         self._next_number += 1
         credit.session_word = self.generation << 32 | number
@@ -55,12 +56,14 @@ class Sessions:
         return self._by_identity.get(identity)
 
     def by_word(self, word: int) -> Session | None:
+        """The session of a lane message or descriptor; None: it has ended."""
         return self._by_word.get(word)
 
     def by_credit(self, credit: Credit) -> Session | None:
         return self._by_word.get(credit.session_word)
 
     def close(self, session: Session) -> None:
+        """Forget a session."""
         if self._by_identity.get(session.identity) is session:
             del self._by_identity[session.identity]
         self._by_word.pop(session.word, None)

@@ -1,4 +1,4 @@
-"""Long work for one request in short slices, sessions in turn, so that nobody's request holds the loop.
+"""Long work for one request in short slices, sessions in turn, so that no request holds the loop.
 
 A task is a generator that yields what it has cost since it last did, in units: one unit is about what looking at one partition takes (2 to 4 us). What is
 small is done at once; what is not begins anew when its session's turn comes.
@@ -20,6 +20,8 @@ from tailrace.protocol.wire import WireError
 UNITS_PER_STEP = 1_024
 UNITS_AT_ONCE = 128
 """Of a request that is tried without waiting."""
+UNITS_OF_A_FILE = 24
+"""What opening or searching a file costs."""
 SMALL_BYTES = 16 << 10
 STARTED_MAX = 8
 SESSION_TASKS_MAX = 64

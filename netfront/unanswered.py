@@ -1,4 +1,4 @@
-"""Requests that another process has: who waits for which answer, and until when.
+"""Requests that another process has: which client waits for which answer, and until when.
 
 Owner: one front. Invariants: a request is taken out once, by its answer, its timeout or the end of its session; of one session there are never more than
     `session_max`, of all never more than `all_max`; a session that ends leaves nothing behind.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -195,6 +195,27 @@ def _read_schema(message: bytes) -> SchemaLayout:
     if not nodes:
         raise ArrowMetadataError("a schema without columns")
     return SchemaLayout(tuple(nodes), sum(len(node.buffers) for node in nodes))
+
+
+def nodes_of(message: Readable) -> Iterator[NodeSpec]:
+    """The nodes of a Schema message that `read_schema` has taken, depth first, each read when it is asked for: who looks for one column stops there.
+    Parents are not named. Raises FlatbufferError, ArrowMetadataError.
+    """
+    schema = flatbuffer.root(memoryview(message)[8:]).table(2)
+    if schema is None:
+        raise ArrowMetadataError("another kind of Arrow message")
+    for position in schema.tables(1):
+        yield from _nodes_from(schema.table_at(position), 0)
+
+
+def _nodes_from(field: Table, depth: int) -> Iterator[NodeSpec]:
+    if depth > NESTING_MAX:
+        raise ArrowMetadataError(f"columns are nested deeper than {NESTING_MAX}")
+    name = field.text(0, NAME_MAX) or ""
+    shape = _shape_of(field, name)
+    yield NodeSpec(name, depth == 0, shape.buffers, kind=(field.byte(2), *shape.details))
+    for position in field.tables(5):
+        yield from _nodes_from(field.table_at(position), depth + 1)
 
 
 class _SchemaReader:

@@ -235,6 +235,7 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
         parts.append(dump("CREDIT request", request, []))
         parts.append(dump("the push that answers it", response, [[(24, 32), GENERATION]]))
         parts.append(client.ask(Api.LIST_OFFSETS, {"partitions": [{"topic": "orders", "partition": 0, "at": "latest"}]}))
+        parts.append(client.ask(Api.LIST_OFFSETS, {"partitions": [{"topic": "orders", "partition": 0, "at": 1_700_000_000_000_001}]}))
         parts.append(client.ask(Api.LEASE_OFFSETS, {"lease": "reader", "topic": "orders", "partition": 0, "offset": 0, "ttl_ms": 60_000}))
         with Producer(appliance.address) as producer:
             delay = producer.send("orders", b"later", b"u1", deliver_after=dt.timedelta(days=1)).result(60)

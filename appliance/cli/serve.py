@@ -69,8 +69,8 @@ def command(
 def _check(arguments: list[str], as_json: bool) -> int:
     """Print what is found; the exit status."""
     from appliance.cli.output import print_json, print_table
+    from appliance.serve_flags import given_flags, parse_flags
     from appliance.start_check import check_start
-    from appliance.supervisor import given_flags, parse_flags
 
     flags = parse_flags(arguments)
     report = check_start(flags.config, os.environ, lambda: given_flags(flags))

@@ -136,6 +136,16 @@ def decode_request_header(frame: Readable) -> RequestHeader:
     return RequestHeader(api, version, correlation_id, body_length, flags)
 
 
+def undecodable_request(frame: Readable) -> RequestHeader | None:
+    """What the fields of a frame 1 say that `decode_request_header` has refused, so that its sender can be answered; None where its length is wrong, and
+    nothing in it can be taken for a field.
+    """
+    if len(frame) != REQUEST_HEADER_BYTES:
+        return None
+    _, api, version, correlation_id, flags, body_length = _REQUEST.unpack(frame)
+    return RequestHeader(api, version, correlation_id, body_length, flags)
+
+
 def decode_response_header(frame: Readable) -> ResponseHeader:
     """Parse frame 1 of a response. Raises WireError."""
     if len(frame) != RESPONSE_HEADER_BYTES:

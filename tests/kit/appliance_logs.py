@@ -5,6 +5,7 @@ Owner: the test process; `tests/conftest.py` installs it. Invariants: a log is r
 
 from __future__ import annotations
 
+import functools
 import shutil
 import weakref
 from typing import Any
@@ -25,6 +26,7 @@ def install() -> None:
         begin(self, *arguments)
         _running.add(self)
 
+    @functools.wraps(stop)
     def stop_kept(self: EmbeddedAppliance) -> int:
         remove, self._remove = self._remove, None
         try:

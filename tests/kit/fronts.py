@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -12,8 +12,8 @@ from netfront.credits import Credit, CreditLedger
 from netfront.deciders import DeciderLink
 from netfront.front import Front
 from netfront.log_reader import ColdRead, LogReadError, Place, Span
-from netfront.router import Watched
 from netfront.routing import Routing
+from netfront.transport import Watched
 from shm.assignments import Assignment, LaneKind
 from shm.control import Control, ProcessSlot
 from shm.doorbell import Doorbell
@@ -24,6 +24,7 @@ from tailrace.checksum import Readable
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.wire import API_VERSIONS, PUSH_CORRELATION_ID, Api, decode_response_header, encode_request
+from tests.kit.front_invariants import check_front
 from tests.kit.memory import simulated
 from workers.timing_wheel import NEVER_NS
 
@@ -50,6 +51,8 @@ class FakeTransport:
         self.answers: dict[bytes, deque[list[bytes]]] = {}
         self.unsent: dict[bytes, int] = {}
         self.others_unsent = 0
+        self.closed: dict[bytes, str] = {}
+        """Connections that the front has closed, and why."""
 
     def try_receive(self) -> list[bytes] | None:
         return self.inbox.popleft() if self.inbox else None
@@ -77,7 +80,10 @@ class FakeTransport:
         return Watched([], 0)
 
     def shaken(self, identity: bytes, credit: Credit | None) -> None:
-        """Nobody is closed here."""
+        """Nobody is closed here for what it costs."""
+
+    def close_peer(self, identity: bytes, reason: str) -> None:
+        self.closed[identity] = reason
 
 
 class FakeLog:
@@ -121,10 +127,12 @@ class FakeLog:
     def behind(self, route: Assignment, state: PartitionState, offset: int) -> int:
         return offset + 1
 
-    def find_time(self, route: Assignment, at: int) -> Iterator[int | None]:
-        for _ in range(self.segments):
-            self.looks += 1
-            yield None
+    def segments_of(self, route: Assignment, state: PartitionState) -> list[tuple[int, int]]:
+        return [(number, number + 1) for number in range(self.segments)]
+
+    def place_of_time(self, route: Assignment, base: int, timestamp_us: int, at_least: int) -> Place | None:
+        self.looks += 1
+        return None
 
     def forget(self, route: Assignment) -> None:
         self.logs.pop(route.slot, None)
@@ -206,7 +214,10 @@ class FakeFront:
 
     def step(self, after_ms: int = 0) -> int:
         self.now_ns += after_ms * MS
-        return self.front.step(self.now_ns)
+        done = self.front.step(self.now_ns)
+        if len(self.log.logs) < 100:  # looking at thousands of partitions after every step takes longer than the tests
+            check_front(self.front)
+        return done
 
     def settle(self, limit: int = 10_000) -> int:
         """Step until there is nothing to do; returns how many steps did something."""

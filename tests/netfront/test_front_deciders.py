@@ -20,7 +20,7 @@ def test_an_answer_of_the_coordinator_that_cannot_be_passed_on_is_taken_once(
     assert message is not None
     world.coordinator.answer(message, {"processes": []})
     with monkeypatch.context() as patch:
-        patch.setattr("netfront.front.Front._send", broken)
+        patch.setattr("netfront.replies.Replies.send", broken)
         world.settle()
     assert client.heard()[asked][0] is ErrorCode.INTERNAL_ERROR
     assert world.coordinator.link.from_it.peek() is None
@@ -43,8 +43,8 @@ def test_requests_with_the_coordinator_are_bounded_for_a_connection_and_in_all(
     world.settle()
     assert {code for code, _ in client.heard().values()} == {ErrorCode.OK}
     assert asked_by_other in other.heard()
-    assert not world.front._coordinator._written
-    monkeypatch.setattr(world.front._coordinator.unanswered, "_all_max", 0)
+    assert not world.front._decisions.coordinator._written
+    monkeypatch.setattr(world.front._decisions.coordinator.unanswered, "_all_max", 0)
     assert client.ask(Api.DESCRIBE_CLUSTER, {})[0] is ErrorCode.TOO_MANY_REQUESTS
 
 
@@ -55,7 +55,7 @@ def test_bytes_that_wait_for_a_stopped_coordinator_are_bounded(world: FakeFront,
     heard = client.heard()
     assert heard
     assert {code for code, _ in heard.values()} == {ErrorCode.TOO_MANY_REQUESTS}
-    assert world.front._coordinator._queued_bytes <= deciders.SESSION_QUEUED_BYTES_MAX
+    assert world.front._decisions.coordinator._queued_bytes <= deciders.SESSION_QUEUED_BYTES_MAX
     assert len(heard) < len(asked)
 
 
@@ -65,19 +65,19 @@ def test_a_connection_that_ends_leaves_no_request_behind(world: FakeFront, clien
     client.send_json(Api.LIST_DELAYS, {})
     client.fetch(world.add_topic("t", 3))
     world.settle()
-    world.front._drop(world.front._sessions.all()[0])
+    world.front._keeper.drop(world.front._sessions.all()[0])
     while world.coordinator.take() is not None:
         world.step()
     front = world.front
-    assert not front._coordinator._queue
-    assert not front._coordinator._queued_bytes_of
-    assert not front._coordinator._queued_bytes
-    assert not len(front._coordinator.unanswered)
-    assert not front._scheduler._written
+    assert not front._decisions.coordinator._outbox.waiting
+    assert not front._decisions.coordinator._queued_bytes_of
+    assert not front._decisions.coordinator._queued_bytes
+    assert not len(front._decisions.coordinator.unanswered)
+    assert not front._decisions.scheduler._written
     assert not front._fetches._parked._own
     assert not front._fetches._parked._by_slot
     assert not len(front._fetch_wheel)
-    assert not len(front._coordinator.unanswered.timeouts)
+    assert not len(front._decisions.coordinator.unanswered.timeouts)
 
 
 def test_a_correlation_id_that_is_under_way_is_not_taken_again(world: FakeFront, client: FakeClient) -> None:
@@ -85,7 +85,7 @@ def test_a_correlation_id_that_is_under_way_is_not_taken_again(world: FakeFront,
     client.send(Api.DESCRIBE_CLUSTER, b"{}", correlation_id=500)
     world.settle()
     assert client.heard()[500][0] is ErrorCode.INVALID_REQUEST
-    assert len(world.front._coordinator.unanswered) == 1
+    assert len(world.front._decisions.coordinator.unanswered) == 1
 
 
 @pytest.mark.parametrize(

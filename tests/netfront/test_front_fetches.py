@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from netfront import fetches, parked
+from netfront import fetch_progress, fetches, parked
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tests.kit.fronts import FakeClient, FakeFront
@@ -95,7 +95,7 @@ def test_fetches_of_a_dropped_partition_are_answered_and_forgotten(world: FakeFr
 def test_a_fetch_waits_until_its_client_has_read_what_it_was_sent(world: FakeFront, client: FakeClient) -> None:
     topic = world.add_topic("t", 1)
     world.append(topic[0])
-    world.transport.unsent[client.identity] = fetches.SESSION_UNSENT_MAX_BYTES
+    world.transport.unsent[client.identity] = fetch_progress.SESSION_UNSENT_MAX_BYTES
     for _ in range(10):
         client.fetch(topic, max_wait_ms=0)
     world.step()
@@ -113,13 +113,13 @@ def test_when_all_clients_have_much_unread_who_has_nothing_gets_little_and_nobod
     topic = world.add_topic("t", 1)
     for _ in range(10):
         world.append(topic[0], bytes(200_000))
-    world.transport.others_unsent = fetches.UNSENT_MAX_BYTES
+    world.transport.others_unsent = fetch_progress.UNSENT_MAX_BYTES
     asked = client.fetch(topic, max_bytes=4 << 20)
     world.settle()
     ((entry, data),) = requests.decode_fetched(client.heard()[asked][1])
     assert entry.error == 0
-    assert 200_000 <= len(data) <= fetches.SCARCE_BYTES
-    world.transport.others_unsent = fetches.UNSENT_HARD_MAX_BYTES
+    assert 200_000 <= len(data) <= fetch_progress.SCARCE_BYTES
+    world.transport.others_unsent = fetch_progress.UNSENT_HARD_MAX_BYTES
     asked = client.fetch(topic, max_bytes=4 << 20)
     for _ in range(10):
         world.step(after_ms=5)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import orjson
 import pytest
 
 from netfront import slices
 from shm.layout import ProcessWord
 from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
-from tailrace.protocol.wire import Api
+from tailrace.protocol.wire import Api, RequestHeader, decode_response_header
 from tests.kit.fronts import FakeClient, FakeFront, broken, message_of
 
 # ---- the boundary --------------------------------------------------------------------------------------------------------------------
@@ -169,7 +172,7 @@ def test_a_session_that_ends_takes_its_tasks_along(world: FakeFront, client: Fak
         client.fetch(topic, max_wait_ms=0)
     world.step()
     session = next(iter(world.front._sessions.all()))
-    world.front._drop(session)
+    world.front._keeper.drop(session)
     assert not world.front._slices
     world.settle()
 
@@ -182,3 +185,74 @@ def test_too_many_is_retriable() -> None:
 def test_lookups_are_refused_to_a_client_that_reads_no_answers(world: FakeFront, client: FakeClient) -> None:
     world.transport.unsent[client.identity] = 9 << 20
     assert client.ask(Api.METADATA, {"topics": []})[0] is ErrorCode.TOO_MANY_REQUESTS
+
+
+# ---- what is not of this protocol ------------------------------------------------------------------------------------------------------
+
+
+def raw_answer(world: FakeFront, identity: bytes, *frames: bytes) -> tuple[Any, str]:
+    """(header, sentence) of the one answer to these frames."""
+    world.transport.inbox.append([identity, *frames])
+    world.settle()
+    (answer,) = world.transport.answers.pop(identity)
+    return decode_response_header(answer[0]), orjson.loads(answer[1])["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "at", "value"),
+    [("magic", 0, b"HTTP"), ("flags", 16, b"\1\0\0\0"), ("the header claims", 20, b"\7\0\0\0"), ("version", 6, b"\x63\0")],
+)
+def test_a_header_that_is_wrong_in_a_field_is_answered_by_what_the_others_say(
+    world: FakeFront, client: FakeClient, field: str, at: int, value: bytes
+) -> None:
+    header = bytearray(RequestHeader(Api.METADATA, 1, 77, 0).to_bytes())
+    header[at : at + len(value)] = value
+    for identity in (client.identity, b"no session"):
+        answered, sentence = raw_answer(world, identity, bytes(header))
+        assert answered.error
+        assert (answered.api, answered.version, answered.correlation_id) == (Api.METADATA, 0x63 if field == "version" else 1, 77)
+        assert field in sentence or identity != client.identity
+    assert not world.transport.closed
+
+
+def test_too_many_frames_are_answered_under_the_request_s_correlation_id(world: FakeFront, client: FakeClient) -> None:
+    answered, sentence = raw_answer(world, client.identity, RequestHeader(Api.PING, 1, 78, 3).to_bytes(), b"a", b"b", b"c")
+    assert (answered.error, answered.correlation_id) == (ErrorCode.MALFORMED_REQUEST, 78)
+    assert "4 frames" in sentence
+
+
+@pytest.mark.parametrize("frame", [b"", b"GET / HTTP/1.1", bytes(23), bytes(25)])
+def test_a_frame_that_has_no_place_for_a_header_is_answered_and_its_connection_ends(world: FakeFront, frame: bytes) -> None:
+    answered, sentence = raw_answer(world, b"stranger", frame)
+    assert (answered.error, answered.correlation_id) == (ErrorCode.MALFORMED_REQUEST, 0)
+    assert "24 bytes" in sentence
+    assert sentence in world.transport.closed[b"stranger"]
+
+
+def test_a_response_has_the_version_of_its_request(world: FakeFront, client: FakeClient) -> None:
+    (topic,) = world.add_topic("t", 1)
+    world.append(topic)
+    metadata = client.send_json(Api.METADATA, {"topics": ["t"]})
+    asked = {
+        metadata: 1, client.fetch([topic]): 2, client.fetch([topic], max_wait_ms=0): 2, client.fetch([topic, topic]): 2,
+        client.send(Api.PING): 1, client.send(Api.FETCH, b"nonsense"): 2,
+    }  # fmt: skip
+    world.settle()
+    heard = [decode_response_header(frames[0]) for frames in world.transport.answers[client.identity]]
+    assert {header.correlation_id: header.version for header in heard if header.correlation_id} == asked
+
+
+def test_the_invariants_are_held_against_the_front_after_every_step(world: FakeFront, client: FakeClient) -> None:
+    """What the kit checks behind every test here: it sees a session that leaves something behind, and bytes that are counted wrongly."""
+    (topic,) = world.add_topic("t", 1)
+    client.fetch([topic])
+    client.send_json(Api.DESCRIBE_CLUSTER, {})
+    world.settle()
+    world.front._ledger.held_bytes += 1
+    with pytest.raises(AssertionError):
+        world.step()
+    world.front._ledger.held_bytes -= 1
+    world.step()
+    world.front._sessions.close(world.front._sessions.all()[0])
+    with pytest.raises(AssertionError, match="left something behind"):
+        world.step()

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from appliance import coordinator
 from appliance.settings import Settings
+from appliance.surroundings import Machine
 from shm.doorbell import Doorbell
 from shm.layout import RegionKind, Role
 from shm.process import Agent, Clock, ProcessContext, ProcessSpec, process_name
@@ -59,7 +59,7 @@ class SimBell(Doorbell):
         self.is_rung = False
 
 
-class SimMachine(coordinator.Machine):
+class SimMachine(Machine):
     def __init__(self, files: SimFiles) -> None:
         self._files = files
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from netfront.credits import Credit
-from netfront.router import Watched
+from netfront.transport import Watched
 from tailrace.checksum import Readable
 from workers.timing_wheel import NEVER_NS
 
@@ -35,6 +35,8 @@ class Network:
         self._rng = rng
         self._count = 0
         self.links: dict[bytes, Link] = {}
+        self._ended: list[bytes] = []
+        """Identities of which nothing more will come, and which the front has not been told of."""
 
     def _new_identity(self) -> bytes:
         self._count += 1
@@ -49,7 +51,7 @@ class Network:
         """The client has closed its socket; what it had sent may still arrive."""
         link.is_open = False
         if not link.to_front:
-            self.links.pop(link.identity, None)
+            self._end(link)
 
     def cut(self, link: Link) -> None:
         """The connection breaks and comes back under another identity; some of what was under way is gone."""
@@ -57,16 +59,20 @@ class Network:
             link.to_front.popleft()
         for _ in range(self._rng.randint(0, len(link.to_client))):
             link.to_client.pop()
-        self.links.pop(link.identity, None)
+        self._end(link)
         if link.is_open:
             link.identity = self._new_identity()
             self.links[link.identity] = link
+
+    def _end(self, link: Link) -> None:
+        if self.links.pop(link.identity, None) is not None:
+            self._ended.append(link.identity)
 
     def cut_all(self) -> None:
         for link in list(self.links.values()):
             self.cut(link)
 
-    # ---- the front's side (netfront.front.Transport) -----------------------------------------------------------------------------------
+    # ---- the front's side (netfront.transport.Transport) -----------------------------------------------------------------------------------
 
     def has_input(self) -> bool:
         return any(link.to_front for link in self.links.values())
@@ -78,7 +84,9 @@ class Network:
         link = self._rng.choice(waiting)
         frames = link.to_front.popleft()
         if not link.is_open and not link.to_front:
-            del self.links[link.identity]
+            identity = link.identity
+            self._end(link)
+            return [identity, *frames]
         return [link.identity, *frames]
 
     def try_send(self, identity: bytes, frames: Sequence[Readable]) -> bool:
@@ -94,14 +102,23 @@ class Network:
     def new_buffer(self, size: int) -> bytearray:
         return bytearray(size)
 
-    watch_at_ns = NEVER_NS
+    @property
+    def watch_at_ns(self) -> int:
+        return 0 if self._ended else NEVER_NS
 
     def watch(self, now_ns: int) -> Watched:
         del now_ns
-        return Watched([], 0)
+        ended, self._ended = self._ended, []
+        return Watched(ended, 0)
 
     def shaken(self, identity: bytes, credit: Credit | None) -> None:
-        """Nobody is closed here."""
+        """Nobody is closed here for what it costs."""
+
+    def close_peer(self, identity: bytes, reason: str) -> None:
+        del reason
+        link = self.links.get(identity)
+        if link is not None:
+            self.cut(link)
 
     def unsent_bytes(self, identity: bytes) -> int:
         link = self.links.get(identity)

@@ -30,6 +30,8 @@ from shm.region import Region
 from shm.ring import Ring
 from tailrace.environment import Environment
 from tests.kit import memory
+from tests.kit.coordinator_invariants import check_coordinator
+from tests.kit.front_invariants import check_front
 from tests.kit.simdisk import SimDisk, SimFiles
 from tests.sim.fate import Fate
 from tests.sim.machine_parts import (
@@ -353,6 +355,10 @@ class World:
         try:
             self.fate.is_inside, self._running = True, child
             work = agent.step(self.now_ns)
+            if isinstance(agent, front.Front):
+                check_front(agent)
+            elif isinstance(agent, coordinator.Coordinator):
+                check_coordinator(agent)
         except Killed:
             self.bury(child)
             return 1

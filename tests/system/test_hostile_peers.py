@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 import psutil
 import pytest
 
-from netfront.front import MEMORY_SLACK_BYTES, UNSENT_MAX_BYTES
+from netfront.front_limits import MEMORY_SLACK_BYTES, UNSENT_MAX_BYTES
 from shm.control import Control
 from shm.layout import ProcessWord, RegionKind, Role
 from shm.region import Region

@@ -17,9 +17,10 @@ from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.requests import FetchEntry, FetchRequest
-from tailrace.protocol.wire import Api
+from tailrace.protocol.wire import Api, RequestHeader, decode_response_header
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 from tests.kit.raw_client import RawClient
+from tests.kit.raw_zmtp import RawPeer, message
 
 PARTITIONS = 512
 
@@ -59,6 +60,23 @@ def test_deeply_nested_json_is_answered(appliance: EmbeddedAppliance, api: Api, 
             assert code is not ErrorCode.INTERNAL_ERROR, answer
             if depth > requests.JSON_DEPTH_MAX:
                 assert code in (ErrorCode.MALFORMED_REQUEST, ErrorCode.REQUEST_TOO_LARGE)
+
+
+def test_whoever_speaks_another_protocol_is_told_and_its_connection_ends(appliance: EmbeddedAppliance) -> None:
+    """A ZeroMQ client of something else got silence: its first frame's answer looked like a push."""
+    with RawPeer(appliance.address) as peer:
+        peer.shake_zmtp()
+        peer.send(message([b"QRRT" + RequestHeader(Api.PING, 1, 5, 0).to_bytes()[4:]]))
+        answer = decode_response_header(peer.receive_message()[0])
+        assert (answer.api, answer.correlation_id, answer.error) == (Api.PING, 5, ErrorCode.MALFORMED_REQUEST)
+        peer.request(Api.PING, [], 6)
+        answer = decode_response_header(peer.receive_message()[0])
+        assert (answer.correlation_id, answer.error) == (6, ErrorCode.SESSION_UNKNOWN), "a wrong magic alone closes nothing"
+        peer.send(message([b"", b"a request of a REQ socket"]))
+        head, sentence = peer.receive_message()
+        assert decode_response_header(head).error == ErrorCode.MALFORMED_REQUEST
+        assert b"24 bytes" in sentence
+        assert peer.is_closed()
 
 
 ODD = [

@@ -207,6 +207,19 @@ class TestConsumer:
                 assert (found.offset, found.timestamp) == (offset, 1_000_000 + offset)
             assert consumer.offsets_for_times({filled: 2_000_000}) == {filled: None}
 
+    @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+    def test_the_appliance_finds_the_record_of_a_time_in_its_batch(
+        self, appliance: EmbeddedAppliance, filled: TopicPartition, compression: str
+    ) -> None:
+        with Producer(appliance.address, compression_type=compression, linger_ms=60_000) as producer:
+            for milliseconds in (2_000, 5_000, 1_000, 5_000, 9_000):
+                producer.send(filled.topic, b"x" * 100, timestamp=milliseconds * 1_000)
+            producer.flush()
+        with Admin(appliance.address) as admin:
+            for seconds, offset in ((1_000.05, 50), (1_500, 100), (2_001, 101), (5_000, 101), (5_000.5, 104), (9_001, -1)):
+                found = admin.offsets({filled: dt.datetime.fromtimestamp(seconds, dt.UTC)})[filled]
+                assert (found["offset"], found["exact"]) == (offset, True)
+
     @pytest.mark.parametrize(("reset", "first"), [("earliest", 0), ("latest", None)])
     def test_auto_offset_reset_after_falling_out_of_the_log(
         self, appliance: EmbeddedAppliance, filled: TopicPartition, reset: str, first: int | None

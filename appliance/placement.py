@@ -1,0 +1,82 @@
+"""Which worker has which partition: the workers of its data directory in turn, or one of its own.
+
+A topic's delay log goes where the topic's partitions go, so that a record and its delivery meet in one ring.
+
+Owner: the coordinator; in shared memory the words that ask the supervisor for dedicated workers (`dedicated_workers`).
+Invariants: a partition's worker follows from its slot and directory alone, at any time; a dedicated worker is given before it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+from appliance.catalog import PartitionRow, Topic
+from appliance.dedicated_workers import DedicatedWorkers
+from shm.doorbell import Doorbell
+from tailrace.delays import DELAY_SUFFIX
+
+
+class Placement:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        topics: Mapping[str, Topic],
+        dir_numbers: list[int],
+        worker_dirs: list[int],
+        dedicated: DedicatedWorkers,
+        supervisor_bell: Doorbell,
+    ) -> None:
+        """`topics`: by name, as the coordinator knows them now; `dir_numbers`: the catalog's number of each data directory, in this run's order;
+        `worker_dirs`: worker -> index in that order.
+        """
+        self._topics = topics
+        self._dir_index = {number: index for index, number in enumerate(dir_numbers)}
+        self._workers_of = [[w for w, d in enumerate(worker_dirs) if d == index] for index in range(len(dir_numbers))]
+        self._dedicated = dedicated
+        self._supervisor_bell = supervisor_bell
+
+    def dir_index(self, row: PartitionRow) -> int:
+        """The index in this run of a partition's data directory."""
+        return self._dir_index[row.data_dir]
+
+    def worker_of(self, topic: Topic, row: PartitionRow) -> int:
+        """The worker of a partition."""
+        owner = self._topics.get(topic.name.removesuffix(DELAY_SUFFIX)) if topic.delay_of else None
+        if owner is not None and owner.topic_id == topic.delay_of:  # the same worker has both
+            return self.worker_of(owner, owner.partitions[row.partition])
+        if topic.given.get("worker.dedicated"):
+            worker = self._dedicated.worker_of(row.slot)
+            assert worker is not None, "given when the topic was made, or at the start"
+            return worker
+        workers = self._workers_of[self.dir_index(row)]
+        return workers[row.slot % len(workers)]
+
+    def give(self, topic: Topic) -> None:
+        """Have a worker for each partition of a topic that wants them. Raises InvalidSettingError when there are too few."""
+        if topic.given.get("worker.dedicated") and topic.state != "deleting":
+            for row in topic.partitions:
+                self._dedicated.give(row.slot, self.dir_index(row))
+            self._supervisor_bell.ring()
+
+    def lacks_memory(self, topic: Topic) -> bool:
+        """Whether a dedicated worker of a topic cannot be started for want of shared memory."""
+        is_dedicated = topic.given.get("worker.dedicated") and topic.state != "deleting"
+        return bool(is_dedicated) and any(self._dedicated.lacks_memory(row.slot) for row in topic.partitions)
+
+    def take_back(self, topic: Topic) -> None:
+        """The topic is gone: its dedicated workers are free."""
+        for row in topic.partitions:
+            self._dedicated.take_back(row.slot)
+        self._supervisor_bell.ring()
+
+    def awaits_workers(self, connected: Container[int]) -> bool:
+        """Whether a topic in use has a dedicated worker that the supervisor has not started yet (at the start of the appliance); `connected`: those that
+        there is a way to.
+        """
+        return any(
+            self.worker_of(topic, row) not in connected
+            for topic in self._topics.values()
+            if topic.state == "active" and topic.given.get("worker.dedicated")
+            for row in topic.partitions
+        )

@@ -1,0 +1,40 @@
+"""The flags of `tailrace serve`, and the settings that they, the environment and the configuration file make together."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from appliance.settings import Settings, load_settings
+from tailrace.errors import InvalidSettingError
+
+
+def parse_flags(arguments: list[str]) -> argparse.Namespace:
+    """The flags of `tailrace serve`, which documents them."""
+    parser = argparse.ArgumentParser(prog="tailrace serve", allow_abbrev=False)
+    parser.add_argument("--config")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--listen", action="append", default=[])
+    parser.add_argument("--set", action="append", default=[], metavar="section.key=value")
+    parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def settings_from_flags(flags: argparse.Namespace, environment: dict[str, str]) -> Settings:
+    """Merge everything. Raises InvalidSettingError."""
+    return load_settings(flags.config, environment, given_flags(flags))
+
+
+def given_flags(flags: argparse.Namespace) -> list[tuple[str, Any]]:
+    """(setting, value) in the order in which the later wins. Raises InvalidSettingError."""
+    given: list[tuple[str, Any]] = []
+    for item in flags.set:
+        name, separator, value = item.partition("=")
+        if not separator:
+            raise InvalidSettingError(f"--set {item!r} has no value; write --set name=value")
+        given.append((name, value))
+    if flags.data_dir:
+        given.append(("data_dirs", [flags.data_dir]))
+    if flags.listen:
+        given.append(("listen", flags.listen))
+    return given

@@ -1,0 +1,107 @@
+"""Requests that another process decides, and what the coordinator tells: the front's ends of the lanes to coordinator and scheduler, and back.
+
+Owner: one front. Invariants: a message of coordinator or scheduler is consumed before it is acted on; one that fails costs nothing but itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from netfront.deciders import Decider, DeciderLink
+from netfront.replies import Replies
+from netfront.sessions import Session, Sessions
+from shm.assignments import LaneKind
+from tailrace.protocol import requests
+from tailrace.protocol.errors import ErrorCode, code_of
+from tailrace.protocol.wire import Api, RequestHeader
+
+DECISION_TIMEOUT_MS = 35_000
+"""The coordinator answers within 30 s, unless it was killed."""
+DELAYS_TIMEOUT_MS = 15_000
+DELAY_APIS = (Api.LIST_DELAYS, Api.CHANGE_DELAYS, Api.DESCRIBE_DELAYS)
+"""What the scheduler decides."""
+DECIDED_APIS = (
+    Api.CREATE_TOPICS, Api.DELETE_TOPICS, Api.ALTER_TOPICS, Api.DELETE_RECORDS, Api.LEASE_OFFSETS, Api.INIT_PRODUCER_ID, Api.DESCRIBE_CLUSTER,
+    *DELAY_APIS,
+)  # fmt: skip
+
+
+class Decisions:
+    """The two deciders of a front."""
+
+    def __init__(
+        self,
+        *,
+        coordinator: DeciderLink,
+        scheduler: DeciderLink,
+        process_generation: int,
+        sessions: Sessions,
+        replies: Replies,
+        on_assignment: Callable[[bytes], None],
+        on_fed: Callable[[], None],
+        start_ns: int,
+    ) -> None:
+        """`process_generation`: of this front, which the coordinator feeds; `on_assignment`: called with each assignment as it came, raises nothing;
+        `on_fed`: called when the whole catalog has come.
+        """
+        self.coordinator = Decider(coordinator, DECISION_TIMEOUT_MS, self._answer_instead, start_ns)
+        self.scheduler = Decider(scheduler, DELAYS_TIMEOUT_MS, self._answer_instead, start_ns)
+        self._process_generation = process_generation
+        self._sessions = sessions
+        self._replies = replies
+        self._on_assignment = on_assignment
+        self._on_fed = on_fed
+        self.now_ns = start_ns
+        """Of this turn of the loop; the front sets it."""
+
+    def next_deadline_ns(self) -> int:
+        """When `step` next has something to do, without a message."""
+        return min(self.coordinator.next_deadline_ns(), self.scheduler.next_deadline_ns())
+
+    def step(self) -> int:
+        """Read what they have answered and told; restarts and timeouts."""
+        return self._read(self.coordinator) + self._read(self.scheduler)
+
+    def pass_on(self) -> int:
+        """Move what waits into their lanes; ring, once each."""
+        return self.coordinator.pass_on(self.now_ns) + self.scheduler.pass_on(self.now_ns)
+
+    def payload_max(self, header: RequestHeader) -> int:
+        """The largest body of a request of this API, in bytes."""
+        return self._decider(header.api).payload_max
+
+    def ask(self, session: Session, header: RequestHeader, body: bytes) -> None:
+        """Pass a request on. Raises WireError when too many wait, or it is no JSON."""
+        requests.decode_request(body)
+        self._decider(header.api).ask(session.word, header.api, header.correlation_id, body, self.now_ns)
+
+    def forget_session(self, session: Session) -> None:
+        """The client is gone."""
+        self.coordinator.forget_session(session.word)
+        self.scheduler.forget_session(session.word)
+
+    def _decider(self, api: int) -> Decider:
+        return self.scheduler if api in DELAY_APIS else self.coordinator
+
+    def _read(self, decider: Decider) -> int:
+        count = decider.step(self.now_ns)
+        lane = decider.link.from_it
+        while (message := lane.peek()) is not None:
+            count += 1
+            kind, code, word, correlation_id = message.kind, message.flags, message.session, message.correlation_id
+            payload = bytes(message.payload)
+            lane.advance(message)
+            lane.consume()
+            if kind == LaneKind.RESPONSE:
+                api = decider.take(word, correlation_id)
+                if api:
+                    self._replies.answer_late(word, api, correlation_id, code_of(code), payload)
+            elif kind == LaneKind.ASSIGN:
+                self._on_assignment(payload)
+            elif kind == LaneKind.FED and correlation_id == self._process_generation:
+                self._on_fed()
+        return count
+
+    def _answer_instead(self, word: int, api: int, correlation_id: int, code: ErrorCode, sentence: str) -> None:
+        """Answer a request that its decider will not."""
+        self._replies.answer_late(word, api, correlation_id, code, requests.encode_error(sentence))

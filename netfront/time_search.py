@@ -1,0 +1,271 @@
+"""Finds the first record at or after a time, as LIST_OFFSETS answers it: the record itself, not its batch.
+
+A segment's index leads to the first batch whose largest time (with all before it) reaches the one that is wanted. From there the batches' headers are
+read, and of each whose own largest time reaches it the `timestamp` column: Arrow's buffers are where the metadata says, so nothing but that column is read,
+and unpacked where it is compressed. Times in a batch need not ascend.
+
+A record's time is
+    the batch's largest time on topics with LogAppendTime, and where the schema has no column `timestamp` of type timestamp[us, UTC];
+    else what that column says, and the batch's largest time where it is null: as consumers see it.
+
+Owner: one front; reads only, nothing is kept.
+Invariants: what is found lies at or above the log's start and below the high watermark; between two yields at most PIECE_BYTES of a batch and one codec's
+    piece are read, and never more of it than one column: what a client stored decides how often is yielded, not how long it takes until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from typing import NamedTuple
+
+from netfront.log_reader import LogReader, Place
+from netfront.slices import UNITS_OF_A_FILE
+from netfront.unpacking import MAGIC_BYTES, PIECE_BYTES, UnpackError, unpacker_for
+from shm.assignments import Assignment
+from shm.partition_table import PartitionState
+from tailrace.arrow_metadata import ArrowMetadataError, RecordBatchMetadata, nodes_of, read_record_batch
+from tailrace.batch_header import (
+    ATTRIBUTE_LOG_APPEND_TIME,
+    ATTRIBUTE_SPARSE,
+    PREFIX_BYTES,
+    BatchFormatError,
+    BatchHeader,
+    checksum_seed,
+    compute_header_crc,
+    header_position,
+    metadata_size_of,
+    read_header,
+)
+from tailrace.flatbuffer import FlatbufferError
+
+_UNITS_OF_A_HEADER = 4
+_UNITS_OF_A_PIECE = 64
+_HEAD_BYTES = 4 << 10
+"""Read first of a batch: the metadata of most is smaller."""
+_TIME_BYTES = 8
+_COLUMN = "timestamp"
+_KIND = (10, 2, "UTC")
+"""Of `NodeSpec.kind`: a timestamp in microseconds, UTC."""
+_STORED_AS_IT_IS = -1
+"""The unpacked size of a buffer that is not compressed although its batch is."""
+
+
+class FoundTime(NamedTuple):
+    """What a search found."""
+
+    offset: int
+    timestamp_us: int
+    """The record's time, as consumers see it; -1 where it is not exact."""
+    is_exact: bool
+    """False: the record is this one or comes later, in this batch or behind it; the front could not read the batch's times."""
+
+
+class _Column(NamedTuple):
+    """Where the times of a batch stand in its metadata."""
+
+    node: int
+    buffer: int
+
+
+class _UnreadableTimesError(Exception):
+    """This front cannot read the times of a batch: it is damaged, sparse, or compressed by what this host cannot unpack."""
+
+
+class TimeSearch:
+    """Searches in one front's logs."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+
+    def find(self, route: Assignment, state: PartitionState, timestamp_us: int) -> Generator[int, None, FoundTime | None]:
+        """The first record at or after `timestamp_us`; yields what it has cost since it last did. Raises LogReadError, OSError."""
+        for base, end in self._reader.segments_of(route, state):
+            if end <= state.log_start_offset:
+                continue
+            yield UNITS_OF_A_FILE
+            try:
+                place = self._reader.place_of_time(route, base, timestamp_us, state.log_start_offset)
+                if place is not None:
+                    found = yield from self._search(route, state, place, end, timestamp_us)
+                    if found is not None:
+                        return found
+            except FileNotFoundError:
+                if self._reader.state(route).log_start_offset < end:
+                    raise
+                # Retention has taken the segment since: its records are no longer there to be found.
+        return None
+
+    def _search(
+        self, route: Assignment, state: PartitionState, place: Place, end: int, timestamp_us: int
+    ) -> Generator[int, None, FoundTime | None]:
+        """Look through the batches of a segment from `place` on, up to offset `end`."""
+        seed = checksum_seed(route.topic_id, route.partition)
+        base, position, offset = place.segment_base, place.file_position, place.offset
+        while offset < end:
+            yield _UNITS_OF_A_HEADER
+            start = max(offset, state.log_start_offset)
+            try:
+                head = self._read_head(route, base, position)
+                header = _proven_header(head, seed)
+                if header.next_offset > start and header.record_count and header.max_timestamp_us >= timestamp_us:
+                    row = yield from self._find_row(route, base, position, head, header, start - offset, timestamp_us)
+                    if row is not None:
+                        return FoundTime(offset + row[0], row[1], True)
+            except (BatchFormatError, ArrowMetadataError, FlatbufferError, UnpackError, _UnreadableTimesError):
+                return FoundTime(start, -1, False)  # its reader meets what is wrong with it
+            position += header.batch_length
+            offset = header.next_offset
+        return None
+
+    def _read_head(self, route: Assignment, base: int, position: int) -> bytes:
+        """A batch up to its body at least. Raises BatchFormatError."""
+        head = self._reader.read_at(route, base, _HEAD_BYTES, position)
+        if len(head) < PREFIX_BYTES:
+            raise BatchFormatError("the segment ends where a batch should begin")
+        needed = PREFIX_BYTES + metadata_size_of(head)
+        return head if len(head) >= needed else self._reader.read_at(route, base, needed, position)
+
+    # ---- in a batch ------------------------------------------------------------------------------------------------------------------
+
+    def _find_row(
+        self, route: Assignment, base: int, position: int, head: bytes, header: BatchHeader, first: int, timestamp_us: int
+    ) -> Generator[int, None, tuple[int, int] | None]:
+        """(row, its time) of the first from row `first` on, in a batch whose largest time is not below `timestamp_us`."""
+        if header.attributes & ATTRIBUTE_LOG_APPEND_TIME:
+            return first, header.max_timestamp_us
+        if header.attributes & ATTRIBUTE_SPARSE or header.schema_id != route.schema_id:
+            raise _UnreadableTimesError
+        column = yield from _time_column(route.schema)
+        if column is None:
+            return first, header.max_timestamp_us
+        metadata = read_record_batch(head, PREFIX_BYTES)
+        validity, times = (self._buffer(route, base, position, head, header, metadata, column.buffer + n) for n in (0, 1))
+        try:
+            rows, null_count = metadata.nodes[2 * column.node : 2 * column.node + 2]
+        except ValueError:
+            raise _UnreadableTimesError from None
+        if rows != header.record_count:
+            raise _UnreadableTimesError
+        end = rows
+        if null_count:
+            end = yield from _first_null(validity.pieces((rows + 7) // 8, first // 8), first, rows)
+        for at, piece in times.pieces(_TIME_BYTES * end, _TIME_BYTES * first):
+            yield _UNITS_OF_A_PIECE
+            with memoryview(piece)[max(0, _TIME_BYTES * first - at) :].cast("q") as values:
+                if len(values) and max(values) >= timestamp_us:
+                    index, found = next((n, value) for n, value in enumerate(values) if value >= timestamp_us)
+                    return max(first, at // _TIME_BYTES) + index, found
+        return (end, header.max_timestamp_us) if end < rows else None
+
+    def _buffer(
+        self, route: Assignment, base: int, position: int, head: bytes, header: BatchHeader, metadata: RecordBatchMetadata, number: int
+    ) -> _StoredBuffer:
+        body_start = PREFIX_BYTES + metadata_size_of(head)
+        place = metadata.buffers[2 * number : 2 * number + 2]
+        if len(place) != 2 or place[0] < 0 or place[1] < 0 or place[0] + place[1] > header.batch_length - body_start:
+            raise _UnreadableTimesError
+        return _StoredBuffer(self._reader, route, base, position + body_start + place[0], place[1], metadata.compressed)
+
+
+class _StoredBuffer(NamedTuple):
+    """One buffer of a batch in a segment file."""
+
+    reader: LogReader
+    route: Assignment
+    base: int
+    position: int
+    length: int
+    is_compressed: bool
+
+    def pieces(self, length: int, start: int) -> Iterator[tuple[int, bytes]]:
+        """Its first `length` bytes once unpacked, from byte `start` on or from before it: (where a piece lies, the piece), of whole 8 bytes each but for
+        the last; some are empty. Raises _UnreadableTimesError where it has fewer.
+        """
+        if start >= length:
+            return
+        if not self.is_compressed:
+            yield from self._stored(0, length, start)
+            return
+        head = self._read(8 + MAGIC_BYTES, 0)
+        size = int.from_bytes(head[:8], "little", signed=True)
+        if size == _STORED_AS_IT_IS:
+            yield from self._stored(8, length, start)
+        elif size < length:
+            raise _UnreadableTimesError
+        else:
+            yield from self._unpacked(head[8:], length)
+
+    def _read(self, length: int, at: int) -> bytes:
+        data = self.reader.read_at(self.route, self.base, min(length, self.length - at), self.position + at)
+        if not data:
+            raise _UnreadableTimesError
+        return data
+
+    def _stored(self, at: int, length: int, start: int) -> Iterator[tuple[int, bytes]]:
+        if self.length - at < length:
+            raise _UnreadableTimesError
+        start -= start % _TIME_BYTES
+        while start < length:
+            piece = self._read(min(PIECE_BYTES, length - start), at + start)
+            if len(piece) % _TIME_BYTES and start + len(piece) < length:
+                raise _UnreadableTimesError
+            yield start, piece
+            start += len(piece)
+
+    def _unpacked(self, magic: bytes, length: int) -> Iterator[tuple[int, bytes]]:
+        unpacker = unpacker_for(magic)
+        if unpacker is None:
+            raise _UnreadableTimesError
+        with closing(unpacker):
+            held, at, read = b"", 0, 8
+            while read < self.length:
+                packed = self._read(PIECE_BYTES, read)
+                read += len(packed)
+                yield at, b""  # a codec may gather much before it gives anything
+                for piece in unpacker.feed(packed):
+                    held = (held + piece)[: length - at]
+                    whole = len(held) if at + len(held) == length else len(held) // _TIME_BYTES * _TIME_BYTES
+                    yield at, held[:whole]
+                    at += whole
+                    held = held[whole:]
+                    if at == length:
+                        return
+        raise _UnreadableTimesError
+
+
+def _proven_header(head: bytes, seed: int) -> BatchHeader:
+    """The header of a batch of which at least all up to the body is at hand; its checksum matches. Raises BatchFormatError."""
+    header = read_header(head)
+    with memoryview(head) as view:
+        if compute_header_crc(view, header_position(view), header.extension_length, seed) != header.header_crc32c:
+            raise BatchFormatError("the header's checksum does not match")
+    return header
+
+
+def _time_column(schema: bytes) -> Generator[int, None, _Column | None]:
+    """Where the times of a topic's batches are; None where it has none. A schema may have thousands of columns: each costs a unit or two."""
+    buffer = 0
+    for node, spec in enumerate(nodes_of(schema)):
+        yield 2
+        if spec.top_level and spec.name == _COLUMN:
+            return _Column(node, buffer) if spec.kind == _KIND else None
+        buffer += len(spec.buffers)
+    return None
+
+
+def _first_null(pieces: Iterator[tuple[int, bytes]], first: int, rows: int) -> Generator[int, None, int]:
+    """The first row from `first` on that a bitmap says is null, `rows` where none is. `pieces`: those of the bitmap."""
+    for at, piece in pieces:
+        yield _UNITS_OF_A_PIECE
+        if at + len(piece) <= first // 8:
+            continue
+        bits = bytearray(piece)
+        if at <= first // 8:
+            bits[: first // 8 - at] = b"\xff" * (first // 8 - at)
+            bits[first // 8 - at] |= (1 << first % 8) - 1
+        skipped = len(bits) - len(bits.lstrip(b"\xff"))
+        if skipped < len(bits):
+            nulls = ~bits[skipped] & 0xFF
+            return min(rows, 8 * (at + skipped) + (nulls & -nulls).bit_length() - 1)
+    return rows
