@@ -35,6 +35,7 @@ from workers.recovery import (
     record_producer,
     recover_log,
 )
+from workers.segment_suffix import rename_segments
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ class PartitionLog:
         `run` names this run of the appliance. `revive`: whoever asks says that the disk is good again.
         """
         files, hints = self._files, hints or Hints()
-        self._find_file(run)
+        was_renamed = self._find_file(run)
         if self.file.offline:
             hints = replace(hints, durable_below=0, end_limit=self._offline_end())
         recovered = recover_log(files, self.directory, self.file, hints)
@@ -181,7 +182,7 @@ class PartitionLog:
         if recovered.live_base >= 0:
             self._reopen_live(recovered)
             self.unscrubbed.append(recovered.live_base)
-        changed = bool(recovered.damage)
+        changed = bool(recovered.damage) or was_renamed
         self.file.damage = sorted([*self.file.damage, *recovered.damage])
         if self.file.offline and revive:
             self.file.offline = ""
@@ -233,11 +234,13 @@ class PartitionLog:
         self.file.begin_epoch(self.next_offset)
         self._save_file()
 
-    def _find_file(self, run: str) -> None:
-        """Read partition.json, or begin it. What belongs to another topic is moved aside."""
+    def _find_file(self, run: str) -> bool:
+        """Read partition.json, or begin it. What belongs to another topic is moved aside. Returns whether an older format's segments were renamed."""
         files, path = self._files, f"{self.directory}/{PARTITION_FILE}"
         found: PartitionFile | None = None
+        was_renamed = False
         if files.exists(self.directory):
+            was_renamed = rename_segments(files, self.directory) > 0
             if files.exists(path):
                 found = PartitionFile.decode(read_whole(files, path))
                 if found is None and self._bases_on_disk():
@@ -259,6 +262,7 @@ class PartitionLog:
             self._save_file(sync=bool(bases))
         else:
             self.file = found
+        return was_renamed
 
     def _aside(self, whose: str, what: str) -> str:
         """A name for a directory that is none of a topic any more. Without the topic's name, which may be as long as a file's."""

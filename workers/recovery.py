@@ -35,6 +35,7 @@ from tailrace.partition_file import Damage, PartitionFile
 from tailrace.segment import (
     INDEX_SUFFIX,
     PRODUCERS_SUFFIX,
+    SEGMENT_SUFFIX,
     Ending,
     Walk,
     file_name,
@@ -462,7 +463,7 @@ class _Recovery:
     def _discard_headless(self, base: int, size: int) -> None:
         """A segment killed before its schema was written holds no batch: it goes."""
         logger.warning("segment_without_schema_removed path=%s/%s bytes=%d", self._directory, file_name(base), size)
-        for suffix in (".arrow", INDEX_SUFFIX):
+        for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX):
             path = f"{self._directory}/{file_name(base, suffix)}"
             if self._files.exists(path):
                 self._files.unlink(path)

@@ -179,7 +179,7 @@ class Bench:
 
     def segment_paths(self, partition: int = 0) -> list[str]:
         directory = f"{self.directory}/t-{partition}"
-        return [f"{directory}/{name}" for name in sorted(os.listdir(directory)) if name.endswith(".arrow")]
+        return [f"{directory}/{name}" for name in sorted(os.listdir(directory)) if name.endswith(".arrows")]
 
 
 def simulated_regions(ring_bytes: int = 1 << 18, descriptors: int = 256) -> dict[str, Region]:

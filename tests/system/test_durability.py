@@ -75,7 +75,7 @@ def kill_everything(appliance: EmbeddedAppliance) -> None:
 
 
 def segments(data_dir: pathlib.Path) -> list[pathlib.Path]:
-    return sorted((data_dir / "orders-0").glob("*.arrow"))
+    return sorted((data_dir / "orders-0").glob("*.arrows"))
 
 
 def test_a_damaged_batch_is_never_served_the_range_is_told_and_the_rest_goes_on(tmp_path: pathlib.Path) -> None:
@@ -172,7 +172,7 @@ def test_a_partition_that_cannot_be_read_is_asked_for_in_pauses_and_read_again_w
     create(appliance)
     produce(appliance, 0, 10)
     appliance.stop()
-    (segment,) = (tmp_path / "data" / "orders-0").glob("*.arrow")
+    (segment,) = (tmp_path / "data" / "orders-0").glob("*.arrows")
     segment.rename(tmp_path / "kept")
     segment.mkdir()
     appliance = start(tmp_path / "data")

@@ -26,7 +26,7 @@ def test_every_cut_and_every_flipped_byte_is_known_as_damage() -> None:
         assert PartitionFile.decode(data[:index] + bytes([data[index] ^ 4]) + data[index + 1 :]) is None
 
 
-@pytest.mark.parametrize(("version", "is_read"), [(1, False), (2, True), (4, False)])
+@pytest.mark.parametrize(("version", "is_read"), [(1, False), (2, True), (3, True), (5, False)])
 def test_versions(version: int, is_read: bool) -> None:
     """Of version 2: without the topic's decision."""
     fields = checked_json.decode(FILE.encode())
