@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tailrace.delays import DUE_TICK_MAX, TICK_US, tick_of
 from tailrace.recurrence import Recurrence, RecurrenceError
 from workers.delays.array_wheel import NEVER, Rows
 from workers.delays.bucket_files import is_above
-from workers.delays.pending_rows import PendingRows, one_batch
+from workers.delays.pending_rows import RECURRING, Bools, PendingRows, one_batch
 
-RECURRING = "recurring"
 ROWS_MAX = 10_000
 BYTES_MAX = 8 << 20
 """Each is in memory, and in the manifest whenever that is written."""
@@ -31,6 +31,9 @@ EXPANDED_MAX = 50_000
 
 Refuse = Callable[[int, pa.RecordBatch, str], None]
 """(offset, row, reason): it cannot recur any more."""
+
+
+_TIMESTAMP = pa.timestamp("us", "UTC")
 
 
 @dataclass(slots=True)
@@ -165,3 +168,10 @@ class RecurringRows:
             }
             for offset, item in self._items.items()
         ]
+
+
+def with_occurrence_times(batch: pa.RecordBatch, rows: Rows, recur: Bools) -> pa.RecordBatch:
+    """`batch`, of the default schema, is `rows`: those that recur get the time of their occurrence as their timestamp."""
+    place = batch.schema.get_field_index("timestamp")
+    times = pa.array(rows[:, 0] * TICK_US, pa.int64()).view(_TIMESTAMP)
+    return batch.set_column(place, batch.schema.field(place), pc.if_else(pa.array(recur), times, batch.column(place)))
