@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable
 from shm.crash_points import crash_point
 from workers.files import NO_SPACE, is_shortage
 from workers.journal import Journal, JournalBatch
-from workers.partition_log import PartitionLog, PendingBatch, pending_from_bytes
+from workers.live_segment import PendingBatch, pending_from_bytes
+from workers.partition_log import PartitionLog
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from workers.timing_wheel import Timer, TimingWheel
 
-Act = Callable[[], int]
+Task = Callable[[], int]
 LogKey = tuple[bytes, int]
 """(topic id, partition)"""
 
@@ -23,11 +23,11 @@ LogKey = tuple[bytes, int]
 class Leases:
     """Of every partition of one data directory."""
 
-    def __init__(self, wheel: TimingWheel[Act], on_end: Callable[[LogKey], int]) -> None:
+    def __init__(self, wheel: TimingWheel[Task], on_end: Callable[[LogKey], int]) -> None:
         """`on_end`: told when a lease has ended, by time or given back."""
         self._wheel = wheel
         self._on_end = on_end
-        self._of: dict[LogKey, dict[str, tuple[int, Timer[Act]]]] = {}
+        self._of: dict[LogKey, dict[str, tuple[int, Timer[Task]]]] = {}
         """Partition -> lease -> (lowest offset to keep, its end)."""
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class Leases:
         return known is not None
 
     def _end(self, key: LogKey, name: str, deadline_ns: int) -> int:
-        """The timer's act; another may have come in its place at the same moment."""
+        """The timer's task; another may have come in its place at the same moment."""
         known = self._of.get(key, {}).get(name)
         if known is None or known[1].deadline_ns != deadline_ns:
             return 0

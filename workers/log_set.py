@@ -18,7 +18,8 @@ from tailrace.data_directory import QUARANTINE_DIRECTORY
 from tailrace.protocol.errors import ErrorCode
 from workers.files import Files, is_shortage
 from workers.journal import JournalBatch
-from workers.partition_log import PartitionLog, pending_from_bytes
+from workers.live_segment import pending_from_bytes
+from workers.partition_log import PartitionLog
 from workers.recovery import Hints
 
 logger = logging.getLogger(__name__)
@@ -259,6 +260,18 @@ class LogSet:
         else:
             shown = shown._replace(state=SlotState.OFFLINE_FOR_WRITES)
         self._table.write(slot, shown._replace(reason=ErrorCode.STORAGE_ERROR, applied_version=log.assignment.version))
+
+    def show_failed(self, assignment: Assignment, sentence: str) -> None:
+        """An assignment could not be carried out: show that it was looked at, which the coordinator waits for; a log that is not open takes no writes."""
+        log = self._logs.get(assignment.slot)
+        if log is not None and not log.is_open and not log.refusal:
+            log.refusal = sentence
+        shown = self._table.read(assignment.slot)
+        if shown.topic_id != assignment.topic_id:
+            shown = PartitionState.empty(assignment.topic_id, assignment.partition, SlotState.UNREADABLE, 0)._replace(
+                reason=ErrorCode.INTERNAL_ERROR
+            )
+        self._table.write(assignment.slot, shown._replace(applied_version=assignment.version))
 
     def take_offline(self, log: PartitionLog, error: Exception) -> None:
         """The disk refused for good: no more writes, reads go on."""

@@ -27,9 +27,7 @@ from shm.layout import (
     ACKS_LEADER,
     ACKS_MASK,
     FLAG_BYTES,
-    FLAG_CLOSED,
     FLAG_CONTROL,
-    FLAG_DELIVERED,
     FLAG_DUPLICATE,
     SOURCE_COORDINATOR,
     SOURCE_SCHEDULER,
@@ -53,14 +51,13 @@ from tailrace.batch_header import (
     stamp_min_tick,
     verify_batch,
 )
-from tailrace.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
-from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.protocol.errors import ErrorCode
 from tailrace.structure import UnpackedTooLargeError, UnsafeBatchError, check_structure
-from workers.files import DiskFiles, Files, read_whole
+from workers.delay_gate import SPECIAL_ATTRIBUTES, SPECIAL_FLAGS, begins_epoch, flags_of, is_next_delivery, is_next_mark, note_header
+from workers.files import DiskFiles, Files
 from workers.partitions import LoadProducers, Partition, Partitions
-from workers.producer_state import KEPT, Decision, ProducerTable
-from workers.recovery import load_live_producers
+from workers.producer_snapshots import load_producers
+from workers.producer_state import Decision, ProducerTable
 from workers.timing_wheel import TimingWheel
 
 logger = logging.getLogger(__name__)
@@ -70,8 +67,6 @@ LANE_NEWS_BYTES = 64 << 10
 LANE_QUANTUM = 64
 """Messages taken from one lane before the next has its turn."""
 EXPIRY_INTERVAL_NS = 600_000_000_000
-WORKER_PRODUCERS = 10
-"""So many times `producer.ids.max` producers a worker remembers in all its partitions."""
 BLOCKED_RETRY_NS = 5_000_000
 """How soon a worker whose ring is full looks again, should the ring of who frees space be lost (see `Ring.is_crowded`)."""
 
@@ -171,8 +166,7 @@ class Worker:
 
     def _expire_producers(self) -> None:
         self._timers.add(self._now_ns + EXPIRY_INTERVAL_NS, self._expire_producers)
-        for partition in self._partitions.values():
-            partition.producers.expire(max(self._now_us(), partition.last_append_us) - self._producer_expiration_us)
+        self._opened.expire_producers(self._now_us(), self._producer_expiration_us)
 
     def has_more(self) -> bool:
         if self._blocked or not self._is_running():
@@ -283,7 +277,7 @@ class Worker:
                 header.last_offset_delta,
                 now_us - self._producer_expiration_us,
             )
-            if verdict.is_new and not self._has_room_for_producer(partition, now_us):
+            if verdict.is_new and not self._opened.has_room_for_producer(partition, self._producer_ids_max, now_us):
                 return self._refuse(source, message, ErrorCode.TOO_MANY_PRODUCERS, next_offset, header)
             if verdict.decision is Decision.REFUSE:
                 return self._refuse(source, message, verdict.code, next_offset, header)
@@ -295,49 +289,16 @@ class Worker:
             self._append_batch(partition, header, message, source, position, shown[3])
         return True
 
-    def _has_room_for_producer(self, partition: Partition, now_us: int) -> bool:
-        """Whether one more is remembered: producer.ids.max of a partition, and WORKER_PRODUCERS times that of all, beside KEPT that each partition may have."""
-        producers, limit = partition.producers, self._producer_ids_max
-        if not producers.has_room(limit, now_us):
-            return False
-        if producers.producer_count < KEPT or self._producer_count() < WORKER_PRODUCERS * limit:
-            return True
-        for other in self._partitions.values():
-            other.producers.has_room(limit, now_us)  # who is idle there is forgotten
-        return self._producer_count() < WORKER_PRODUCERS * limit
-
-    def _producer_count(self) -> int:
-        return sum(partition.producers.producer_count for partition in self._partitions.values())
-
     def _is_next_delay(self, partition: Partition, header: BatchHeader) -> bool:
-        """Whether what the scheduler sends is new (it sends again what it has not seen settled), closed in the delay log, and due now."""
+        """Whether what the scheduler sends is new: it sends again what it has not seen settled."""
+        assignment = partition.assignment
         if header.is_control:
-            return self._is_next_mark(partition, header)
+            topic = self._opened.topic_of(assignment) if begins_epoch(header, partition.producers) else None
+            return bool(assignment.delay_of) and is_next_mark(header, partition.producers, topic.producers if topic else None)
         if header.attributes & ATTRIBUTE_DELAYED:
-            delivered = partition.producers.delivered
-            log = self._delay_logs.get((partition.assignment.topic_id.hex(), partition.assignment.partition))
-            open_ordinal = log.producers.open_ordinal if log is not None else 0
-            if header.min_tick >= open_ordinal or header.min_tick >> TICK_BITS != open_ordinal >> TICK_BITS:
-                return False
-            if (header.min_tick & TICK_MASK) * TICK_US > self._now_us():
-                return False  # the wall clock was set back since it was sent
-            return (header.due_us, header.previous_position) == delivered < (header.min_tick, header.delay_position)
+            log = self._delay_logs.get((assignment.topic_id.hex(), assignment.partition))
+            return is_next_delivery(header, partition.producers, log.producers if log else None, self._now_us())
         return True
-
-    def _is_next_mark(self, log: Partition, header: BatchHeader) -> bool:
-        """Whether it closes more of a delay log; one that begins an epoch of the clock must know all that was delivered before."""
-        open_ordinal = log.producers.open_ordinal
-        if not log.assignment.delay_of or not header.is_delay_mark or header.min_tick <= open_ordinal:
-            return False
-        if header.min_tick >> TICK_BITS == open_ordinal >> TICK_BITS:
-            return True
-        of = log.assignment.delay_of, log.assignment.partition
-        topic = next((p for p in self._partitions.values() if (p.assignment.topic_id.hex(), p.assignment.partition) == of), None)
-        if topic is None:
-            return False  # it is being deleted: its delay log goes next
-        ordinal, position = topic.producers.delivered
-        done = (ordinal & TICK_MASK, position) if ordinal >> TICK_BITS == open_ordinal >> TICK_BITS else NONE_DELIVERED
-        return (header.due_us, header.delay_position) == done
 
     def _check(self, partition: Partition, batch: memoryview, source: int, state: int) -> tuple[BatchHeader | None, ErrorCode]:
         """Everything that must hold before a batch may be stored, cheapest first. `state`: the slot's in the partition table."""
@@ -379,10 +340,8 @@ class Worker:
         target = self._copy(position, batch)
         at = header_position(target)
         flags = message.flags | FLAG_BYTES
-        if header.is_control:
-            flags |= FLAG_CLOSED
-        elif header.attributes & ATTRIBUTE_DELAYED:
-            flags |= FLAG_DELIVERED
+        if header.attributes & SPECIAL_ATTRIBUTES:
+            flags |= flags_of(header)
         elif partition.assignment.delay_of:
             stamp_min_tick(target, at, header, partition.producers.open_ordinal)
         if partition.log_append_time and not header.is_control:
@@ -395,10 +354,8 @@ class Worker:
         self._append(position, len(batch), message, source, flags, 0, base_offset, next_offset, header, partition, append_us)
         partition.next_offset, partition.last_append_us = next_offset, append_us
         self._byte_count += len(batch)
-        if flags & FLAG_CLOSED:
-            partition.producers.close_below(header.min_tick)
-        elif flags & FLAG_DELIVERED:
-            partition.producers.deliver(header.min_tick, header.delay_position)
+        if header.attributes & SPECIAL_ATTRIBUTES:
+            note_header(partition.producers, header)
         if header.producer_id >= 0:
             partition.producers.record(
                 header.producer_id,
@@ -433,7 +390,7 @@ class Worker:
             header.producer_id if header else -1, header.base_sequence if header else -1, header.producer_epoch if header else -1,
             header.last_offset_delta if header else 0, partition.leader_epoch if partition else 0, append_time_us,
             header.max_timestamp_us if header else 0,
-            *((header.min_tick, header.delay_position) if header and flags & (FLAG_CLOSED | FLAG_DELIVERED) else (0, 0)),
+            *((header.min_tick, header.delay_position) if header and flags & SPECIAL_FLAGS else (0, 0)),
         )  # fmt: skip
 
 
@@ -441,16 +398,6 @@ def _code_of(error: BatchFormatError | UnsafeBatchError) -> ErrorCode:
     if isinstance(error, BatchFormatError):
         return ErrorCode.UNSUPPORTED_BATCH
     return ErrorCode.RECORD_TOO_LARGE if isinstance(error, UnpackedTooLargeError) else ErrorCode.UNSAFE_BATCH
-
-
-def load_producers(files: Files, data_dir: str, assignment: Assignment, end_offset: int) -> ProducerTable:
-    """What a partition's files tell of its producers, up to `end_offset`; nothing where they are not this topic's. Raises OSError."""
-    directory = f"{data_dir}/{assignment.directory_name}"
-    path = f"{directory}/{PARTITION_FILE}"
-    known = PartitionFile.decode(read_whole(files, path)) if files.exists(path) else None
-    if known is None or known.topic_id != assignment.topic_id:
-        return ProducerTable()
-    return load_live_producers(files, directory, known, end_offset)
 
 
 def build(context: ProcessContext, files: Files) -> Worker:

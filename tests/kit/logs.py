@@ -32,7 +32,8 @@ from tests.kit.batches import TOPIC_ID
 from workers.files import DiskFiles, Files
 from workers.flusher import Flusher, FlusherSettings
 from workers.log_set import RunFacts
-from workers.worker import Worker, load_producers
+from workers.producer_snapshots import load_producers
+from workers.worker import Worker
 
 
 def assignment(

@@ -17,9 +17,11 @@ from tests.kit.logs import assignment, bench
 from tests.kit.simdisk import SimDisk, SimFiles
 from workers.checkpoint import CHECKPOINT_FILES, SealedSegment
 from workers.files import DiskFiles
-from workers.partition_log import PartitionLog, PendingBatch
+from workers.live_segment import PendingBatch
+from workers.partition_log import PartitionLog
+from workers.producer_snapshots import decode_producers, encode_producers, record_producer
 from workers.producer_state import ProducerTable
-from workers.recovery import Action, Hints, RecoveredLog, decide, decode_producers, encode_producers, record_producer, recover_log
+from workers.recovery import Action, Hints, RecoveredLog, decide, recover_log
 
 
 @pytest.mark.parametrize(
