@@ -14,7 +14,7 @@ from shm.assignments import Assignment
 from shm.crash_points import crash_point
 from tailrace.partition_file import PARTITION_FILE, Decision, PartitionFile
 from tailrace.segment import INDEX_SUFFIX, PRODUCERS_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
-from workers.files import Files, read_whole, remove_tree, replace_file
+from workers.files import Files, read_whole, remove_tree, write_durably
 from workers.live_segment import UNFINISHED_SUFFIX
 from workers.segment_reader import first_batch_is_of
 from workers.segment_suffix import rename_segments
@@ -81,7 +81,7 @@ class PartitionDirectory:
 
     def save(self, *, sync: bool = True) -> None:
         """Raises OSError. `sync`: not for a partition without a segment."""
-        replace_file(self._files, self.path, PARTITION_FILE, self.file.encode(), sync=sync)
+        write_durably(self._files, self.path, PARTITION_FILE, self.file.encode(), sync=sync)
 
     def sync_beginning(self) -> None:
         """Before the first segment: make durable what `save` has left unsynced, but for the directory's own entries. Raises OSError."""

@@ -39,8 +39,11 @@ from tests.sim.network import Network, SimSocket
 from workers import flusher, worker
 from workers.delays import scheduler
 from workers.files import read_whole
+from workers.invariants import check_flusher, check_worker
 
 PREEMPTION_RATE = 0.03
+CHECKED_EVERY = 64
+"""Steps, before the invariants of the process that has made one are checked."""
 MS = 1_000_000
 SECOND = 1_000_000_000
 INSTANCE = bytes(range(16))
@@ -488,6 +491,11 @@ class World:
             return 1
         finally:
             self._is_inside = False
+        if self.steps % CHECKED_EVERY == 0:
+            if isinstance(agent, flusher.Flusher):
+                check_flusher(agent)
+            elif isinstance(agent, worker.Worker):
+                check_worker(agent)
         self.digest = zlib.crc32(b"%b %d %d" % (child.name.encode(), work, self.now_ns), self.digest)
         if not work or not agent.has_more():
             child.is_asleep = True
