@@ -1,6 +1,6 @@
 """The rules of delayed records that worker, flusher, recovery and retention share: what may be appended next, what is remembered of it, what is kept.
 
-How delivery works as a whole is in `workers.delays.delay_partition`. Here is what holds in the log, whoever asks:
+How delivery works as a whole is in `workers.delays.delay_partition`. Here is what holds in the log:
 
     a delay log     marks close ordinals; a mark is appended if it closes more. One that begins an epoch of the clock must know the last row delivered
                     before, else a delivery that it does not know would be repeated.

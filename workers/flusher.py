@@ -1,4 +1,4 @@
-"""The flusher of one data directory: follows its workers' rings, writes batches to segment files, makes them durable, and says what is safe.
+"""The flusher of one data directory: follows its workers' rings, writes batches to segment files, makes them durable, publishes what is safe.
 
 Owner: segment files, indexes, checkpoints and the journal; in shared memory the outcomes and `settled` of each ring it follows, and its partition table.
 Invariants: a descriptor's verdict is written before `settled` passes it; the partition table before that; what a consumer may see (the high
@@ -193,7 +193,7 @@ class Flusher:
             try:
                 if message.kind == LaneKind.LEASE:
                     self._housekeeping.leases.tell(orjson.loads(payload), self._now_ns)
-                    self._coordinator.ring()  # it answers when this is taken
+                    self._coordinator.ring()  # it replies to the reader when this is taken
                 elif message.kind == LaneKind.FOLLOW:
                     self._follow_worker(message.slot)
                 elif message.kind == LaneKind.FED and message.correlation_id == self._generation:
@@ -206,7 +206,7 @@ class Flusher:
         self._apply_safely(payload, replay=False)
 
     def _apply_safely(self, payload: bytes | memoryview, *, replay: bool) -> None:
-        """A partition given, changed or taken away; if that fails in a way that nobody expected, its log takes no writes, and the others go on."""
+        """A partition given, changed or taken away; if that fails unforeseen, its log takes no writes, and the others go on."""
         assignment: Assignment | None = None
         try:
             assignment = Assignment.decode(payload)
@@ -312,7 +312,7 @@ class Flusher:
         return len(group.entries)
 
     def _say_shortage(self, error: OSError | None) -> None:
-        """A full disk is told to producers, so that they get DISK_FULL; without descriptors or memory they wait for their acks. Either ends by itself."""
+        """Producers get DISK_FULL on a full disk; without descriptors or memory they wait for their acks. Either ends by itself."""
         if error is not None and error.errno in NO_SPACE:
             if self._space.note_full(self._now_ns):
                 logger.warning("disk_full data_dir=%s", self._data_dir)
@@ -424,7 +424,7 @@ def build(context: ProcessContext, files: Files) -> Flusher:
         now_us=clock.wall_us,
         start_ns=clock.monotonic_ns(),
     )
-    # The coordinator feeds whoever asks: readiness comes only after recovery, so asking has a word of its own.
+    # The coordinator feeds a process that asks: readiness comes only after recovery, so asking has a word of its own.
     context.ask_for_feed()
     return flusher
 

@@ -1,4 +1,4 @@
-"""What a flusher does with segments when time has passed: seals those that are old, removes those that have had their time.
+"""What a flusher does with segments when time has passed: seals those that are old, removes those whose retention has expired.
 
 Owner: the flusher, whose agent steps it; deadlines are on its timing wheel.
 Invariants: nothing is removed before recovery is over (`may_remove`), nothing that a lease covers, nothing of a log that is offline; a log with a group
@@ -45,9 +45,9 @@ class Housekeeping:
         self.leases = Leases(wheel, self._look_at)
 
     def advance(self, now_ns: int) -> int:
-        """Do what is due on the wheel; answers how much was done."""
+        """Do what is due on the wheel; returns how much was done."""
         self._now_ns = now_ns
-        return sum(act() for act in self._wheel.advance(now_ns))
+        return sum(task() for task in self._wheel.advance(now_ns))
 
     def begin(self, log: PartitionLog, now_ns: int) -> None:
         """A log was opened, or its settings are others now."""
@@ -112,7 +112,7 @@ class Housekeeping:
         self.retain(log)
 
     def retain(self, log: PartitionLog) -> int:
-        """Remove what has had its time, and arrange for the next look."""
+        """Remove the segments whose retention has expired, and set the timer for the next look."""
         slot, settings = log.assignment.slot, log.assignment.settings
         timer = self._retentions.pop(slot, None)
         if timer is not None:
@@ -177,7 +177,7 @@ class Housekeeping:
         return removed
 
     def _look_again(self, log: PartitionLog, retention_ms: int, now_us: int) -> None:
-        """A timer for when the oldest segment will have had its time. By bytes, segments are looked at whenever one is closed."""
+        """Set a timer for the expiry of the oldest segment. Retention by bytes needs none: it is looked at whenever a segment is closed."""
         if retention_ms == KEEP_FOR_EVER:
             return
         oldest = next(iter(log.closed_segments()), None)

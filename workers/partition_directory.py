@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class PartitionDirectory:
-    """Of one partition. `file` is what `partition.json` says, or is to say."""
+    """Of one partition. `file` is the content of `partition.json`, or what it is to be."""
 
     def __init__(self, files: Files, data_dir: str, assignment: Assignment) -> None:
         self._files = files

@@ -1,6 +1,6 @@
 """One partition's log as its flusher sees it: which segment is live, where the next batch goes, what is known of the rest.
 
-Owner: the flusher. Nobody else writes these files.
+Owner: the flusher, the only writer of these files.
 Invariants: log_start_offset <= high_watermark <= next_offset; next_offset and the live segment's end move only by `place`; a sealed segment is synced, ends
     with the end-of-stream mark and never changes; a checkpoint is written only of what is synced.
 Crash: between any two steps recovery finds a torn tail of the live segment, a segment without its schema, or a segment without its end mark, and mends each.
@@ -45,7 +45,7 @@ class PartitionLog:
         self._home = PartitionDirectory(files, data_dir, assignment)
         self.directory = self._home.path
         self.file = self._home.file
-        """What `partition.json` says, or is to say."""
+        """The content of `partition.json`, or what it is to be."""
         self.assignment = assignment
         self.sealed: dict[int, SealedSegment] = {}
         self.live: LiveSegment | None = None
@@ -64,7 +64,7 @@ class PartitionLog:
         """Since the first segment the directory's name and partition.json are durable; before, there is nothing that the catalog does not know."""
         self.since_checkpoint_bytes = 0
         self.unscrubbed: list[int] = []
-        """Segments whose indexes nobody has looked at since the start."""
+        """Segments whose indexes were not checked since the start."""
         self.group: list[PendingBatch] = []
         """What was placed since the last settling."""
         self._written_count = 0
@@ -106,7 +106,7 @@ class PartitionLog:
     def open(self, run: str, *, hints: Hints | None = None, revive: bool = False) -> RecoveredLog:
         """Make the directory, or recover what is in it. Raises OSError.
 
-        `run` names this run of the appliance. `revive`: whoever asks says that the disk is good again.
+        `run` names this run of the appliance. `revive`: the operator says that the disk is good again.
         """
         files, hints = self._files, hints or Hints()
         was_renamed = self._home.open(run)
@@ -138,7 +138,7 @@ class PartitionLog:
         return recovered
 
     def change(self, assignment: Assignment) -> None:
-        """The topic has other settings. What the file could not be told now, it is told with its next change."""
+        """The topic has other settings. What cannot be written to the file now is written with its next change."""
         self.assignment = assignment
         if self._home.note_decision(self.assignment) and self.is_open and not self.refusal:
             try:
@@ -302,23 +302,21 @@ class PartitionLog:
             return
         self._files.write_at(live.fd, [END_OF_STREAM], live.end)
         self._files.sync_data(live.fd)
-        self._close_live(live.end + len(END_OF_STREAM))
+        self._close_live(live, live.end + len(END_OF_STREAM), live.batch_count)
         crash_point("flusher.after_seal")
 
     def give_up_segment(self) -> None:
         """Leave the live segment as it is, without an end mark: it ends where the next one begins."""
         if self.live is not None:
-            self._close_live(self.live.end)
+            self._close_live(self.live, self.live.end, self.live.batch_count)
 
-    def _close_live(self, size: int) -> None:
-        live = self.live
-        assert live is not None
+    def _close_live(self, live: LiveSegment, size: int, batch_count: int) -> None:
         live.close()
-        self.sealed[live.base] = SealedSegment(live.base, size, live.batch_count, live.max_timestamp_us, self.last_append_us)
+        self.sealed[live.base] = SealedSegment(live.base, size, batch_count, live.max_timestamp_us, self.last_append_us)
         self.live = None
 
     def rewrite(self, earlier: Sequence[PendingBatch]) -> list[tuple[int, int]]:
-        """After a write or a sync that failed: put `earlier` (from the journal) and the group into a new segment in a new file, durably. Answers the
+        """After a write or a sync that failed: put `earlier` (from the journal) and the group into a new segment in a new file, durably. Returns the
         new places of the group. Raises OSError; then the old file is where it was, and can be read.
 
         What the old file holds behind its last sync is not trusted any more; it ends where the new one begins.
@@ -347,10 +345,8 @@ class PartitionLog:
     def go_offline(self, reason: str) -> None:
         """Refuse writes from now on, over restarts too; forget what was placed above the high watermark. Reads go on."""
         self.refusal = reason
-        live = self.live
-        if live is not None:
-            self._drop_live()
-            self.sealed[live.base] = SealedSegment(live.base, live.end, -1, live.max_timestamp_us, self.last_append_us)
+        if self.live is not None:
+            self._close_live(self.live, self.live.end, -1)
         self.settled()
         self.next_offset = self.high_watermark
         self.file.begin_epoch(self.next_offset)
@@ -390,7 +386,7 @@ class PartitionLog:
         return [self.sealed[base] for base in sorted(self.sealed)]
 
     def advance_start(self, offset: int) -> int:
-        """Move the log start offset up to `offset`, durably, then remove the segments that lie wholly below it. Answers how many. Raises OSError."""
+        """Move the log start offset up to `offset`, durably, then remove the segments that lie wholly below it. Returns how many. Raises OSError."""
         offset = min(offset, self.high_watermark)
         if offset > self.file.log_start_offset:
             self.file.log_start_offset = offset

@@ -159,7 +159,7 @@ class Partitions:
             self.delay_logs.pop((assignment.delay_of, assignment.partition), None)
 
     def _put_aside(self, assignment: Assignment, error: Exception, now_ns: int) -> None:
-        """The partition cannot be opened (its files cannot be read now, or nobody can read its schema): its batches are refused, the others go on."""
+        """The partition cannot be opened (its files cannot be read now, or its schema cannot be read at all): its batches are refused, the others go on."""
         slot, said = assignment.slot, self._set_aside.get(assignment.slot)
         code = ErrorCode.NOT_READY if isinstance(error, OSError) else ErrorCode.INTERNAL_ERROR
         if said is None or said.code is not code:

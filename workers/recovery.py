@@ -5,8 +5,8 @@ Invariants: an intact batch that was durable is never removed; what is removed i
     what a checkpoint covers is not read again but for lengths and end marks.
 
 The table (`decide`), for the place where a walk over the newest segment ended. "Elsewhere": the journal or an undrained ring holds the batch that
-belongs there. "Durable": a checkpoint, the partition table that an earlier run left in memory, or the header of an intact batch behind says
-that it was once on the disk.
+belongs there. "Durable": by a checkpoint, the partition table that an earlier run left in memory, or the header of an intact batch behind,
+it was once on the disk.
 
     ending   elsewhere  durable     then
     SEALED   -          -           BEGIN_NEW_SEGMENT
@@ -138,7 +138,9 @@ class _Recovery:
         checkpoint = self._usable(checkpoint, bases)
         first_walked = self._begin(bases, checkpoint)
         if bases and (checkpoint is None or checkpoint.segment_base != bases[-1]):
-            files.sync_directory(self._directory)  # whoever began the newest segment may have been killed before its name was durable
+            files.sync_directory(
+                self._directory
+            )  # a flusher that began the newest segment may have been killed before its name was durable
         for number in range(first_walked, len(bases)):
             newest = number == len(bases) - 1
             from_checkpoint = checkpoint is not None and bases[number] == checkpoint.segment_base
@@ -153,7 +155,7 @@ class _Recovery:
         return result
 
     def _usable(self, checkpoint: Checkpoint | None, bases: list[int]) -> Checkpoint | None:
-        """A checkpoint whose segment is gone or shorter than it says helps no more, but for what it says of durability."""
+        """A checkpoint whose segment is gone or shorter than it says is used no more, but for how far the log was durable."""
         if checkpoint is None:
             return None
         self._result.checkpoint_number = checkpoint.number
@@ -168,7 +170,7 @@ class _Recovery:
         return None
 
     def _begin(self, bases: list[int], checkpoint: Checkpoint | None) -> int:
-        """Take over what is sealed; answers the number of the first segment to walk."""
+        """Take over what is sealed; returns the number of the first segment to walk."""
         result = self._result
         if checkpoint is not None:
             # Retention may have removed segments since; what is there must be as long as it was, and end as it did.

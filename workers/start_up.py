@@ -1,9 +1,9 @@
-"""What a flusher does once, before it says that it is ready: it looks at what an earlier run left in memory, and ends recovery when that is drained.
+"""What a flusher does once, before it is ready: it looks at what an earlier run left in memory, and ends recovery when that is drained.
 
 Owner: the flusher.
-Invariants: nobody is told of a watermark before everything that rings and journal held is in segments and synced; the journal is reset only when every log
+Invariants: no watermark is published as final before everything that rings and journal held is in segments and synced; the journal is reset only when every log
     that it has batches of is open.
-Crash: nothing was told, so a successor does all of it again.
+Crash: nothing was published, so a successor does all of it again.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class TimingWheel(Generic[Item]):
         self._sequence = 0
         self._count = 0
         self.quiet_until_ns = NEVER_NS
-        """Before this `advance` has nothing to do: a bound that whoever steps often looks at first. Timers that were cancelled may hold it low."""
+        """Before this `advance` has nothing to do: a bound for a caller that steps often to look at first. Timers that were cancelled may hold it low."""
 
     def __len__(self) -> int:
         return self._count

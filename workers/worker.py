@@ -1,9 +1,9 @@
 """The worker: owns the append order of its partitions. Reads lanes, checks, deduplicates, assigns offsets, publishes in its ring.
 
 Owner: its ring's descriptors, data, `head` and `reclaimed`; the `consumed` words of the lanes that lead to it.
-Invariants: one writer per partition; offsets are dense; an answer (also a refusal or a duplicate) is a descriptor, so every answer comes from
-    one place and in order; a lane's space is given back only after what was read from it is published; a message that fails in a way that nobody
-    expected changes nothing, is answered INTERNAL_ERROR, and is not read again; one that fails behind its descriptor ends the process, because then
+Invariants: one writer per partition; offsets are dense; every request, also a refused one or a duplicate, gets a descriptor, so replies come from
+    one place and in order; a lane's space is given back only after what was read from it is published; a message whose handling fails
+    unforeseen changes nothing, gets INTERNAL_ERROR, and is not read again; one that fails behind its descriptor ends the process, because then
     what is in memory does not follow from the ring any more.
 Crash: everything it knows is derived: the next offset of a partition from the table and the descriptors not yet settled, deduplication from
     snapshot, headers and descriptors, the place to go on in each lane from the last descriptor that came from it. Killed anywhere it
@@ -62,8 +62,8 @@ from workers.timing_wheel import TimingWheel
 
 logger = logging.getLogger(__name__)
 
-LANE_NEWS_BYTES = 64 << 10
-"""So much room given back in a lane is news for the front: batches may be waiting for it."""
+LANE_FREED_BYTES = 64 << 10
+"""The front is woken when so much room is given back in a lane: batches may be waiting for it."""
 LANE_QUANTUM = 64
 """Messages taken from one lane before the next has its turn."""
 EXPIRY_INTERVAL_NS = 600_000_000_000
@@ -112,8 +112,8 @@ class Worker:
         self._partitions, self._delay_logs = self._opened.by_slot, self._opened.delay_logs
         self._fed = False
         self._blocked = False
-        self._has_answers = False
-        """Whether something was appended that fronts answer as soon as it is published."""
+        self._has_replies = False
+        """Whether a descriptor was appended to which fronts reply as soon as it is published."""
         self._now_ns = 0
         self._turn = 0
         self._refused_count = 0
@@ -123,7 +123,7 @@ class Worker:
 
     @staticmethod
     def resume_positions(ring: RingWriter) -> dict[int, int]:
-        """source -> lane position behind the last request that a predecessor answered from it."""
+        """source -> lane position behind the last request of it that a predecessor has published a descriptor for."""
         found: dict[int, int] = {}
         for number in range(max(0, ring.next_number - ring.capacity), ring.next_number):
             descriptor = ring.descriptor(number)
@@ -151,17 +151,17 @@ class Worker:
             crash_point("worker.after_publish")
         freed = max([lane.consume() for lane in self._lanes.values()])  # before the rings: who waits for room in a lane looks once
         if has_published:
-            if self._has_answers or freed > LANE_NEWS_BYTES:  # what is only answered when it is durable is the flusher's to announce
-                self._has_answers = False
-                for bell in self._fronts:  # first: somebody waits for them
+            if self._has_replies or freed > LANE_FREED_BYTES:  # replies that wait for durability are announced by the flusher
+                self._has_replies = False
+                for bell in self._fronts:  # first: producers wait for their replies
                     bell.ring()
             for bell in self._flushers:
                 bell.ring()
             self._slot.store(ProcessWord.BYTES_COUNT, self._byte_count)
             self._slot.store(ProcessWord.REFUSED_COUNT, self._refused_count)
         if now_ns >= self._timers.quiet_until_ns:
-            for act in self._timers.advance(now_ns):
-                act()
+            for task in self._timers.advance(now_ns):
+                task()
         return work
 
     def _expire_producers(self) -> None:
@@ -220,7 +220,7 @@ class Worker:
         return True
 
     def _fail(self, source: int, message: LaneMessage, error: Exception) -> None:
-        """A message that nobody can handle: said, counted, and if it is a batch, refused. A descriptor fits: nothing raises before that is known."""
+        """A message whose handling failed: logged, counted, and if it is a batch, refused. A descriptor fits: nothing raises before that is known."""
         self._boundary.caught(
             f"kind={message.kind} source={source} slot={message.slot} session={message.session} bytes={len(message.payload)}", error
         )
@@ -229,16 +229,16 @@ class Worker:
             self._refuse(source, message, ErrorCode.INTERNAL_ERROR, partition.next_offset if partition else 0)
 
     def _assign(self, source: int, message: LaneMessage) -> bool:
-        """A partition given, changed or taken away. News goes into the ring, in order with the data, also what this worker cannot open: the flusher looks
+        """A partition given, changed or taken away. A change goes into the ring, in order with the data, also if this worker cannot open it: the flusher looks
         for itself. A replay does not.
         """
-        is_news = not message.flags & REPLAY
+        is_change = not message.flags & REPLAY
         position = self._ring.try_reserve(len(message.payload))
-        if is_news and position is None:
+        if is_change and position is None:
             return False
         assignment = Assignment.decode(message.payload)
         self._opened.assign(assignment, self._now_ns)
-        if is_news and position is not None:
+        if is_change and position is not None:
             self._copy(position, message.payload)
             self._append(position, len(message.payload), message, source, FLAG_CONTROL | FLAG_BYTES, 0, 0, 0)
         return True
@@ -383,7 +383,7 @@ class Worker:
         self, position: int, length: int, message: LaneMessage, source: int, flags: int, result: int, base_offset: int, next_offset: int,
         header: BatchHeader | None = None, partition: Partition | None = None, append_time_us: int = 0,
     ) -> None:  # fmt: skip
-        self._has_answers = self._has_answers or result != 0 or flags & ACKS_MASK == ACKS_LEADER
+        self._has_replies = self._has_replies or result != 0 or flags & ACKS_MASK == ACKS_LEADER
         self._ring.append(
             position, length, message.slot, base_offset, next_offset, message.session, message.correlation_id, message.next_position, flags,
             source, result,

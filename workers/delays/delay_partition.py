@@ -3,8 +3,8 @@
 How (ARCHITECTURE, section 7): to deliver what is due at a tick, the scheduler has the worker append a mark to the delay log that closes all ordinals up to
 that tick. Rows behind the mark count as due later than it, whatever they ask for. So, having read the mark, the scheduler knows every row up to there, and
 their order (ordinal, offset) is the same whenever the log is read again. A delivered batch carries the key of its last row and the key that was delivered
-before its first; the worker refuses what does not follow, what is not closed, and what is not due by its clock; one batch at a time is under way. So whoever
-is killed, what comes next is what was not delivered.
+before its first; the worker refuses what does not follow, what is not closed, and what is not due by its clock; one batch at a time is under way. So
+whichever process is killed, what comes next is what was not delivered.
 
 When the wall clock is set back, a mark begins another epoch, counted in an ordinal's upper bits, and says what was delivered before: what was closed and is
 not due any more waits again.
@@ -88,12 +88,12 @@ class DelayPartition:
         log_state: Callable[[], PartitionState],
         delivered: Callable[[], tuple[int, int]],
         send: Send,
-        life: int,
+        incarnation: int,
         now_ns: int,
         wall_us: int,
         payload_max: int,
     ) -> None:
-        """`directory`: the delay log's. `life`: no other DelayPartition has or had this number. `payload_max`: bytes that `send` carries at once. Raises
+        """`directory`: the delay log's. `incarnation`: no other DelayPartition has or had this number. `payload_max`: bytes that `send` carries at once. Raises
         OSError, PendingDamagedError, UnusableSchemaError.
         """
         self.log = log
@@ -101,7 +101,7 @@ class DelayPartition:
         self._log_state = log_state
         self._delivered = delivered
         self._send = send
-        self._life = life
+        self._incarnation = incarnation
         self.batches = LogBatches(log.schema, topic.schema)
         self.payload_max = payload_max
         self._log_seed = checksum_seed(log.topic_id, log.partition)
@@ -118,7 +118,7 @@ class DelayPartition:
         self.changes = self.intake.changes
         self._follower = LogFollower(files, directory, self._log_seed, self._store.cursor)
         self._read_again_until = log_state().high_watermark
-        """What lies below was there when this life began, and may begin an epoch of the clock."""
+        """What lies below was there when this incarnation began, and may begin an epoch of the clock."""
         self._held: BatchHeader | None = None
         """A mark of a new epoch of the clock that waits for what is under way."""
         self._ready = no_rows()
@@ -127,7 +127,7 @@ class DelayPartition:
         self._asked: tuple[int, int] | None = None
         """(ordinal, when) of the mark that was asked for and not read yet."""
         self._is_fenced = False
-        """Whether a mark of this life was read: then nothing that a predecessor sent is still on its way to the delay log."""
+        """Whether a mark of this incarnation was read: then nothing that a predecessor sent is still on its way to the delay log."""
         self._now_ns = now_ns
         self._wall_us = wall_us
         if self._closed:
@@ -154,7 +154,7 @@ class DelayPartition:
         self._store.set_time(now_ns, self._now_tick)
         work = self._see_delivered()
         work += self._read_log()
-        work += self._store.come_near()
+        work += self._store.load_due_soon()
         work += self._deliver()
         work += self._ask_for_mark()
         if not work or self._store.is_crowded or self._store.is_behind:
@@ -238,7 +238,7 @@ class DelayPartition:
         ordinal = header.min_tick
         if self._asked is not None and ordinal >= self._asked[0]:
             self._asked = None
-        self._is_fenced = self._is_fenced or header.previous_position == self._life
+        self._is_fenced = self._is_fenced or header.previous_position == self._incarnation
         if ordinal >> TICK_BITS > self._epoch:
             self._held = header
             return False
@@ -401,7 +401,7 @@ class DelayPartition:
         header = BatchHeader(
             attributes=ATTRIBUTE_CONTROL, record_count=0, last_offset_delta=0, first_timestamp_us=self._wall_us, max_timestamp_us=self._wall_us,
             schema_id=self.log.schema_id, min_tick=ordinal, due_us=delivered[0], delay_position=delivered[1],
-            previous_position=self._life,
+            previous_position=self._incarnation,
         )  # fmt: skip
         return insert_header(empty.serialize(), header, self._log_seed)
 

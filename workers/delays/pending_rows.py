@@ -144,7 +144,7 @@ class PendingRows:
         return due
 
     def _take_out(self, rows: Rows) -> None:
-        """They have left the wheel: nobody finds them any more."""
+        """They have left the wheel: `find` does not find them any more."""
         for number in np.unique(rows[:, 2] >> _ROW_BITS).tolist():
             if number in self._runs:
                 self._runs[number].alive[rows[rows[:, 2] >> _ROW_BITS == number, 2] & _ROW_MASK] = False

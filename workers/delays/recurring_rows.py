@@ -49,7 +49,7 @@ class RecurringRows:
     """See the module's docstring."""
 
     def __init__(self, rows: PendingRows, schema: pa.Schema, described: list[dict[str, Any]], refuse: Refuse) -> None:
-        """`described`: what `describe` answered before. Raises OSError."""
+        """`described`: what `describe` returned before. Raises OSError."""
         self._rows = rows
         self._refuse = refuse
         self._items: dict[int, Recurring] = {}
@@ -143,7 +143,7 @@ class RecurringRows:
         return self._reach
 
     def take_back(self, rows: Rows, delivered: tuple[int, int]) -> Rows:
-        """The clock was set back: of rows that were handed out, occurrences behind (tick, offset) wait again. Answers the rows that do not recur."""
+        """The clock was set back: of rows that were handed out, occurrences behind (tick, offset) wait again. Returns the rows that do not recur."""
         is_mine = np.isin(rows[:, 1], np.fromiter(self._items, np.int64, len(self._items)))
         mine = rows[is_mine]
         for offset in np.unique(mine[is_above(mine[:, 0], mine[:, 1], delivered), 1]).tolist():
