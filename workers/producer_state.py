@@ -189,6 +189,7 @@ class ProducerTable:
 
     @classmethod
     def from_snapshot(cls, snapshot: list[Any]) -> ProducerTable:
+        """What `to_snapshot` returned. Raises TypeError, ValueError, IndexError for another list."""
         table = cls()
         for producer_id, epoch, batches in snapshot:
             if producer_id == _DELAYS:

@@ -14,7 +14,7 @@ from shm.assignments import Assignment, LaneKind
 from shm.lane import LaneWriter
 from tailrace import arrow_batch
 from tailrace.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
-from tailrace.delays import DUE_COLUMN, TICK_US, tick_of
+from tailrace.delays import DUE_COLUMN, TICK_BITS, TICK_US, tick_of
 from tailrace.recurrence import Recurrence
 from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
 from tailrace.segment import Walk, file_name, schema_message_length, segment_bases, walk_batches
@@ -164,11 +164,24 @@ class DelayWorld:
             self.restarts += 1
             work = 1
         self._is_inside = False
+        self._check_invariants()
         if self.rng.random() < 0.5:
             self.settle()
         elif self.rng.random() < 0.5:
             self.bench.step_worker()
         return work
+
+    def _check_invariants(self) -> None:
+        """What docstrings of the scheduler's modules state, between two steps."""
+        partition = self.partition
+        store, marks, ready = partition._store, partition._marks, partition._ready
+        assert store.cursor <= partition._follower.next_offset, "the cursor is ahead of what was read"
+        assert store.closed <= marks.closed or store.closed >> TICK_BITS < marks.closed >> TICK_BITS, "closed ordinals were opened again"
+        assert len(ready) < 2 or bool(
+            ((ready[1:, 0] > ready[:-1, 0]) | ((ready[1:, 0] == ready[:-1, 0]) & (ready[1:, 1] > ready[:-1, 1]))).all()
+        ), "not in due order"
+        if partition._sent is not None:
+            assert partition._sent.previous < partition._sent.key, "a delivery that does not follow the last"
 
     def pass_time(self, microseconds: int, jump_us: int = 0) -> None:
         """`jump_us`: by how much the wall clock is set besides."""

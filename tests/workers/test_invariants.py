@@ -1,7 +1,9 @@
-"""The invariant checks find what they are for: each is broken once, in memory, between two steps."""
+"""The invariant checks find what they are for: each is broken once, in memory, between two steps; and what they have found."""
 
 from __future__ import annotations
 
+import errno
+import os
 import pathlib
 from collections.abc import Callable
 
@@ -9,8 +11,11 @@ import pytest
 
 from shm.invariants import InvariantError
 from tailrace.partition_file import Damage, Epoch
+from tailrace.segment import SEGMENT_SUFFIX, file_name
 from tests.kit.batches import make_batch
-from tests.kit.logs import Bench, bench
+from tests.kit.logs import Bench, assignment, bench, simulated_regions
+from tests.kit.simdisk import SimDisk, SimFiles
+from workers.flusher import FlusherSettings
 from workers.invariants import check_flusher, check_worker
 from workers.live_segment import LiveSegment
 from workers.partition_log import PartitionLog
@@ -55,3 +60,29 @@ def test_a_broken_invariant_is_found(tmp_path: pathlib.Path, break_it: Callable[
         break_it(it)
         with pytest.raises(InvariantError, match=said):
             check_both(it)
+
+
+def test_retention_keeps_the_segment_that_took_the_place_of_an_empty_one() -> None:
+    """A sync fails when a segment is to be closed: the empty one that is written anew begins where the next one does."""
+    disk = SimDisk(("/data",))
+    item = assignment(durability="memory", segment_bytes=65536)
+    it = Bench("/data", simulated_regions(), SimFiles(disk), FlusherSettings(journal_bytes=1 << 20), assignments=[item])
+    it.settle()
+    failed: list[str] = []
+
+    def refuse_once(operation: str, path: str) -> None:
+        if operation == "sync" and path.endswith(SEGMENT_SUFFIX) and not failed and log_of(it).next_offset:
+            failed.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    disk.hook = refuse_once
+    while not failed:
+        it.send(make_batch(200))
+        it.settle()
+    base = live_of(it).base
+    assert base > 0
+    check_both(it)
+    log_of(it).advance_start(base)
+    assert list(log_of(it).sealed) == []
+    assert disk.names[f"/data/t-0/{file_name(base)}"] is not None
+    assert it.table.read(0).log_end_offset == log_of(it).next_offset > base

@@ -104,6 +104,7 @@ class BucketFile:
             self._cancelled = np.union1d(self.cancelled(), offsets)
 
     def sync(self) -> None:
+        """Make what was appended durable, but for the file's name. Raises OSError."""
         fd = self._files.open_for_write(self.path)
         try:
             self._files.sync_data(fd)

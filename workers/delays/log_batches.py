@@ -110,10 +110,12 @@ class LogBatches:
         return offsets[wanted], batch.rows.filter(pa.array(wanted))
 
     def has_due(self, batch: LogBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which rows have a due time; one boolean a row."""
         found: np.ndarray[Any, np.dtype[np.bool_]] = pc.is_valid(batch.rows.column(self.due)).to_numpy(zero_copy_only=False)
         return found
 
     def recurs(self, batch: LogBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which rows recur; one boolean a row."""
         found: np.ndarray[Any, np.dtype[np.bool_]] = pc.is_valid(batch.rows.column(self.repeat)).to_numpy(zero_copy_only=False)
         return found
 

@@ -104,6 +104,7 @@ class RecurringRows:
         return self._drop(offset) is not None
 
     def row_of(self, offset: int) -> pa.RecordBatch | None:
+        """As a batch of one of the delay log's schema; None: it does not recur."""
         item = self._items.get(offset)
         return None if item is None else item.row
 

@@ -168,6 +168,7 @@ class DelayRequests:
         waiting.append(item)
 
     def serve_deferred(self, now_ns: int) -> int:
+        """Try again what waits for rows to be settled, when it is time; returns how many requests wait no more."""
         self._now_ns = now_ns
         due = [item for item in self._deferred if item.again_ns <= now_ns or item.deadline_ns <= now_ns]
         if due:
