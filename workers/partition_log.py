@@ -296,7 +296,7 @@ class PartitionLog:
             logger.warning("checkpoint_not_written directory=%s error=%r", self.directory, str(error))
 
     def seal(self) -> None:
-        """Finish the live segment with the end-of-stream mark. An empty one is only closed: the next takes its place. Nothing may be pending. Raises OSError."""
+        """Finish the live segment with the end-of-stream mark. An empty one is only closed: the next takes its place. Nothing may be placed. Raises OSError."""
         live = self.live
         if live is None or live.base == self.next_offset:
             self._drop_live()
