@@ -27,6 +27,7 @@ from tailrace.pending_files import (
 )
 from tailrace.segment import (
     INDEX_SUFFIX,
+    OLD_SEGMENT_SUFFIX,
     SEGMENT_SUFFIX,
     Ending,
     Walk,
@@ -89,7 +90,7 @@ def partition_directories(path: str) -> list[str]:
 
 def _is_partition(path: str) -> bool:
     names = os.listdir(path)
-    return PARTITION_FILE in names or bool(segment_bases(names))
+    return PARTITION_FILE in names or bool(segment_bases(names) or segment_bases(names, OLD_SEGMENT_SUFFIX))
 
 
 def data_bytes(directories: list[str]) -> int:
@@ -98,7 +99,7 @@ def data_bytes(directories: list[str]) -> int:
         entry.stat().st_size
         for directory in directories
         for entry in os.scandir(directory)
-        if entry.name.endswith((SEGMENT_SUFFIX, BUCKET_SUFFIX))
+        if entry.name.endswith((SEGMENT_SUFFIX, OLD_SEGMENT_SUFFIX, BUCKET_SUFFIX))
     )
 
 
@@ -136,7 +137,12 @@ class _PartitionCheck:
             self._find(Severity.NOTE, path, f"takes no writes: {known.offline}")
         for damage in known.damage:
             self._find(Severity.NOTE, self._directory, "reported as lost before", damage.start, damage.end - 1)
-        bases = segment_bases(os.listdir(self._directory))
+        names = os.listdir(self._directory)
+        old = segment_bases(names, OLD_SEGMENT_SUFFIX)
+        bases = sorted({*segment_bases(names), *old})
+        if old:
+            text = f"{len(old)} segments have the suffix {OLD_SEGMENT_SUFFIX} of an older build; the next start renames them"
+            self._find(Severity.REPAIRABLE, self._directory, text)
         if bases and bases[0] > known.log_start_offset:
             self._find(Severity.DAMAGE, self._directory, "segments are missing at the beginning", known.log_start_offset, bases[0] - 1)
         for number, base in enumerate(bases):
@@ -187,6 +193,8 @@ class _PartitionCheck:
 
     def _check_segment(self, known: PartitionFile, base: int, following: int | None) -> None:
         path = f"{self._directory}/{file_name(base)}"
+        if not os.path.exists(path):
+            path = f"{self._directory}/{file_name(base, OLD_SEGMENT_SUFFIX)}"
         totals = self._totals
         totals.segments += 1
         with open(path, "rb", buffering=0) as file:

@@ -18,7 +18,7 @@ from appliance.catalog import PartitionRow, Topic
 from appliance.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
 from tailrace.delays import DELAY_SUFFIX, delay_log_name
 from tailrace.partition_file import PARTITION_FILE, Decision, PartitionFile
-from tailrace.segment import SEGMENT_SUFFIX
+from tailrace.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
 
 _DIRECTORY = re.compile(r"(.+)-([0-9]{1,4})")
 SENTENCES_MAX = 5
@@ -105,7 +105,8 @@ def _look(path: str, topic: str, partition: int, data_dir: int) -> FoundPartitio
         pass  # as if it were damaged
     head = max((len(message) for message in file.schemas.values()), default=0) if file is not None else 0
     with os.scandir(path) as entries:
-        segments = [entry.stat(follow_symlinks=False).st_size for entry in entries if entry.name.endswith(SEGMENT_SUFFIX)]
+        suffixes = (SEGMENT_SUFFIX, OLD_SEGMENT_SUFFIX)
+        segments = [entry.stat(follow_symlinks=False).st_size for entry in entries if entry.name.endswith(suffixes)]
     has_records = any(size > head for size in segments) or (file is not None and file.log_start_offset > 0)
     return FoundPartition(path, topic, partition, data_dir, file, has_records)
 

@@ -32,6 +32,7 @@ CRASH_POINTS = {
     "flusher.in_rewrite": "after a failed sync: the new segment is durable and has no name yet",
     "recovery.before_cut": "a torn tail was found and is still there",
     "recovery.after_cut": "the torn tail is cut, the index is not repaired",
+    "recovery.in_suffix_change": "one more segment of a directory of an older format has its new name",
     "recovery.after_journal": "groups of the journal are written to their segments, not synced",
     "recovery.before_ready": "rings are drained and everything is synced, nobody was told",
     "coordinator.after_decision": "a change of topics is decided, nobody was told",

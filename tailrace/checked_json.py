@@ -15,11 +15,12 @@ from typing import Any
 import orjson
 
 from tailrace.checksum import Readable, crc32c
+from tailrace.files import DiskFiles, replace_file
 
-TEMPORARY_SUFFIX = ".tmp"
 _HEAD = b'{"crc32c":"%08x","content":'
 _HEAD_BYTES = len(_HEAD % 0)
 _READ_BYTES = 1 << 20
+_DISK = DiskFiles()
 
 
 def encode(content: Any) -> bytes:
@@ -52,24 +53,8 @@ def read(path: str) -> bytes:
 
 
 def replace(path: str, data: Readable) -> None:
-    """Put a file with these bytes at `path`, durably. Raises OSError; then what was there is there still."""
-    temporary = path + TEMPORARY_SUFFIX
-    try:
-        os.unlink(temporary)  # a kill left it, or it is a link that was put there
-    except FileNotFoundError:
-        pass
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.fchmod(fd, 0o600)
-        write_all(fd, data, 0)
-        os.fsync(fd)
-    except OSError:
-        os.unlink(temporary)
-        raise
-    finally:
-        os.close(fd)
-    os.rename(temporary, path)
-    sync_directory(os.path.dirname(path))
+    """Put a file with these bytes at `path`, durably (see `tailrace.files.replace_file`). Raises OSError; then what was there is there still."""
+    replace_file(_DISK, path, data)
 
 
 def write_all(fd: int, data: Readable, position: int) -> None:
@@ -78,12 +63,3 @@ def write_all(fd: int, data: Readable, position: int) -> None:
     while len(rest):
         written = os.pwrite(fd, rest, position)
         rest, position = rest[written:], position + written
-
-
-def sync_directory(path: str) -> None:
-    """Make the names in a directory durable. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

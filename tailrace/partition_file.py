@@ -17,9 +17,9 @@ from tailrace import checked_json
 from tailrace.batch_header import checksum_seed
 
 PARTITION_FILE = "partition.json"
-FORMAT_VERSION = 3
-READ_VERSIONS = (2, FORMAT_VERSION)
-"""Of before decisions were kept here, and of now."""
+FORMAT_VERSION = 4
+READ_VERSIONS = (2, 3, FORMAT_VERSION)
+"""2: decisions were not kept here; 3: segments had the suffix `.arrow`, and may have it still."""
 SHARED_COUNT = 32
 """How many schemas a process looks through for an equal one."""
 

@@ -1,10 +1,8 @@
 """Segment files: their names, their framing, and the walk that proves what is in one.
 
-Layout: an Arrow schema message, then batches (see `tailrace.batch_header`), and in a sealed one Arrow's end-of-stream mark. So a segment
-is an
-ordinary Arrow IPC stream. Beside `<base offset, 20 digits>.arrow` lies `.index` (see `tailrace.segment_index`), and `.producers` holds
-what was known of producers
-when the segment began.
+Layout: an Arrow schema message, then batches (see `tailrace.batch_header`), and in a sealed one Arrow's end-of-stream mark. So a segment is an ordinary
+Arrow IPC stream, and has the suffix that Arrow registers for streams. Beside `<base offset, 20 digits>.arrows` lies `.index` (see
+`tailrace.segment_index`), and `.producers` holds what was known of producers when the segment began.
 Owner: the flusher of the data directory; readers never write.
 Invariants: the first batch's base offset is the file's; each batch begins where the one before ended, in bytes and in offsets.
 """
@@ -31,7 +29,9 @@ from tailrace.batch_header import (
     verify_batch,
 )
 
-SEGMENT_SUFFIX = ".arrow"
+SEGMENT_SUFFIX = ".arrows"
+OLD_SEGMENT_SUFFIX = ".arrow"
+"""Of segments in directories of a format before 4; the flusher renames them (`workers.segment_suffix`)."""
 INDEX_SUFFIX = ".index"
 PRODUCERS_SUFFIX = ".producers"
 READ_CHUNK_BYTES = 4 << 20
@@ -45,9 +45,9 @@ def file_name(base_offset: int, suffix: str = SEGMENT_SUFFIX) -> str:
     return f"{base_offset:020d}{suffix}"
 
 
-def segment_bases(names: list[str]) -> list[int]:
+def segment_bases(names: list[str], suffix: str = SEGMENT_SUFFIX) -> list[int]:
     """Base offsets of the segments among a directory's names, ascending."""
-    stems = (name[: -len(SEGMENT_SUFFIX)] for name in names if name.endswith(SEGMENT_SUFFIX))
+    stems = (name[: -len(suffix)] for name in names if name.endswith(suffix))
     return sorted(int(stem) for stem in stems if len(stem) == 20 and stem.isdigit())
 
 

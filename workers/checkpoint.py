@@ -1,7 +1,7 @@
 """A checkpoint: how far a partition's files are known to be right, so that recovery reads only what follows.
 
 Owner: the flusher. Two files, `checkpoint.0` and `checkpoint.1`, are written in turn and in place; the whole one with the higher number counts.
-Invariants: what a checkpoint says was durable before it was written; a checkpoint itself need not be: an older one, or none, only means more to read.
+Invariants: what a checkpoint covers was durable before it was written; a checkpoint itself need not be: an older one, or none, only means more to read.
 Crash: a half-written one does not match its checksum, and the other one is there.
 """
 
@@ -60,7 +60,7 @@ def write_checkpoint(files: Files, directory: str, checkpoint: Checkpoint, *, sy
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        files.unlink(path)  # a link, which is nobody's checkpoint
+        files.unlink(path)  # a link is no checkpoint of ours
         fd = files.open_for_write(path)
     try:
         half = len(data) // 2

@@ -43,13 +43,13 @@ class DiskSpace:
         return now_ns >= self._next_check_ns or self._written >= CHECK_BYTES
 
     def check(self, now_ns: int) -> bool:
-        """Look; answers whether the state changed."""
+        """Look at the disk; returns whether the state changed."""
         self._written = 0
         self._next_check_ns = now_ns + (FULL_CHECK_NS if self.is_full else CHECK_NS)
         try:
             free = self._files.free_bytes(self._data_dir)
         except OSError:
-            return False  # a dead disk is told of by its writes
+            return False  # writes to a dead disk report it
         was_full = self.is_full
         self.is_full = free < self.reserve_bytes + (self.reserve_bytes // 8 if was_full else 0)
         if self.is_full != was_full:
@@ -66,7 +66,7 @@ class DiskSpace:
         return self.is_full != was_full
 
     def note_full(self, now_ns: int) -> bool:
-        """A write was refused for want of room; answers whether the state changed."""
+        """A write was refused for want of room; returns whether the state changed."""
         changed = not self.is_full
         self.is_full = True
         self._next_check_ns = now_ns + FULL_CHECK_NS

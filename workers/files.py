@@ -1,145 +1,14 @@
-"""The file operations that the log makes: one small interface, so that tests can put a failing or a forgetting disk behind it.
+"""What the processes of this package do with files beyond `tailrace.files`: small ones as a whole, and trees.
 
-Owner: the flusher (and the worker, which only reads). Errors are OSError, unwrapped; short writes are finished here.
-Invariants: what is written is no link and readable by its owner alone, whatever the umask; a shortage of space, descriptors or memory (`is_shortage`) says
-    nothing of the disk: what failed is tried again, and is never written down as a fault.
+Crash: see `replace_file`; a tree that was removed halfway is removed by the next try.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
-from collections.abc import Sequence
-from typing import Protocol
-
 from shm.crash_points import crash_point
-from tailrace.checksum import Readable
+from tailrace.files import NO_PLAIN_FILE, NO_SPACE, SHORTAGES, DiskFiles, Files, is_shortage, replace_file
 
-IOV_MAX = 1024
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-NO_PLAIN_FILE = (errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENXIO)
-"""What opening a pipe, a directory, a link or a socket raises."""
-SHORTAGES = (*NO_SPACE, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-
-
-def is_shortage(error: OSError) -> bool:
-    """Whether the host is short of something now: try again later. Everything else is the disk's or the file's fault."""
-    return error.errno in SHORTAGES
-
-
-class Files(Protocol):
-    """What the log needs of a file system."""
-
-    def open_for_write(self, path: str, *, exclusive: bool = False) -> int: ...
-    def open_for_read(self, path: str) -> int: ...
-    def close(self, fd: int) -> None: ...
-    def write_at(self, fd: int, pieces: Sequence[Readable], position: int) -> None: ...
-    def read_at(self, fd: int, length: int, position: int) -> bytes: ...
-    def size(self, fd: int) -> int: ...
-    def truncate(self, fd: int, length: int) -> None: ...
-    def sync_data(self, fd: int) -> None: ...
-    def sync_directory(self, path: str) -> None: ...
-    def list(self, path: str) -> list[str]: ...
-    def make_directory(self, path: str) -> None: ...
-    def rename(self, source: str, target: str) -> None: ...
-    def unlink(self, path: str) -> None: ...
-    def remove_directory(self, path: str) -> None: ...
-    def exists(self, path: str) -> bool: ...
-    def free_bytes(self, path: str) -> int: ...
-    def total_bytes(self, path: str) -> int: ...
-    def allocate(self, path: str, size: int) -> None: ...
-
-
-def _plain(fd: int, path: str) -> int:
-    """`fd` of a plain file. Raises OSError, with the path, for anything else: its first read or write would fail, and not say where."""
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "it is no plain file", path)
-    return fd
-
-
-class DiskFiles:
-    """The real thing."""
-
-    def open_for_write(self, path: str, *, exclusive: bool = False) -> int:
-        return _plain(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_EXCL if exclusive else 0), 0o600), path)
-
-    def open_for_read(self, path: str) -> int:
-        return _plain(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path)  # a pipe would wait for a writer
-
-    def close(self, fd: int) -> None:
-        os.close(fd)
-
-    def write_at(self, fd: int, pieces: Sequence[Readable], position: int) -> None:
-        """Write all pieces, one after the other, from `position` on."""
-        remaining = [piece for piece in pieces if len(piece)]
-        while remaining:
-            written = os.pwritev(fd, remaining[:IOV_MAX], position)
-            if not written:
-                raise OSError(errno.EIO, "the disk takes nothing")
-            position += written
-            index = 0
-            while index < len(remaining) and written >= len(remaining[index]):
-                written -= len(remaining[index])
-                index += 1
-            del remaining[:index]
-            if written:
-                remaining[0] = memoryview(remaining[0])[written:]
-
-    def read_at(self, fd: int, length: int, position: int) -> bytes:
-        return os.pread(fd, length, position)
-
-    def size(self, fd: int) -> int:
-        return os.fstat(fd).st_size
-
-    def truncate(self, fd: int, length: int) -> None:
-        os.ftruncate(fd, length)
-
-    def sync_data(self, fd: int) -> None:
-        os.fdatasync(fd)
-
-    def sync_directory(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-    def list(self, path: str) -> list[str]:
-        return sorted(os.listdir(path))
-
-    def make_directory(self, path: str) -> None:
-        os.mkdir(path, 0o700)
-
-    def rename(self, source: str, target: str) -> None:
-        os.rename(source, target)
-
-    def unlink(self, path: str) -> None:
-        os.unlink(path)
-
-    def remove_directory(self, path: str) -> None:
-        os.rmdir(path)
-
-    def exists(self, path: str) -> bool:
-        return os.path.exists(path)
-
-    def free_bytes(self, path: str) -> int:
-        """What an unprivileged writer may still use."""
-        found = os.statvfs(path)
-        return found.f_bavail * found.f_frsize
-
-    def allocate(self, path: str, size: int) -> None:
-        """Make a file that holds `size` bytes of the disk."""
-        fd = self.open_for_write(path)
-        try:
-            os.posix_fallocate(fd, 0, size)
-        finally:
-            os.close(fd)
-
-    def total_bytes(self, path: str) -> int:
-        found = os.statvfs(path)
-        return found.f_blocks * found.f_frsize
+__all__ = ["NO_PLAIN_FILE", "NO_SPACE", "SHORTAGES", "DiskFiles", "Files", "is_shortage", "read_whole", "remove_tree", "write_durably"]
 
 
 def read_whole(files: Files, path: str) -> bytes:
@@ -151,29 +20,13 @@ def read_whole(files: Files, path: str) -> bytes:
         files.close(fd)
 
 
-def write_durably(files: Files, directory: str, name: str, data: bytes) -> None:
-    """Replace a small file: the old one or the new one is there, whole, whatever happens. Raises OSError."""
-    replace_file(files, directory, name, data, sync=True)
+def write_durably(files: Files, directory: str, name: str, data: bytes, *, sync: bool = True) -> None:
+    """Replace a small file (see `replace_file`). Raises OSError."""
+    replace_file(files, f"{directory}/{name}", data, sync=sync, before_rename=_before_rename)
 
 
-def replace_file(files: Files, directory: str, name: str, data: bytes, *, sync: bool) -> None:
-    """`write_durably`; without `sync` a kill leaves the old one or the new one, a loss of power perhaps neither. Raises OSError."""
-    temporary = f"{directory}/{name}.tmp"
-    try:
-        fd = files.open_for_write(temporary, exclusive=True)
-    except FileExistsError:  # a kill left it, or somebody put a link there
-        files.unlink(temporary)
-        fd = files.open_for_write(temporary, exclusive=True)
-    try:
-        files.write_at(fd, [data], 0)
-        if sync:
-            files.sync_data(fd)
-    finally:
-        files.close(fd)
+def _before_rename() -> None:
     crash_point("flusher.in_write_durably")
-    files.rename(temporary, f"{directory}/{name}")
-    if sync:
-        files.sync_directory(directory)
 
 
 def remove_tree(files: Files, directory: str) -> None:
@@ -182,6 +35,6 @@ def remove_tree(files: Files, directory: str) -> None:
         for name in files.list(directory):
             try:
                 files.unlink(f"{directory}/{name}")
-            except IsADirectoryError:  # somebody put it there
+            except IsADirectoryError:  # not one of ours
                 remove_tree(files, f"{directory}/{name}")
         files.remove_directory(directory)

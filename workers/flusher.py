@@ -1,4 +1,4 @@
-"""The flusher of one data directory: follows its workers' rings, writes batches to segment files, makes them durable, and says what is safe.
+"""The flusher of one data directory: follows its workers' rings, writes batches to segment files, makes them durable, publishes what is safe.
 
 Owner: segment files, indexes, checkpoints and the journal; in shared memory the outcomes and `settled` of each ring it follows, and its partition table.
 Invariants: a descriptor's verdict is written before `settled` passes it; the partition table before that; what a consumer may see (the high
@@ -11,11 +11,10 @@ Run as `python -P -m workers.flusher`.
 
 from __future__ import annotations
 
-import errno
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import orjson
 
@@ -25,61 +24,26 @@ from shm.control import ProcessSlot
 from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader
-from shm.layout import FLAG_CLOSED, FLAG_DELIVERED, ProcessWord, RegionKind, Role, SlotState, Verdict
-from shm.partition_table import PartitionState, PartitionTable
+from shm.layout import ProcessWord, RegionKind, Role, Verdict
+from shm.partition_table import PartitionTable
 from shm.process import EXIT_DATA_UNUSABLE, ProcessContext, configure_logging, run, start
-from shm.ring import Descriptor, Ring
-from tailrace.protocol.errors import ErrorCode
+from shm.ring import Ring
 from workers.disk_space import DiskSpace
 from workers.files import NO_SPACE, DiskFiles, Files, is_shortage
 from workers.group_commit import GroupCommit
-from workers.housekeeping import Act, Housekeeping
+from workers.housekeeping import Housekeeping
 from workers.journal import Journal
+from workers.leases import Task
 from workers.log_set import LogSet, RunFacts
-from workers.partition_log import LogGapError, PartitionLog, PendingBatch
-from workers.timing_wheel import Timer, TimingWheel
+from workers.partition_log import PartitionLog
+from workers.placement import Placement
+from workers.stage import Group, Stage, translator
+from workers.start_up import end_recovery, note_rings
+from workers.timing_wheel import TimingWheel
 
 logger = logging.getLogger(__name__)
 
-GROUP_DESCRIPTORS_MAX = 1024
-GROUP_BYTES_MAX = 16 << 20
 FULL_DISK_RETRY_NS = 250_000_000
-
-
-@dataclass(slots=True)
-class Group:
-    """Descriptors taken from a ring and placed, on their way to their verdicts."""
-
-    end: int
-    entries: list[tuple[int, PartitionLog | None, Verdict]] = field(default_factory=list)
-    touched: dict[int, PartitionLog] = field(default_factory=dict)
-    placed: dict[int, list[int]] = field(default_factory=dict)
-    """slot -> numbers of the descriptors whose batches are in the log's group, in order."""
-    byte_count: int = 0
-
-
-class Stage:
-    """Where the flusher stands in one ring."""
-
-    def __init__(self, ring: Ring, worker: int, translate: Callable[[int], tuple[bytes, int]] | None = None) -> None:
-        self.ring = ring
-        self.worker = worker
-        self.cursor = ring.settled.load()
-        self.replay_below = ring.head.load()
-        """Descriptors below this may have been placed by a predecessor."""
-        self.translate = translate
-        """For a ring of an earlier run: slot -> (topic id, partition) as that run's table had it."""
-        self.group: Group | None = None
-        self.linger: Timer[Act] | None = None
-        """Runs while more is waited for than the ring holds."""
-        self.has_lingered = False
-        self.given_up = {Verdict.DELETED: 0, Verdict.FAILED: 0}
-        """Batches that were not written: of topics that are gone, of logs whose disk had refused what came before."""
-
-    def end_linger(self) -> int:
-        """The timer's act."""
-        self.has_lingered = True
-        return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +85,7 @@ class Flusher:
         self._feed = feed
         self._generation = generation
         self._stages = [Stage(ring, worker) for worker, ring in rings.items()]
-        self._old = [Stage(ring, -1, _translator(old_table)) for ring, old_table in old_rings]
+        self._old = [Stage(ring, -1, translator(old_table)) for ring, old_table in old_rings]
         self._fronts = fronts
         self._workers = workers
         self._connect_worker = connect_worker
@@ -137,7 +101,7 @@ class Flusher:
         self._logs = LogSet(files, data_dir, table, facts)
         self._logs.journaled = self._journal.find()
         self._logs.is_draining = bool(old_rings)
-        self._note_rings(table, old_rings)
+        note_rings(self._logs, self._stages + self._old, table, [old_table for _, old_table in old_rings])
         self._commit = GroupCommit(self._journal, self._logs.take_offline, self._on_moved)
         self._placing: tuple[Stage, Group] | None = None
         self._fed = False
@@ -146,29 +110,13 @@ class Flusher:
         self._ready = False
         self._stopping = False
         self._stalled_until_ns = 0
-        self._shortage: OSError | None = None
-        """What the host was short of when a group could not be placed."""
         self._is_short = False
         """Whether writing waits for descriptors or memory."""
         self._open_again_ns = 0
         self._now_ns = start_ns
-        self._wheel: TimingWheel[Act] = TimingWheel(start_ns, tick_ns=100_000)
+        self._wheel: TimingWheel[Task] = TimingWheel(start_ns, tick_ns=100_000)
         self._housekeeping = Housekeeping(self._logs, self._commit, self._wheel, now_us, start_ns)
-
-    def _note_rings(self, table: PartitionTable, old_rings: list[tuple[Ring, PartitionTable]]) -> None:
-        """What rings hold, and what tables of an earlier run showed: recovery tells a torn tail from corruption by it."""
-        found: dict[tuple[bytes, int], set[int]] = {}
-        for stage in self._stages + self._old:
-            translate = stage.translate or _translator(table)
-            for number in range(stage.cursor, stage.ring.head.load()):
-                descriptor = stage.ring.descriptor(number)
-                if descriptor.has_bytes and not descriptor.is_control:
-                    found.setdefault(translate(descriptor.slot), set()).add(descriptor.base_offset)
-        self._logs.in_rings = {key: frozenset(offsets) for key, offsets in found.items()}
-        for shown in [table, *(old_table for _, old_table in old_rings)]:
-            for state in shown.all():
-                key = (state.topic_id, state.partition)
-                self._logs.watermarks[key] = max(self._logs.watermarks.get(key, 0), state.high_watermark)
+        self._placement = Placement(self._logs, self._commit, self._apply_from_ring, self._housekeeping.retain, self._boundary)
 
     # ---- agent -----------------------------------------------------------------------------------------------------------------------
 
@@ -191,7 +139,7 @@ class Flusher:
             work += self._follow(stage, now_ns)
         if work:
             return work
-        tidied = self._tidy()
+        tidied = self._housekeeping.tidy()
         self._has_chores = bool(tidied)
         return tidied
 
@@ -200,7 +148,7 @@ class Flusher:
             return True
         if self._stalled_until_ns:
             return False
-        return any(stage.linger is None and stage.cursor != stage.ring.head.load() for stage in self._stages)
+        return any(not stage.is_lingering and stage.cursor != stage.ring.head.load() for stage in self._stages)
 
     def next_deadline_ns(self) -> int | None:
         deadlines = [self._wheel.next_deadline_ns(), self._space.next_check_ns]
@@ -218,7 +166,7 @@ class Flusher:
         return not self._ready or not self._has_input()
 
     def _has_input(self) -> bool:
-        return any(stage.group is not None or stage.cursor != stage.ring.head.load() for stage in self._stages)
+        return any(stage.has_input for stage in self._stages)
 
     def close(self) -> None:
         """Sync and close every log."""
@@ -229,20 +177,6 @@ class Flusher:
             except OSError as error:
                 logger.error("log_not_closed directory=%s error=%r", log.directory, str(error))
         self._journal.close()
-
-    def _tidy(self) -> int:
-        """When there is nothing else to do, and only until it is done: the journal's zeroes, indexes that nobody has looked at."""
-        if self._commit.wants_journal and len(self._logs) > 1:
-            return int(self._commit.prepare_journal())
-        for log in self._logs.all():
-            if log.unscrubbed and not log.group:
-                try:
-                    log.scrub_one_index()
-                    self._housekeeping.retain(log)  # it may know a segment's age only now
-                except OSError as error:
-                    logger.warning("index_not_looked_at directory=%s error=%r", log.directory, str(error))
-                return 1
-        return 0
 
     # ---- catalog ---------------------------------------------------------------------------------------------------------------------
 
@@ -259,7 +193,7 @@ class Flusher:
             try:
                 if message.kind == LaneKind.LEASE:
                     self._housekeeping.leases.tell(orjson.loads(payload), self._now_ns)
-                    self._coordinator.ring()  # it answers when this is taken
+                    self._coordinator.ring()  # it replies to the reader when this is taken
                 elif message.kind == LaneKind.FOLLOW:
                     self._follow_worker(message.slot)
                 elif message.kind == LaneKind.FED and message.correlation_id == self._generation:
@@ -268,8 +202,11 @@ class Flusher:
                 self._boundary.caught(f"kind={message.kind} slot={message.slot} bytes={len(payload)}", error)
         return count
 
+    def _apply_from_ring(self, payload: bytes | memoryview) -> None:
+        self._apply_safely(payload, replay=False)
+
     def _apply_safely(self, payload: bytes | memoryview, *, replay: bool) -> None:
-        """A partition given, changed or taken away; if that fails in a way that nobody expected, its log takes no writes, and the others go on."""
+        """A partition given, changed or taken away; if that fails unforeseen, its log takes no writes, and the others go on."""
         assignment: Assignment | None = None
         try:
             assignment = Assignment.decode(payload)
@@ -278,19 +215,7 @@ class Flusher:
             what = f"topic={assignment.topic} partition={assignment.partition}" if assignment else f"assignment_bytes={len(payload)}"
             sentence = self._boundary.caught(what, error)
             if assignment is not None:
-                self._show_failed(assignment, sentence)
-
-    def _show_failed(self, assignment: Assignment, sentence: str) -> None:
-        """What the coordinator waits for has been looked at; a log that is not open is not there."""
-        log = self._logs.get(assignment.slot)
-        if log is not None and not log.is_open and not log.refusal:
-            log.refusal = sentence
-        shown = self._table.read(assignment.slot)
-        if shown.topic_id != assignment.topic_id:
-            shown = PartitionState.empty(assignment.topic_id, assignment.partition, SlotState.UNREADABLE, 0)._replace(
-                reason=ErrorCode.INTERNAL_ERROR
-            )
-        self._table.write(assignment.slot, shown._replace(applied_version=assignment.version))
+                self._logs.show_failed(assignment, sentence)
 
     def _follow_worker(self, worker: int) -> None:
         """A dedicated worker has a ring now."""
@@ -347,35 +272,12 @@ class Flusher:
     def _recover(self, now_ns: int) -> int:
         """Drain the rings of an earlier run, sync everything, then say that the partition table can be trusted."""
         for stage in self._old:
-            if stage.group is not None or stage.cursor != stage.ring.head.load():
+            if stage.has_input:
                 return self._follow(stage, now_ns)
-        for stage in self._old:
-            if stage.replay_below:
-                logger.info(
-                    "ring_drained descriptors=%d of_deleted_topics=%d of_failed_logs=%d", stage.replay_below, stage.given_up[Verdict.DELETED],
-                    stage.given_up[Verdict.FAILED],
-                )  # fmt: skip
-        self._old = []
-        crash_point("recovery.after_journal")
-        self._commit.sync_all(self._logs.all())
-        try:
-            if self._logs.is_draining:
-                self._logs.begin_epochs()
-            self._files.sync_directory(self._data_dir)  # a predecessor may have been killed before it was
-        except OSError as error:
-            if is_shortage(error):
-                self._stalled_until_ns = now_ns + FULL_DISK_RETRY_NS
-                return 0
-            for log in self._logs.all():
-                self._logs.take_offline(log, error)
-        if self._logs.forget_what_was_found():
-            try:
-                self._journal.reset()
-            except OSError as error:
-                logger.error("journal_not_reset error=%r", str(error))
-        else:
-            self._commit.leave_journal()
-        crash_point("recovery.before_ready")
+        drained, self._old = self._old, []
+        if not end_recovery(self._files, self._data_dir, drained, self._logs, self._commit, self._journal):
+            self._stalled_until_ns = now_ns + FULL_DISK_RETRY_NS
+            return 0
         self._ready = True
         self._housekeeping.may_remove = True
         for log in self._logs.all():
@@ -394,11 +296,11 @@ class Flusher:
             head = stage.ring.head.load()  # SYNC POINT: head
             if head == stage.cursor or self._lingers(stage, head, now_ns):
                 return 0
-            stage.group = self._gather(stage, head)
+            stage.group = self._placement.gather(stage, head)
         group = stage.group
         if group is None or not self._finish(stage, group):
             self._stalled_until_ns = now_ns + FULL_DISK_RETRY_NS
-            self._say_shortage(self._shortage if group is None else self._commit.shortage)
+            self._say_shortage(self._placement.shortage if group is None else self._commit.shortage)
             return 0
         if self._is_short:
             logger.info("writing_again data_dir=%s", self._data_dir)
@@ -410,7 +312,7 @@ class Flusher:
         return len(group.entries)
 
     def _say_shortage(self, error: OSError | None) -> None:
-        """A full disk is told to producers, so that they get DISK_FULL; without descriptors or memory they wait for their acks. Either ends by itself."""
+        """Producers get DISK_FULL on a full disk; without descriptors or memory they wait for their acks. Either ends by itself."""
         if error is not None and error.errno in NO_SPACE:
             if self._space.note_full(self._now_ns):
                 logger.warning("disk_full data_dir=%s", self._data_dir)
@@ -424,121 +326,10 @@ class Flusher:
 
     def _lingers(self, stage: Stage, head: int, now_ns: int) -> bool:
         """Whether to wait for a larger group. Not while stopping, not while recovering."""
-        if not self._settings.linger_ns or self._stopping or not self._ready:
+        settings = self._settings
+        if not settings.linger_ns or self._stopping or not self._ready:
             return False
-        if stage.linger is None:
-            stage.linger = self._wheel.add(now_ns + self._settings.linger_ns, stage.end_linger)
-        first, last = stage.ring.descriptor(stage.cursor), stage.ring.descriptor(head - 1)
-        gathered = last.position + last.length - first.position
-        if gathered < self._settings.batch_bytes and not stage.has_lingered:
-            return True
-        self._wheel.cancel(stage.linger)
-        stage.linger, stage.has_lingered = None, False
-        return False
-
-    def _gather(self, stage: Stage, head: int) -> Group | None:
-        """Place descriptors from the cursor on. None: not even the first can be placed now (disk full)."""
-        ring = stage.ring
-        group = Group(stage.cursor)
-        for number in range(stage.cursor, min(head, stage.cursor + GROUP_DESCRIPTORS_MAX)):
-            descriptor = ring.descriptor(number)
-            if descriptor.is_control:
-                if group.entries:
-                    break  # in order with the data: settle that first
-                if stage.translate is None:
-                    self._apply_safely(ring.bytes_of(descriptor), replay=False)
-                group.entries.append((number, None, Verdict.DURABLE))
-                group.end = number + 1
-                break
-            try:
-                entry = self._place(stage, number, descriptor, group)
-            except OSError as error:
-                self._shortage = error
-                break
-            if entry is None:
-                break
-            group.entries.append((number, *entry))
-            group.end = number + 1
-            if group.byte_count >= GROUP_BYTES_MAX:
-                break
-        crash_point("flusher.after_place")
-        return group if group.entries else None
-
-    def _log_of(self, stage: Stage, slot: int) -> PartitionLog | None:
-        return self._logs.get(slot) if stage.translate is None else self._logs.find(stage.translate(slot), slot)
-
-    def _place(self, stage: Stage, number: int, descriptor: Descriptor, group: Group) -> tuple[PartitionLog | None, Verdict] | None:
-        """One descriptor into the group; None: the group must be settled first. Raises OSError only for what the host is short of."""
-        log = self._log_of(stage, descriptor.slot)
-        if log is not None and not log.is_open and log.assignment.slot in self._logs.waiting:
-            raise OSError(errno.EMFILE, "the log is not open yet")
-        if descriptor.result or not descriptor.has_bytes:
-            if descriptor.result or log is None:
-                return None, Verdict.DURABLE
-            # A duplicate is worth what its original is, which may be in this group, or have been refused by a disk that failed.
-            failed = log.refusal or descriptor.leader_epoch != log.file.leader_epoch or descriptor.next_offset > log.next_offset
-            return (None, Verdict.FAILED) if failed else (log, Verdict.DURABLE)
-        if log is None:
-            return None, Verdict.DELETED
-        if log.refusal or descriptor.leader_epoch != log.file.leader_epoch:
-            return None, Verdict.FAILED  # what came before it was refused by the disk
-        data = stage.ring.bytes_of(descriptor)
-        if descriptor.base_offset < log.next_offset and number < stage.replay_below:
-            return self._place_again(stage, number, descriptor, log, group)
-        batch = PendingBatch(descriptor.base_offset, descriptor.next_offset, descriptor.max_timestamp_us, descriptor.append_time_us, data)
-        try:
-            if log.needs_roll(descriptor.length, descriptor.append_time_us):
-                if log.group:
-                    return None
-                if not self._commit.roll(log):
-                    return None, Verdict.FAILED
-                self._housekeeping.retain(log)
-            stage.ring.plan(number, *log.place(batch))
-        except OSError as error:
-            if is_shortage(error):
-                raise
-            self._logs.take_offline(log, error)
-            return None, Verdict.FAILED
-        except LogGapError as error:
-            self._logs.take_offline(log, error)
-            return None, Verdict.FAILED
-        if descriptor.producer_id >= 0:
-            log.producers.record(
-                descriptor.producer_id, descriptor.producer_epoch, descriptor.base_sequence, descriptor.last_offset_delta,
-                descriptor.base_offset, descriptor.next_offset, descriptor.append_time_us,
-            )  # fmt: skip
-        if descriptor.flags & FLAG_DELIVERED:
-            log.producers.deliver(descriptor.delay_ordinal, descriptor.delay_position)
-        elif descriptor.flags & FLAG_CLOSED:
-            log.producers.close_below(descriptor.delay_ordinal)
-        group.touched[log.assignment.slot] = log
-        group.placed.setdefault(log.assignment.slot, []).append(number)
-        group.byte_count += descriptor.length
-        return log, self._good_verdict(log)
-
-    def _place_again(
-        self, stage: Stage, number: int, descriptor: Descriptor, log: PartitionLog, group: Group
-    ) -> tuple[PartitionLog | None, Verdict]:
-        """Recovery found this batch in the file: write it to its place once more, and sync."""
-        outcome = stage.ring.outcome(number)
-        if outcome.verdict is Verdict.NONE:
-            return None, Verdict.FAILED  # nobody placed it: what the log has there is another batch
-        try:
-            if log.write_again(descriptor.base_offset, outcome.segment_base, outcome.file_position, stage.ring.bytes_of(descriptor)):
-                group.touched[log.assignment.slot] = log
-        except LogGapError as error:
-            logger.error("not_what_was_placed directory=%s error=%r", log.directory, str(error))
-            return None, Verdict.FAILED
-        except OSError as error:
-            if is_shortage(error):
-                raise
-            self._logs.take_offline(log, error)
-            return None, Verdict.FAILED
-        return log, self._good_verdict(log)
-
-    @staticmethod
-    def _good_verdict(log: PartitionLog) -> Verdict:
-        return Verdict.DURABLE if log.is_durable else Verdict.WRITTEN
+        return stage.lingers(head, self._wheel, now_ns, settings.linger_ns, settings.batch_bytes)
 
     def _on_moved(self, log: PartitionLog, places: list[tuple[int, int]]) -> None:
         """The batches of a log's group lie elsewhere now: note it beside their descriptors."""
@@ -576,26 +367,8 @@ class Flusher:
             self._workers[stage.worker].ring()
         if not group.touched:
             self._coordinator.ring()
-        self._checkpoint_some()
+        self._housekeeping.checkpoint_some(self._settings.checkpoint_bytes)
         return True
-
-    def _checkpoint_some(self) -> None:
-        """Keep what recovery would have to read below checkpoint_bytes."""
-        logs = self._logs.all()
-        total = sum(log.since_checkpoint_bytes for log in logs)
-        if total < self._settings.checkpoint_bytes:
-            return
-        for log in sorted(logs, key=lambda log: log.since_checkpoint_bytes, reverse=True):
-            if total < self._settings.checkpoint_bytes // 2 or log.group:
-                break
-            total -= log.since_checkpoint_bytes
-            try:
-                if log.refusal or (log.is_unsynced and not self._commit.sync(log)):
-                    continue
-                log.checkpoint(sync=log.since_checkpoint_bytes >= self._settings.checkpoint_bytes // 4)
-            except OSError as error:
-                log.since_checkpoint_bytes = 0
-                logger.warning("checkpoint_not_written directory=%s error=%r", log.directory, str(error))
 
     # ---- space -----------------------------------------------------------------------------------------------------------------------
 
@@ -604,14 +377,6 @@ class Flusher:
         self._slot.store(ProcessWord.DISK_FULL, int(self._space.is_full))
         for bell in self._workers.values():
             bell.ring()
-
-
-def _translator(table: PartitionTable) -> Callable[[int], tuple[bytes, int]]:
-    def translate(slot: int) -> tuple[bytes, int]:
-        state = table.read(slot)
-        return state.topic_id, state.partition
-
-    return translate
 
 
 def build(context: ProcessContext, files: Files) -> Flusher:
@@ -659,7 +424,7 @@ def build(context: ProcessContext, files: Files) -> Flusher:
         now_us=clock.wall_us,
         start_ns=clock.monotonic_ns(),
     )
-    # The coordinator feeds whoever asks: readiness comes only after recovery, so asking has a word of its own.
+    # The coordinator feeds a process that asks: readiness comes only after recovery, so asking has a word of its own.
     context.ask_for_feed()
     return flusher
 

@@ -1,4 +1,4 @@
-"""How a group of batches becomes durable: file by file, or through the journal; and what happens when the disk says no.
+"""How a group of batches becomes durable: file by file, or through the journal; and what happens when the disk refuses.
 
 Owner: the flusher. The one seam between "placed" and "durable".
 Invariants: a sync that failed is never tried again on the same pages: the bytes, from ring and journal, go to a new segment in a new file; a log in neither
@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable
 from shm.crash_points import crash_point
 from workers.files import NO_SPACE, is_shortage
 from workers.journal import Journal, JournalBatch
-from workers.partition_log import PartitionLog, PendingBatch, pending_from_bytes
+from workers.live_segment import PendingBatch, pending_from_bytes
+from workers.partition_log import PartitionLog
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ JOURNALED_BYTES_PER_FILE = 128 << 10
 """A sync of one more file takes 0.3 ms here, writing this much twice as long; docs/adr/0006."""
 
 Moved = Callable[[PartitionLog, list[tuple[int, int]]], None]
-"""Told when the batches of a log's group went to other places, in order."""
+"""Called when the batches of a log's group went to other places, in order."""
 
 
 class GroupCommit:

@@ -1,4 +1,4 @@
-"""What a flusher does with segments when time has passed: seals those that are old, removes those that have had their time.
+"""What a flusher does with segments when time has passed: seals those that are old, removes those whose retention has expired.
 
 Owner: the flusher, whose agent steps it; deadlines are on its timing wheel.
 Invariants: nothing is removed before recovery is over (`may_remove`), nothing that a lease covers, nothing of a log that is offline; a log with a group
@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from workers.delay_gate import kept_from, newest_us
 from workers.delays.manifest import read_cursor
 from workers.files import is_shortage
 from workers.group_commit import GroupCommit
-from workers.leases import Act, Leases, LogKey
+from workers.leases import Leases, LogKey, Task
 from workers.log_set import LogSet
 from workers.partition_log import PartitionLog
 from workers.retention import KEEP_FOR_EVER, CautiousClock, expires_us, new_start
@@ -26,13 +27,11 @@ RETENTION_LOOK_MAX_MS = 3_600_000
 RETENTION_LOOK_MIN_MS = 100
 DELAY_LOG_LOOK_MS = 10_000
 
-__all__ = ["Act", "Housekeeping"]
-
 
 class Housekeeping:
     """For every log of one data directory."""
 
-    def __init__(self, logs: LogSet, commit: GroupCommit, wheel: TimingWheel[Act], now_us: Callable[[], int], start_ns: int) -> None:
+    def __init__(self, logs: LogSet, commit: GroupCommit, wheel: TimingWheel[Task], now_us: Callable[[], int], start_ns: int) -> None:
         self._logs = logs
         self._commit = commit
         self._now_us = now_us
@@ -40,15 +39,15 @@ class Housekeeping:
         self._clock = CautiousClock(now_us(), start_ns)
         self._wheel = wheel
         self.may_remove = False
-        self._ages: dict[int, tuple[int, Timer[Act]]] = {}
+        self._ages: dict[int, tuple[int, Timer[Task]]] = {}
         """slot -> (base, timer) of the segment whose age is being watched."""
-        self._retentions: dict[int, Timer[Act]] = {}
+        self._retentions: dict[int, Timer[Task]] = {}
         self.leases = Leases(wheel, self._look_at)
 
     def advance(self, now_ns: int) -> int:
-        """Do what is due on the wheel; answers how much was done."""
+        """Do what is due on the wheel; returns how much was done."""
         self._now_ns = now_ns
-        return sum(act() for act in self._wheel.advance(now_ns))
+        return sum(task() for task in self._wheel.advance(now_ns))
 
     def begin(self, log: PartitionLog, now_ns: int) -> None:
         """A log was opened, or its settings are others now."""
@@ -113,7 +112,7 @@ class Housekeeping:
         self.retain(log)
 
     def retain(self, log: PartitionLog) -> int:
-        """Remove what has had its time, and arrange for the next look."""
+        """Remove the segments whose retention has expired, and set the timer for the next look."""
         slot, settings = log.assignment.slot, log.assignment.settings
         timer = self._retentions.pop(slot, None)
         if timer is not None:
@@ -128,14 +127,16 @@ class Housekeeping:
             and live.first_append_us
             and retention_ms != KEEP_FOR_EVER
             and not log.group
-            and expires_us(_newest_us(log, live.max_timestamp_us, log.last_append_us), log.last_append_us, retention_ms) < now_us
+            and expires_us(newest_us(log.assignment, live.max_timestamp_us, log.last_append_us), log.last_append_us, retention_ms) < now_us
         ):
             self._seal(log)  # comes back here
             return 1
         if log.assignment.delay_of:
             return self._remove_scheduled(log)
         leased = self.leases.lowest(log.key)
-        segments = [s._replace(max_timestamp_us=_newest_us(log, s.max_timestamp_us, s.last_append_us)) for s in log.closed_segments()]
+        segments = [
+            s._replace(max_timestamp_us=newest_us(log.assignment, s.max_timestamp_us, s.last_append_us)) for s in log.closed_segments()
+        ]
         start = new_start(
             segments, live.base if live else log.next_offset, live.end if live else 0, retention_ms=retention_ms,
             retention_bytes=retention_bytes, now_us=now_us, leased_from=leased,
@@ -164,7 +165,7 @@ class Housekeeping:
         try:
             cursor = read_cursor(log.files, log.directory, log.assignment.topic_id)
             bases = [segment.base for segment in log.closed_segments()] + [log.live.base if log.live is not None else log.next_offset]
-            start = max((base for base in bases if base <= cursor), default=log.log_start_offset)
+            start = kept_from(cursor, bases, log.log_start_offset)
             if start > log.log_start_offset:
                 removed = log.advance_start(start)
                 self._logs.publish(log)
@@ -176,24 +177,53 @@ class Housekeeping:
         return removed
 
     def _look_again(self, log: PartitionLog, retention_ms: int, now_us: int) -> None:
-        """A timer for when the oldest segment will have had its time. By bytes, segments are looked at whenever one is closed."""
+        """Set a timer for the expiry of the oldest segment. Retention by bytes needs none: it is looked at whenever a segment is closed."""
         if retention_ms == KEEP_FOR_EVER:
             return
         oldest = next(iter(log.closed_segments()), None)
         if oldest is not None:
-            end_us = expires_us(_newest_us(log, oldest.max_timestamp_us, oldest.last_append_us), oldest.last_append_us, retention_ms)
+            end_us = expires_us(
+                newest_us(log.assignment, oldest.max_timestamp_us, oldest.last_append_us), oldest.last_append_us, retention_ms
+            )
         elif log.live is not None and log.live.first_append_us:
-            end_us = expires_us(_newest_us(log, log.live.max_timestamp_us, log.last_append_us), log.last_append_us, retention_ms)
+            end_us = expires_us(newest_us(log.assignment, log.live.max_timestamp_us, log.last_append_us), log.last_append_us, retention_ms)
         else:
             return
         wait_ms = min(max((end_us - now_us) // 1000, RETENTION_LOOK_MIN_MS), RETENTION_LOOK_MAX_MS)
         self._retentions[log.assignment.slot] = self._wheel.add(self._now_ns + wait_ms * 1_000_000, lambda: self.retain(log))
 
+    def tidy(self) -> int:
+        """One step of what can wait until there is nothing else to do: the journal's zeroes, indexes not checked since the start. Returns 0 at its end."""
+        if self._commit.wants_journal and len(self._logs) > 1:
+            return int(self._commit.prepare_journal())
+        for log in self._logs.all():
+            if log.unscrubbed and not log.group:
+                try:
+                    log.scrub_one_index()
+                    self.retain(log)  # it may know a segment's age only now
+                except OSError as error:
+                    logger.warning("index_not_looked_at directory=%s error=%r", log.directory, str(error))
+                return 1
+        return 0
+
+    def checkpoint_some(self, checkpoint_bytes: int) -> None:
+        """Keep what recovery would have to read below `checkpoint_bytes`."""
+        logs = self._logs.all()
+        total = sum(log.since_checkpoint_bytes for log in logs)
+        if total < checkpoint_bytes:
+            return
+        for log in sorted(logs, key=lambda log: log.since_checkpoint_bytes, reverse=True):
+            if total < checkpoint_bytes // 2 or log.group:
+                break
+            total -= log.since_checkpoint_bytes
+            try:
+                if log.refusal or (log.is_unsynced and not self._commit.sync(log)):
+                    continue
+                log.checkpoint(sync=log.since_checkpoint_bytes >= checkpoint_bytes // 4)
+            except OSError as error:
+                log.since_checkpoint_bytes = 0
+                logger.warning("checkpoint_not_written directory=%s error=%r", log.directory, str(error))
+
     def _look_at(self, key: LogKey) -> int:
         """A lease has ended."""
         return sum(self.retain(log) for log in self._logs.all() if log.key == key)
-
-
-def _newest_us(log: PartitionLog, max_timestamp_us: int, last_append_us: int) -> int:
-    """From when on retention.ms counts. Where records are delivered late, with the timestamps they had, it is when they came."""
-    return max(max_timestamp_us, last_append_us) if log.assignment.delay_log else max_timestamp_us

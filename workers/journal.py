@@ -102,7 +102,7 @@ class Journal:
         return number, length, batches
 
     def reset(self) -> None:
-        """What `find` answered is durable in the segments: forget it. Raises OSError."""
+        """What `find` returned is durable in the segments: forget it. Raises OSError."""
         if self._fd < 0:
             return
         for start in (0, self._files.size(self._fd) // 2 // FRAME_ALIGNMENT_BYTES * FRAME_ALIGNMENT_BYTES):

@@ -1,11 +1,11 @@
 """Leases: what readers have asked to be kept from retention, and until when.
 
-They are the coordinator's, which keeps them on the disk (`appliance.leases`) and tells them to a flusher with everything else it is fed, before FED: so
-retention, which waits for that, never runs without them.
+The coordinator keeps them on the disk (`appliance.leases`) and sends them to a flusher with everything else that it is fed, before FED: so retention, which
+waits for that, never runs without them.
 
 Owner: the flusher of one data directory; ends are on its timing wheel.
-Invariants: a lease belongs to a partition of one topic, not to a slot, so the next topic in the slot has none of it; told twice it is one.
-Crash: nothing is kept here; a successor is told again.
+Invariants: a lease belongs to a partition of one topic, not to a slot, so the next topic in the slot has none of it; one that is sent twice is one.
+Crash: nothing is kept here; the coordinator sends them to a successor again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from workers.timing_wheel import Timer, TimingWheel
 
-Act = Callable[[], int]
+Task = Callable[[], int]
 LogKey = tuple[bytes, int]
 """(topic id, partition)"""
 
@@ -23,18 +23,18 @@ LogKey = tuple[bytes, int]
 class Leases:
     """Of every partition of one data directory."""
 
-    def __init__(self, wheel: TimingWheel[Act], on_end: Callable[[LogKey], int]) -> None:
-        """`on_end`: told when a lease has ended, by time or given back."""
+    def __init__(self, wheel: TimingWheel[Task], on_end: Callable[[LogKey], int]) -> None:
+        """`on_end`: called when a lease has ended, by time or given back."""
         self._wheel = wheel
         self._on_end = on_end
-        self._of: dict[LogKey, dict[str, tuple[int, Timer[Act]]]] = {}
+        self._of: dict[LogKey, dict[str, tuple[int, Timer[Task]]]] = {}
         """Partition -> lease -> (lowest offset to keep, its end)."""
 
     def __len__(self) -> int:
         return sum(map(len, self._of.values()))
 
     def tell(self, wanted: dict[str, Any], now_ns: int) -> None:
-        """What the coordinator says of one lease (see `LaneKind.LEASE`); 0 ms: it was given back."""
+        """One lease as the coordinator sends it (see `LaneKind.LEASE`); 0 ms: it was given back."""
         key = (bytes.fromhex(wanted["topic_id"]), int(wanted["partition"]))
         name, ttl_ms = str(wanted["lease"]), int(wanted["ttl_ms"])
         was_held = self._take_back(key, name)
@@ -64,7 +64,7 @@ class Leases:
         return known is not None
 
     def _end(self, key: LogKey, name: str, deadline_ns: int) -> int:
-        """The timer's act; another may have come in its place at the same moment."""
+        """The timer's task; another may have come in its place at the same moment."""
         known = self._of.get(key, {}).get(name)
         if known is None or known[1].deadline_ns != deadline_ns:
             return 0

@@ -18,7 +18,8 @@ from tailrace.data_directory import QUARANTINE_DIRECTORY
 from tailrace.protocol.errors import ErrorCode
 from workers.files import Files, is_shortage
 from workers.journal import JournalBatch
-from workers.partition_log import PartitionLog, pending_from_bytes
+from workers.live_segment import pending_from_bytes
+from workers.partition_log import PartitionLog
 from workers.recovery import Hints
 
 logger = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class LogSet:
     # ---- catalog ---------------------------------------------------------------------------------------------------------------------
 
     def apply(self, assignment: Assignment, *, replay: bool, on_open: Callable[[PartitionLog], None]) -> PartitionLog | None:
-        """Open, change or delete a partition; answers its log, None when it is gone. `on_open`: the log was opened, or is to be closed."""
+        """Open, change or delete a partition; returns its log, None when it is gone. `on_open`: the log was opened, or is to be closed."""
         self._by_key = None
         slot = assignment.slot
         log = self._logs.get(slot)
@@ -138,7 +139,7 @@ class LogSet:
         return log
 
     def _wait(self, log: PartitionLog, assignment: Assignment, error: OSError, *, again: bool) -> None:
-        """The host is short of something: try again later. Until it is open, the table says nothing of the log: requests are told NOT_READY."""
+        """The host is short of something: try again later. Until it is open, the table has no state of the log: requests get NOT_READY."""
         self.waiting[assignment.slot] = assignment
         if not log.is_open:
             log.give_up_opening()
@@ -219,7 +220,7 @@ class LogSet:
     # ---- showing ---------------------------------------------------------------------------------------------------------------------
 
     def publish(self, log: PartitionLog, reason: ErrorCode = ErrorCode.OK) -> None:
-        """Show a log's state to everybody."""
+        """Write a log's state to the partition table."""
         if not log.is_open:
             self._publish_unopened(log)
             return
@@ -251,7 +252,7 @@ class LogSet:
         )
 
     def _publish_unopened(self, log: PartitionLog) -> None:
-        """A log that could not be opened. What a predecessor has shown still holds for readers; without that, nobody can say what there is."""
+        """A log that could not be opened. What a predecessor has shown still holds for readers; without that, it is unknown what there is."""
         slot = log.assignment.slot
         shown = self._table.read(slot)
         if shown.topic_id != log.assignment.topic_id or shown.state not in (SlotState.ONLINE, SlotState.OFFLINE_FOR_WRITES):
@@ -259,6 +260,18 @@ class LogSet:
         else:
             shown = shown._replace(state=SlotState.OFFLINE_FOR_WRITES)
         self._table.write(slot, shown._replace(reason=ErrorCode.STORAGE_ERROR, applied_version=log.assignment.version))
+
+    def show_failed(self, assignment: Assignment, sentence: str) -> None:
+        """An assignment could not be carried out: show that it was looked at, which the coordinator waits for; a log that is not open takes no writes."""
+        log = self._logs.get(assignment.slot)
+        if log is not None and not log.is_open and not log.refusal:
+            log.refusal = sentence
+        shown = self._table.read(assignment.slot)
+        if shown.topic_id != assignment.topic_id:
+            shown = PartitionState.empty(assignment.topic_id, assignment.partition, SlotState.UNREADABLE, 0)._replace(
+                reason=ErrorCode.INTERNAL_ERROR
+            )
+        self._table.write(assignment.slot, shown._replace(applied_version=assignment.version))
 
     def take_offline(self, log: PartitionLog, error: Exception) -> None:
         """The disk refused for good: no more writes, reads go on."""

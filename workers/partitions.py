@@ -14,18 +14,21 @@ from dataclasses import dataclass, field
 
 from shm.assignments import Assignment
 from shm.boundary import Boundary
-from shm.layout import FLAG_CLOSED, FLAG_DELIVERED, SlotState
+from shm.layout import SlotState
 from shm.partition_table import PartitionTable
 from shm.ring import RingWriter
 from tailrace.arrow_metadata import SchemaLayout, read_schema
 from tailrace.batch_header import checksum_seed
 from tailrace.protocol.errors import ErrorCode
-from workers.producer_state import ProducerTable
+from workers import delay_gate
+from workers.producer_state import KEPT, ProducerTable
 from workers.ring_index import RingIndex
 
 logger = logging.getLogger(__name__)
 
 NO_EPOCH = -1
+WORKER_PRODUCERS = 10
+"""So many times `producer.ids.max` producers a worker remembers in all its partitions."""
 OPEN_RETRY_NS = 1_000_000_000
 """How soon a partition that could not be opened is tried again, should a batch come for it."""
 
@@ -93,6 +96,30 @@ class Partitions:
             self.assign(aside.assignment, now_ns)
         return aside.code
 
+    def has_room_for_producer(self, partition: Partition, limit: int, now_us: int) -> bool:
+        """Whether one more is remembered: `limit` of a partition, and WORKER_PRODUCERS times that of all, beside KEPT that each partition may have."""
+        producers = partition.producers
+        if not producers.has_room(limit, now_us):
+            return False
+        if producers.producer_count < KEPT or self._producer_count() < WORKER_PRODUCERS * limit:
+            return True
+        for other in self.by_slot.values():
+            other.producers.has_room(limit, now_us)  # those that are idle there are forgotten
+        return self._producer_count() < WORKER_PRODUCERS * limit
+
+    def _producer_count(self) -> int:
+        return sum(partition.producers.producer_count for partition in self.by_slot.values())
+
+    def expire_producers(self, now_us: int, expiration_us: int) -> None:
+        """Forget producers that have appended nothing for `expiration_us`."""
+        for partition in self.by_slot.values():
+            partition.producers.expire(max(now_us, partition.last_append_us) - expiration_us)
+
+    def topic_of(self, delay_log: Assignment) -> Partition | None:
+        """The partition whose delayed records this delay log has; None: it is none, or its topic is gone."""
+        wanted = delay_log.delay_of, delay_log.partition
+        return next((p for p in self.by_slot.values() if (p.assignment.topic_id.hex(), p.assignment.partition) == wanted), None)
+
     def _read_unsettled(self) -> dict[int, tuple[int, int, int]]:
         """slot -> (next offset, append time, epoch), from the descriptors that a predecessor published and the table may not show yet."""
         ring = self._ring
@@ -132,7 +159,7 @@ class Partitions:
             self.delay_logs.pop((assignment.delay_of, assignment.partition), None)
 
     def _put_aside(self, assignment: Assignment, error: Exception, now_ns: int) -> None:
-        """The partition cannot be opened (its files cannot be read now, or nobody can read its schema): its batches are refused, the others go on."""
+        """The partition cannot be opened (its files cannot be read now, or its schema cannot be read at all): its batches are refused, the others go on."""
         slot, said = assignment.slot, self._set_aside.get(assignment.slot)
         code = ErrorCode.NOT_READY if isinstance(error, OSError) else ErrorCode.INTERNAL_ERROR
         if said is None or said.code is not code:
@@ -176,10 +203,8 @@ class Partitions:
         for d in self._index.batches_of(partition.assignment.slot):
             if d.leader_epoch != leader_epoch or d.next_offset > next_offset:
                 continue
-            if d.flags & FLAG_DELIVERED:
-                producers.deliver(d.delay_ordinal, d.delay_position)
-            elif d.flags & FLAG_CLOSED:
-                producers.close_below(d.delay_ordinal)
+            if d.flags & delay_gate.SPECIAL_FLAGS:
+                delay_gate.note_descriptor(producers, d)
             if d.producer_id >= 0:
                 producers.record(
                     d.producer_id, d.producer_epoch, d.base_sequence, d.last_offset_delta, d.base_offset, d.next_offset, d.append_time_us

@@ -1,21 +1,21 @@
 """Deduplication: what a partition remembers of each idempotent producer and of its delays, and the decision on the next batch.
 
 Kafka's rules (KIP-98): a producer numbers its records per partition; the last five batches are remembered, so that a retry of any that may
-be in flight is recognised and answered with its first offset; a gap is refused; a higher epoch starts at sequence 0.
+be in flight is recognised and acknowledged with its first offset; a gap is refused; a higher epoch starts at sequence 0.
 
 Owner: the worker decides with it; the flusher keeps a copy from what it has flushed, and snapshots that when a segment is rolled.
 Invariants: at most REMEMBERED_BATCHES per producer, consecutive in sequence, ascending in offset; more than KEPT producers only if each has appended
     within IDLE_US, as far as the last look, which is at most LOOK_INTERVAL_US old, has seen.
 Crash: rebuilt from the snapshot of the live segment, the headers in it, and the ring's descriptors.
 
-Who may be forgotten. Whoever is forgotten and retries a batch that was appended has it appended twice: sequence 0 looks like a beginning, and to any other
-the answer is UNKNOWN_SEQUENCE, upon which a producer sends the batch again under a new epoch. A table that holds only so many and forgets the
-longest idle would let one client, by inventing ids, make others' retries duplicates. So nobody is forgotten who may still retry: a producer retries
+Which producers may be forgotten. If a producer that was forgotten retries a batch that was appended, it is appended twice: sequence 0 looks like a beginning,
+and any other gets UNKNOWN_SEQUENCE, upon which a producer sends the batch again under a new epoch. A table of fixed size that forgets the longest
+idle would let one client, by inventing ids, make others' retries duplicates. So no producer is forgotten that may still retry: a producer retries
 until its delivery_timeout_ms (two minutes) is over, then it reports the record's fate as unknown and never sends that batch again. Only producers that
 have appended nothing for IDLE_US are forgotten, and only where more than KEPT are known (or after producer.id.expiration.ms, a day); they lose a
 round trip for a new epoch, nothing else. (By the wall clock, which is all that outlives a restart: setting it forward shortens these times.) While there
 are `producer.ids.max`, new producers are refused with TOO_MANY_PRODUCERS, which their SDKs retry; those that are known go on. A tombstone of
-(id, epoch) instead would tell a retry from a beginning, but could not answer it with its offset. Worker, flusher and snapshots follow one rule at the
+(id, epoch) instead would tell a retry from a beginning, but could not acknowledge it with its offset. Worker, flusher and snapshots follow one rule at the
 same batches, so a successor remembers what its predecessor did.
 """
 
@@ -84,7 +84,7 @@ class ProducerTable:
     def __init__(self) -> None:
         self._producers: dict[int, bytes] = {}
         self._look_again_us = 0
-        """Before this nobody has become idle enough to be worth looking for."""
+        """Before this time no producer can have become idle."""
         self.open_ordinal = 0
         """Of a delay log: the first ordinal (`tailrace.delays`) that is not closed; later rows are due then at the earliest."""
         self.delivered = (0, 0)
@@ -171,7 +171,7 @@ class ProducerTable:
         self._producers[producer_id] = batch
 
     def expire(self, forget_before_us: int) -> int:
-        """Forget every producer that has appended nothing since; answers how many."""
+        """Forget every producer that has appended nothing since; returns how many."""
         old = [producer_id for producer_id, packed in self._producers.items() if _BATCH.unpack_from(packed)[_TIME] < forget_before_us]
         for producer_id in old:
             del self._producers[producer_id]
@@ -189,6 +189,7 @@ class ProducerTable:
 
     @classmethod
     def from_snapshot(cls, snapshot: list[Any]) -> ProducerTable:
+        """What `to_snapshot` returned. Raises TypeError, ValueError, IndexError for another list."""
         table = cls()
         for producer_id, epoch, batches in snapshot:
             if producer_id == _DELAYS:

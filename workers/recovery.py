@@ -5,8 +5,8 @@ Invariants: an intact batch that was durable is never removed; what is removed i
     what a checkpoint covers is not read again but for lengths and end marks.
 
 The table (`decide`), for the place where a walk over the newest segment ended. "Elsewhere": the journal or an undrained ring holds the batch that
-belongs there. "Durable": a checkpoint, the partition table that an earlier run left in memory, or the header of an intact batch behind says
-that it was once on the disk.
+belongs there. "Durable": by a checkpoint, the partition table that an earlier run left in memory, or the header of an intact batch behind,
+it was once on the disk.
 
     ending   elsewhere  durable     then
     SEALED   -          -           BEGIN_NEW_SEGMENT
@@ -20,21 +20,17 @@ that it was once on the disk.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-import orjson
-
 from shm.crash_points import crash_point
-from tailrace import checked_json
-from tailrace import segment_index as index_format
-from tailrace.batch_header import ATTRIBUTE_CONTROL, ATTRIBUTE_DELAYED, END_OF_STREAM, BatchHeader
+from tailrace.batch_header import END_OF_STREAM
 from tailrace.checksum import Readable
 from tailrace.partition_file import Damage, PartitionFile
 from tailrace.segment import (
     INDEX_SUFFIX,
-    PRODUCERS_SUFFIX,
+    SEGMENT_SUFFIX,
     Ending,
     Walk,
     file_name,
@@ -42,16 +38,17 @@ from tailrace.segment import (
     is_sealed,
     schema_message_length,
     segment_bases,
-    walk_batches,
 )
-from tailrace.segment_index import INDEX_ENTRY, INDEX_HEADER, IndexEntry
+from tailrace.segment_index import IndexEntry
 from workers.checkpoint import UNKNOWN_TIME_US, Checkpoint, SealedSegment, load_checkpoint
-from workers.files import NO_PLAIN_FILE, Files, read_whole, write_durably
+from workers.files import Files
+from workers.index_files import facts_from_index, repair_index
+from workers.producer_snapshots import load_snapshot, record_producer
 from workers.producer_state import ProducerTable
+from workers.quarantine import report_damage
+from workers.segment_reader import SegmentReader, walk_past_damage
 
 logger = logging.getLogger(__name__)
-
-QUARANTINE_COPY_BYTES_MAX = 64 << 20
 
 
 class Action(Enum):
@@ -112,108 +109,6 @@ class RecoveredLog:
     """Below this everything was durable once, by checkpoint, partition table or headers."""
 
 
-def encode_producers(table: ProducerTable) -> bytes:
-    """A `.producers` file."""
-    return checked_json.encode(table.to_snapshot())
-
-
-def decode_producers(data: bytes) -> ProducerTable | None:
-    """None when these bytes are not a whole snapshot."""
-    snapshot = checked_json.decode(data)
-    try:
-        return ProducerTable.from_snapshot(snapshot) if isinstance(snapshot, list) else None
-    except (TypeError, ValueError, IndexError):  # whole, but another kind of file
-        return None
-
-
-def load_producers(files: Files, directory: str, segment_base: int) -> ProducerTable:
-    """The snapshot that the segment began with; empty, with a warning, when it is damaged."""
-    path = f"{directory}/{file_name(segment_base, PRODUCERS_SUFFIX)}"
-    if not files.exists(path):
-        return ProducerTable()
-    table = decode_producers(read_whole(files, path))
-    if table is None:
-        logger.warning(
-            "producer_snapshot_damaged path=%s advice=%r", path, "producers whose batches it held take a new epoch by themselves"
-        )
-        return ProducerTable()
-    return table
-
-
-def record_producer(table: ProducerTable, header: BatchHeader) -> None:
-    """Remember what a batch in the log says of its producer, or of delays."""
-    if header.attributes & (ATTRIBUTE_CONTROL | ATTRIBUTE_DELAYED):
-        if header.is_delay_mark:
-            table.close_below(header.min_tick)
-        elif not header.is_control:
-            table.deliver(header.min_tick, header.delay_position)
-    if header.producer_id >= 0:
-        table.record(
-            header.producer_id, header.producer_epoch, header.base_sequence, header.last_offset_delta, header.base_offset,
-            header.next_offset, header.append_time_us,
-        )  # fmt: skip
-
-
-def load_live_producers(files: Files, directory: str, partition_file: PartitionFile, end_offset: int) -> ProducerTable:
-    """What the files say of producers, up to `end_offset`: the checkpoint's, and the headers behind it. For a worker that starts beside a
-    running flusher. Raises OSError.
-    """
-    if not files.exists(directory):
-        return ProducerTable()
-    checkpoint, _ = load_checkpoint(files, directory, partition_file.topic_id.hex())
-    segments = segment_bases(files.list(directory))
-    if checkpoint is None:
-        table = load_producers(files, directory, segments[-1]) if segments else ProducerTable()
-        start = segments[-1] if segments else 0
-        position = 0
-    else:
-        table = ProducerTable.from_snapshot(checkpoint.producers)
-        start = checkpoint.next_offset if checkpoint.segment_base < 0 else checkpoint.segment_base
-        position = checkpoint.valid_end
-    for base in [b for b in segments if b >= start]:
-        fd = files.open_for_read(f"{directory}/{file_name(base)}")
-        try:
-            reader = _Reader(files, fd)
-            at_checkpoint = checkpoint is not None and base == checkpoint.segment_base
-            walk = (
-                Walk(position, checkpoint.next_offset)
-                if at_checkpoint and checkpoint is not None
-                else Walk(schema_message_length(reader.read_at), base)
-            )
-            for _, header in _walk_past_damage(reader, walk, partition_file.seed, base, partition_file.damage):
-                if header.next_offset > end_offset:
-                    return table
-                record_producer(table, header)
-        finally:
-            files.close(fd)
-    return table
-
-
-class _Reader:
-    """`read_at` of one open file, counting."""
-
-    def __init__(self, files: Files, fd: int) -> None:
-        self._files = files
-        self.fd = fd
-        self.size = files.size(fd)
-        self.read_bytes = 0
-
-    def read_at(self, length: int, position: int) -> bytes:
-        data = self._files.read_at(self.fd, length, position)
-        self.read_bytes += len(data)
-        return data
-
-
-def _walk_past_damage(reader: _Reader, walk: Walk, seed: int, base: int, damage: list[Damage]) -> Iterator[tuple[int, BatchHeader]]:
-    """Every intact batch, known damage jumped over."""
-    while True:
-        yield from walk_batches(reader.read_at, reader.size, walk, seed)
-        known = next((d for d in damage if d.segment_base == base and d.position == walk.position and d.end_position), None)
-        if walk.ending is not Ending.TORN or known is None:
-            return
-        walk.position, walk.next_offset, walk.ending = known.end_position, known.end, Ending.CLEAN
-
-
 # ---- recovering a log --------------------------------------------------------------------------------------------------------------------
 
 
@@ -243,7 +138,9 @@ class _Recovery:
         checkpoint = self._usable(checkpoint, bases)
         first_walked = self._begin(bases, checkpoint)
         if bases and (checkpoint is None or checkpoint.segment_base != bases[-1]):
-            files.sync_directory(self._directory)  # whoever began the newest segment may have been killed before its name was durable
+            files.sync_directory(
+                self._directory
+            )  # a flusher that began the newest segment may have been killed before its name was durable
         for number in range(first_walked, len(bases)):
             newest = number == len(bases) - 1
             from_checkpoint = checkpoint is not None and bases[number] == checkpoint.segment_base
@@ -258,7 +155,7 @@ class _Recovery:
         return result
 
     def _usable(self, checkpoint: Checkpoint | None, bases: list[int]) -> Checkpoint | None:
-        """A checkpoint whose segment is gone or shorter than it says helps no more, but for what it says of durability."""
+        """A checkpoint whose segment is gone or shorter than it says is used no more, but for how far the log was durable."""
         if checkpoint is None:
             return None
         self._result.checkpoint_number = checkpoint.number
@@ -273,7 +170,7 @@ class _Recovery:
         return None
 
     def _begin(self, bases: list[int], checkpoint: Checkpoint | None) -> int:
-        """Take over what is sealed; answers the number of the first segment to walk."""
+        """Take over what is sealed; returns the number of the first segment to walk."""
         result = self._result
         if checkpoint is not None:
             # Retention may have removed segments since; what is there must be as long as it was, and end as it did.
@@ -287,7 +184,7 @@ class _Recovery:
             known = {}
             first = max(0, len(bases) - 1)
             if bases:
-                result.producers = load_producers(self._files, self._directory, bases[-1])
+                result.producers = load_snapshot(self._files, self._directory, bases[-1])
         for number, base in enumerate(bases[:first]):
             following = bases[number + 1] if number + 1 < len(bases) else result.next_offset
             self._take_sealed(base, following, known.get(base), must_know=number == first - 1)
@@ -305,13 +202,13 @@ class _Recovery:
         result = self._result
         fd = self._files.open_for_read(f"{self._directory}/{file_name(base)}")
         try:
-            reader = _Reader(self._files, fd)
+            reader = SegmentReader(self._files, fd)
             whole = is_sealed(reader.read_at, reader.size) and (known is None or known.size == reader.size)
             facts = known if whole and known is not None else None
             if not whole:
                 facts = self._walk_closed(reader, base, following)
             elif facts is None:
-                facts = self._facts_from_index(reader, base)
+                facts = facts_from_index(self._files, self._directory, reader, base, self._file.seed)
                 if must_know and not facts.last_append_us:
                     facts = self._walk_closed(reader, base, following)
             result.read_bytes += reader.read_bytes
@@ -323,30 +220,11 @@ class _Recovery:
             result.max_timestamp_us = max(result.max_timestamp_us, facts.max_timestamp_us)
         result.last_append_us = max(result.last_append_us, facts.last_append_us)
 
-    def _facts_from_index(self, segment: _Reader, base: int) -> SealedSegment:
-        """Without a checkpoint: the newest entry of the index tells the largest timestamp, and where the last batch lies."""
-        fd = _open_if_plain(self._files, f"{self._directory}/{file_name(base, INDEX_SUFFIX)}")
-        if fd is not None:
-            try:
-                reader = index_format.IndexReader(lambda n, at: self._files.read_at(fd, n, at), self._files.size(fd), base)
-                if reader.count:
-                    entry = reader.entry(reader.count - 1)
-                    walk = Walk(entry.file_position, entry.base_offset)
-                    last_us = max(
-                        (h.append_time_us for _, h in walk_batches(segment.read_at, segment.size, walk, self._file.seed)), default=0
-                    )
-                    return SealedSegment(base, segment.size, reader.count, entry.max_timestamp_us, last_us)
-            except index_format.IndexDamagedError:
-                pass
-            finally:
-                self._files.close(fd)
-        return SealedSegment(base, segment.size, -1, UNKNOWN_TIME_US, 0)  # the scrub counts, and makes the index
-
-    def _walk_closed(self, reader: _Reader, base: int, following: int) -> SealedSegment:
+    def _walk_closed(self, reader: SegmentReader, base: int, following: int) -> SealedSegment:
         """A segment without its end mark, but not the newest: given up after a failed sync (then it reaches its successor), or damaged."""
         walk = Walk(schema_message_length(reader.read_at), base)
         count, largest, last = 0, 0, 0
-        for _, header in _walk_past_damage(reader, walk, self._file.seed, base, self._file.damage):
+        for _, header in walk_past_damage(reader, walk, self._file.seed, base, self._file.damage):
             if header.base_offset >= following:
                 break
             count, largest, last = count + 1, max(largest, header.max_timestamp_us), header.append_time_us
@@ -367,7 +245,7 @@ class _Recovery:
         path = f"{self._directory}/{file_name(base)}"
         fd = files.open_for_write(path)
         try:
-            reader = _Reader(files, fd)
+            reader = SegmentReader(files, fd)
             start = self._schema_end(reader, path)
             if start is None:
                 self._discard_headless(base, reader.size)
@@ -392,7 +270,7 @@ class _Recovery:
         result.batch_count = skipped + len(self._index)
         if checkpoint is not None:
             result.max_timestamp_us = max(result.max_timestamp_us, checkpoint.max_timestamp_us)
-        self._repair_index(base, skipped)
+        repair_index(self._files, self._directory, base, self._index, skipped)
         is_live = following is None and action in (Action.APPEND, Action.CUT) and walk.next_offset == result.next_offset
         if is_live:
             result.live_base, result.valid_end = base, walk.position
@@ -401,7 +279,7 @@ class _Recovery:
             result.sealed[base] = SealedSegment(base, size, result.batch_count, result.max_timestamp_us, result.last_append_us)
         return True
 
-    def _schema_end(self, reader: _Reader, path: str) -> int | None:
+    def _schema_end(self, reader: SegmentReader, path: str) -> int | None:
         """Where the batches begin. A damaged schema message is known from partition.json and written again; None: the file never had one."""
         expected = next(iter(self._file.schemas.values()), b"")
         found = reader.read_at(len(expected), 0)
@@ -416,11 +294,11 @@ class _Recovery:
             return len(expected)
         return None
 
-    def _walk_to_end(self, reader: _Reader, walk: Walk, base: int, largest: int, following: int | None) -> Action:
+    def _walk_to_end(self, reader: SegmentReader, walk: Walk, base: int, largest: int, following: int | None) -> Action:
         """Walk, quarantining what is corrupt, until the table says something else."""
         result, limit = self._result, self._hints.end_limit
         while True:
-            for position, header in _walk_past_damage(reader, walk, self._file.seed, base, self._file.damage):
+            for position, header in walk_past_damage(reader, walk, self._file.seed, base, self._file.damage):
                 if limit is not None and header.base_offset >= limit:
                     walk.ending, walk.reason = Ending.TORN, "written by a disk that failed"
                     return Action.CUT
@@ -452,7 +330,7 @@ class _Recovery:
                 return action
             walk.position, walk.next_offset, walk.ending = behind.position, behind.offset, Ending.CLEAN
 
-    def _cut(self, reader: _Reader, walk: Walk, path: str) -> None:
+    def _cut(self, reader: SegmentReader, walk: Walk, path: str) -> None:
         self._result.cut_bytes += reader.size - walk.position
         logger.warning("torn_tail_cut path=%s bytes=%d reason=%r", path, reader.size - walk.position, walk.reason)
         crash_point("recovery.before_cut")
@@ -462,67 +340,21 @@ class _Recovery:
     def _discard_headless(self, base: int, size: int) -> None:
         """A segment killed before its schema was written holds no batch: it goes."""
         logger.warning("segment_without_schema_removed path=%s/%s bytes=%d", self._directory, file_name(base), size)
-        for suffix in (".arrow", INDEX_SUFFIX):
+        for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX):
             path = f"{self._directory}/{file_name(base, suffix)}"
             if self._files.exists(path):
                 self._files.unlink(path)
         self._result.cut_bytes += size
         self._result.next_offset = max(self._result.next_offset, base)
 
-    def _lose(self, base: int, position: int, end_position: int, start: int, end: int, reason: str, reader: _Reader | None = None) -> None:
-        """Record that offsets are lost: a report, and a copy of the bytes, in the quarantine directory."""
+    def _lose(
+        self, base: int, position: int, end_position: int, start: int, end: int, reason: str, reader: SegmentReader | None = None
+    ) -> None:
+        """Offsets `start` to `end - 1` are lost: known, and reported once."""
         damage = Damage(base, position, end_position, start, end)
-        if damage in self._file.damage or damage in self._result.damage:
-            return
-        self._result.damage.append(damage)
-        topic = (
-            self._file.topic if len(self._file.topic) <= 150 else f"{self._file.topic[:140]}~{self._file.topic_id.hex()[:8]}"
-        )  # NAME_MAX
-        name = f"{topic}-{self._file.partition}-{base:020d}-{position}"
-        logger.error(
-            "corruption topic=%s partition=%d offsets=%d-%d segment=%s/%s position=%d reason=%r kept_in=%s/%s",
-            self._file.topic, self._file.partition, start, end - 1, self._directory, file_name(base) if base >= 0 else "", position, reason,
-            self._hints.quarantine, name,
-        )  # fmt: skip
-        if not self._hints.quarantine:
-            return
-        report = {
-            "topic": self._file.topic, "partition": self._file.partition, "segment": f"{self._directory}/{file_name(max(0, base))}", "position": position,
-            "end_position": end_position, "first_offset": start, "last_offset": end - 1, "reason": reason,
-        }  # fmt: skip
-        try:
-            if not self._files.exists(self._hints.quarantine):
-                self._files.make_directory(self._hints.quarantine)
-            if reader is not None:
-                length = min((end_position or reader.size) - position, QUARANTINE_COPY_BYTES_MAX)
-                write_durably(self._files, self._hints.quarantine, f"{name}.bytes", reader.read_at(max(0, length), position))
-            write_durably(self._files, self._hints.quarantine, f"{name}.json", orjson.dumps(report, option=orjson.OPT_INDENT_2))
-        except OSError as error:  # the report is a convenience; what counts is in partition.json
-            logger.warning("quarantine_failed name=%s error=%r", name, str(error))
-
-    def _repair_index(self, base: int, skipped: int) -> None:
-        """Make the index behind the checkpoint say what was found; all of it, when what lies before is too short."""
-        path = f"{self._directory}/{file_name(base, INDEX_SUFFIX)}"
-        wanted = index_format.encode_entries(self._index)
-        start = INDEX_HEADER.size + skipped * INDEX_ENTRY.size
-        fd = open_index(self._files, path)
-        try:
-            size = self._files.size(fd)
-            if size < start or self._files.read_at(fd, INDEX_HEADER.size, 0) != index_format.encode_header(base):
-                if skipped:
-                    self._files.truncate(fd, 0)  # the scrub makes it again, from the segment
-                    self._files.sync_data(fd)
-                    return
-                wanted = index_format.encode_header(base) + wanted
-                start = 0
-            if size == start + len(wanted) and self._files.read_at(fd, len(wanted), start) == wanted:
-                return
-            logger.info("index_repaired path=%s entries=%d", path, len(self._index))
-            self._files.truncate(fd, start)
-            self._files.write_at(fd, [wanted], start)
-            self._files.sync_data(fd)  # entries of batches that were cut must not come back beside those of later ones
-        finally:
-            self._files.close(fd)
+        if damage not in self._file.damage and damage not in self._result.damage:
+            self._result.damage.append(damage)
+            report_damage(self._files, self._directory, self._file, damage, reason, self._hints.quarantine, reader)
 
     def _size_of(self, path: str) -> int:
         fd = self._files.open_for_read(path)
@@ -530,84 +362,3 @@ class _Recovery:
             return self._files.size(fd)
         finally:
             self._files.close(fd)
-
-
-def first_batch_is_of(files: Files, directory: str, base: int, seed: int) -> bool | None:
-    """Whether the first batch of a segment is this partition's; None: there is none. Raises OSError."""
-    fd = files.open_for_read(f"{directory}/{file_name(base)}")
-    try:
-        reader = _Reader(files, fd)
-        start = schema_message_length(reader.read_at)
-        if not start or start >= reader.size:
-            return None
-        return next(walk_batches(reader.read_at, reader.size, Walk(start, base), seed), None) is not None
-    finally:
-        files.close(fd)
-
-
-# ---- indexes -----------------------------------------------------------------------------------------------------------------------------
-
-
-def open_index(files: Files, path: str) -> int:
-    """An index, for writing, made if it is missing. Something else in its place is put aside: the segment has all that an index says. Raises OSError."""
-    try:
-        return files.open_for_write(path)
-    except OSError as error:
-        if error.errno not in NO_PLAIN_FILE:
-            raise
-        logger.warning("index_put_aside path=%s to=%s.aside reason=%r", path, path, str(error))
-    files.rename(path, f"{path}.aside")
-    return files.open_for_write(path)
-
-
-def _open_if_plain(files: Files, path: str) -> int | None:
-    """A file for reading; None: there is none. Raises OSError."""
-    try:
-        return files.open_for_read(path)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if error.errno in NO_PLAIN_FILE:
-            return None
-        raise
-
-
-def index_is_right(files: Files, directory: str, base: int, batch_count: int) -> bool:
-    """Whether the index of a segment is there, whole, and as long as it should be (-1: as long as it is). Raises OSError."""
-    fd = _open_if_plain(files, f"{directory}/{file_name(base, INDEX_SUFFIX)}")
-    if fd is None:
-        return False
-    try:
-        entries = index_format.decode(files.read_at(fd, files.size(fd), 0), base)
-    finally:
-        files.close(fd)
-    return entries is not None and batch_count in (-1, len(entries)) and (batch_count != -1 or bool(entries))
-
-
-def rebuild_index(files: Files, directory: str, partition_file: PartitionFile, base: int, end: int | None = None) -> tuple[int, Walk]:
-    """Make the index of a segment again from the segment, up to file position `end`; answers how many batches there are, and where the walk
-    ended. Raises OSError.
-    """
-    fd = files.open_for_read(f"{directory}/{file_name(base)}")
-    try:
-        reader = _Reader(files, fd)
-        if end is not None:
-            reader.size = end
-        walk = Walk(schema_message_length(reader.read_at), base)
-        entries: list[IndexEntry] = []
-        largest = 0
-        for position, header in _walk_past_damage(reader, walk, partition_file.seed, base, partition_file.damage):
-            largest = max(largest, header.max_timestamp_us)
-            entries.append(IndexEntry(header.base_offset, position, largest, header.batch_length))
-    finally:
-        files.close(fd)
-    path = f"{directory}/{file_name(base, INDEX_SUFFIX)}"
-    index_fd = open_index(files, path)
-    try:
-        files.truncate(index_fd, 0)
-        files.write_at(index_fd, [index_format.encode_header(base) + index_format.encode_entries(entries)], 0)
-        files.sync_data(index_fd)
-    finally:
-        files.close(index_fd)
-    logger.info("index_rebuilt path=%s entries=%d", path, len(entries))
-    return len(entries), walk

@@ -1,7 +1,7 @@
-"""Which segments have had their time: pure decisions on what is known of them.
+"""Retention: which segments have expired. Pure decisions on what is known of them.
 
 Kafka's rules: a closed segment goes when its newest record is older than retention.ms, or while the log without it still has
-retention.bytes; oldest first, and never one behind another that stays. The live segment goes too once its time is over: it is closed first. -1 keeps for ever.
+retention.bytes; oldest first, and never one behind another that stays. The live segment goes too once it has expired: it is closed first. -1 keeps for ever.
 
 A record's timestamp is the producer's. One from the future would keep a segment for ever, so a segment's age counts from its newest timestamp or from
 when it was last appended to, whichever is earlier; but see OLD_RECORDS_STAY_US.
@@ -19,7 +19,7 @@ OLD_RECORDS_STAY_US = 300_000_000
 
 
 def expires_us(max_timestamp_us: int, last_append_us: int, retention_ms: int) -> int:
-    """When a segment has had its time. `last_append_us` 0: not known."""
+    """Retention expiry time of a segment, microseconds since 1970. `last_append_us` 0: not known."""
     by_timestamp = max_timestamp_us + retention_ms * 1000
     if not last_append_us:
         return by_timestamp

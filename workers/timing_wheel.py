@@ -1,9 +1,8 @@
 """A hierarchical timing wheel for timeouts: pure, no thread, no sleep; time is passed in.
 
-After Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (1987), as Kafka's TimingWheel uses it. Level L has 64 buckets of 64**L
-ticks
-each; a timer lies in the lowest level whose 64 buckets reach its tick. When time comes to a bucket of level L > 0, its timers move down
-(cascade). One bit a bucket says whether it holds anything, so that an empty hour costs nothing to pass.
+After Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (1987), as Kafka's TimingWheel uses it. Level L has 64 buckets of 64**L ticks each; a
+timer lies in the lowest level whose 64 buckets reach its tick. When time comes to a bucket of level L > 0, its timers move down (cascade). One bit a bucket
+tells whether it holds anything, so that an empty hour costs nothing to pass.
 
 Worked example, tick 1 ms, current tick 0 (bucket = first tick it covers):
 
@@ -17,9 +16,8 @@ Worked example, tick 1 ms, current tick 0 (bucket = first tick it covers):
 Its second face, for rows by the thousand, is `workers.delays.array_wheel`; its far slots, on the disk, are `workers.delays.bucket_files`.
 
 Owner: one process; not thread-safe.
-Invariants: no timer fires before its deadline, nor later than the first `advance` at or after its deadline rounded up to a tick (unless
-`limit`
-    held it back); timers fire in order of (tick, deadline, order of adding); add and cancel are O(1); levels are made on demand.
+Invariants: no timer fires before its deadline, nor later than the first `advance` at or after its deadline rounded up to a tick (unless `limit` held it
+    back); timers fire in order of (tick, deadline, order of adding); add and cancel are O(1); levels are made on demand.
 """
 
 from __future__ import annotations
@@ -103,7 +101,7 @@ class TimingWheel(Generic[Item]):
         self._sequence = 0
         self._count = 0
         self.quiet_until_ns = NEVER_NS
-        """Before this `advance` has nothing to do: a bound that whoever steps often looks at first. Timers that were cancelled may hold it low."""
+        """Before this `advance` has nothing to do: a bound for a caller that steps often to look at first. Timers that were cancelled may hold it low."""
 
     def __len__(self) -> int:
         return self._count

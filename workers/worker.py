@@ -1,9 +1,9 @@
 """The worker: owns the append order of its partitions. Reads lanes, checks, deduplicates, assigns offsets, publishes in its ring.
 
 Owner: its ring's descriptors, data, `head` and `reclaimed`; the `consumed` words of the lanes that lead to it.
-Invariants: one writer per partition; offsets are dense; an answer (also a refusal or a duplicate) is a descriptor, so every answer comes from
-    one place and in order; a lane's space is given back only after what was read from it is published; a message that fails in a way that nobody
-    expected changes nothing, is answered INTERNAL_ERROR, and is not read again; one that fails behind its descriptor ends the process, because then
+Invariants: one writer per partition; offsets are dense; every request, also a refused one or a duplicate, gets a descriptor, so replies come from
+    one place and in order; a lane's space is given back only after what was read from it is published; a message whose handling fails
+    unforeseen changes nothing, gets INTERNAL_ERROR, and is not read again; one that fails behind its descriptor ends the process, because then
     what is in memory does not follow from the ring any more.
 Crash: everything it knows is derived: the next offset of a partition from the table and the descriptors not yet settled, deduplication from
     snapshot, headers and descriptors, the place to go on in each lane from the last descriptor that came from it. Killed anywhere it
@@ -27,9 +27,7 @@ from shm.layout import (
     ACKS_LEADER,
     ACKS_MASK,
     FLAG_BYTES,
-    FLAG_CLOSED,
     FLAG_CONTROL,
-    FLAG_DELIVERED,
     FLAG_DUPLICATE,
     SOURCE_COORDINATOR,
     SOURCE_SCHEDULER,
@@ -53,25 +51,22 @@ from tailrace.batch_header import (
     stamp_min_tick,
     verify_batch,
 )
-from tailrace.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
-from tailrace.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.protocol.errors import ErrorCode
 from tailrace.structure import UnpackedTooLargeError, UnsafeBatchError, check_structure
-from workers.files import DiskFiles, Files, read_whole
+from workers.delay_gate import SPECIAL_ATTRIBUTES, SPECIAL_FLAGS, begins_epoch, flags_of, is_next_delivery, is_next_mark, note_header
+from workers.files import DiskFiles, Files
 from workers.partitions import LoadProducers, Partition, Partitions
-from workers.producer_state import KEPT, Decision, ProducerTable
-from workers.recovery import load_live_producers
+from workers.producer_snapshots import load_producers
+from workers.producer_state import Decision, ProducerTable
 from workers.timing_wheel import TimingWheel
 
 logger = logging.getLogger(__name__)
 
-LANE_NEWS_BYTES = 64 << 10
-"""So much room given back in a lane is news for the front: batches may be waiting for it."""
+LANE_FREED_BYTES = 64 << 10
+"""The front is woken when so much room is given back in a lane: batches may be waiting for it."""
 LANE_QUANTUM = 64
 """Messages taken from one lane before the next has its turn."""
 EXPIRY_INTERVAL_NS = 600_000_000_000
-WORKER_PRODUCERS = 10
-"""So many times `producer.ids.max` producers a worker remembers in all its partitions."""
 BLOCKED_RETRY_NS = 5_000_000
 """How soon a worker whose ring is full looks again, should the ring of who frees space be lost (see `Ring.is_crowded`)."""
 
@@ -117,8 +112,8 @@ class Worker:
         self._partitions, self._delay_logs = self._opened.by_slot, self._opened.delay_logs
         self._fed = False
         self._blocked = False
-        self._has_answers = False
-        """Whether something was appended that fronts answer as soon as it is published."""
+        self._has_replies = False
+        """Whether a descriptor was appended to which fronts reply as soon as it is published."""
         self._now_ns = 0
         self._turn = 0
         self._refused_count = 0
@@ -128,7 +123,7 @@ class Worker:
 
     @staticmethod
     def resume_positions(ring: RingWriter) -> dict[int, int]:
-        """source -> lane position behind the last request that a predecessor answered from it."""
+        """source -> lane position behind the last request of it that a predecessor has published a descriptor for."""
         found: dict[int, int] = {}
         for number in range(max(0, ring.next_number - ring.capacity), ring.next_number):
             descriptor = ring.descriptor(number)
@@ -156,23 +151,22 @@ class Worker:
             crash_point("worker.after_publish")
         freed = max([lane.consume() for lane in self._lanes.values()])  # before the rings: who waits for room in a lane looks once
         if has_published:
-            if self._has_answers or freed > LANE_NEWS_BYTES:  # what is only answered when it is durable is the flusher's to announce
-                self._has_answers = False
-                for bell in self._fronts:  # first: somebody waits for them
+            if self._has_replies or freed > LANE_FREED_BYTES:  # replies that wait for durability are announced by the flusher
+                self._has_replies = False
+                for bell in self._fronts:  # first: producers wait for their replies
                     bell.ring()
             for bell in self._flushers:
                 bell.ring()
             self._slot.store(ProcessWord.BYTES_COUNT, self._byte_count)
             self._slot.store(ProcessWord.REFUSED_COUNT, self._refused_count)
         if now_ns >= self._timers.quiet_until_ns:
-            for act in self._timers.advance(now_ns):
-                act()
+            for task in self._timers.advance(now_ns):
+                task()
         return work
 
     def _expire_producers(self) -> None:
         self._timers.add(self._now_ns + EXPIRY_INTERVAL_NS, self._expire_producers)
-        for partition in self._partitions.values():
-            partition.producers.expire(max(self._now_us(), partition.last_append_us) - self._producer_expiration_us)
+        self._opened.expire_producers(self._now_us(), self._producer_expiration_us)
 
     def has_more(self) -> bool:
         if self._blocked or not self._is_running():
@@ -226,7 +220,7 @@ class Worker:
         return True
 
     def _fail(self, source: int, message: LaneMessage, error: Exception) -> None:
-        """A message that nobody can handle: said, counted, and if it is a batch, refused. A descriptor fits: nothing raises before that is known."""
+        """A message whose handling failed: logged, counted, and if it is a batch, refused. A descriptor fits: nothing raises before that is known."""
         self._boundary.caught(
             f"kind={message.kind} source={source} slot={message.slot} session={message.session} bytes={len(message.payload)}", error
         )
@@ -235,16 +229,16 @@ class Worker:
             self._refuse(source, message, ErrorCode.INTERNAL_ERROR, partition.next_offset if partition else 0)
 
     def _assign(self, source: int, message: LaneMessage) -> bool:
-        """A partition given, changed or taken away. News goes into the ring, in order with the data, also what this worker cannot open: the flusher looks
+        """A partition given, changed or taken away. A change goes into the ring, in order with the data, also if this worker cannot open it: the flusher looks
         for itself. A replay does not.
         """
-        is_news = not message.flags & REPLAY
+        is_change = not message.flags & REPLAY
         position = self._ring.try_reserve(len(message.payload))
-        if is_news and position is None:
+        if is_change and position is None:
             return False
         assignment = Assignment.decode(message.payload)
         self._opened.assign(assignment, self._now_ns)
-        if is_news and position is not None:
+        if is_change and position is not None:
             self._copy(position, message.payload)
             self._append(position, len(message.payload), message, source, FLAG_CONTROL | FLAG_BYTES, 0, 0, 0)
         return True
@@ -283,7 +277,7 @@ class Worker:
                 header.last_offset_delta,
                 now_us - self._producer_expiration_us,
             )
-            if verdict.is_new and not self._has_room_for_producer(partition, now_us):
+            if verdict.is_new and not self._opened.has_room_for_producer(partition, self._producer_ids_max, now_us):
                 return self._refuse(source, message, ErrorCode.TOO_MANY_PRODUCERS, next_offset, header)
             if verdict.decision is Decision.REFUSE:
                 return self._refuse(source, message, verdict.code, next_offset, header)
@@ -295,49 +289,16 @@ class Worker:
             self._append_batch(partition, header, message, source, position, shown[3])
         return True
 
-    def _has_room_for_producer(self, partition: Partition, now_us: int) -> bool:
-        """Whether one more is remembered: producer.ids.max of a partition, and WORKER_PRODUCERS times that of all, beside KEPT that each partition may have."""
-        producers, limit = partition.producers, self._producer_ids_max
-        if not producers.has_room(limit, now_us):
-            return False
-        if producers.producer_count < KEPT or self._producer_count() < WORKER_PRODUCERS * limit:
-            return True
-        for other in self._partitions.values():
-            other.producers.has_room(limit, now_us)  # who is idle there is forgotten
-        return self._producer_count() < WORKER_PRODUCERS * limit
-
-    def _producer_count(self) -> int:
-        return sum(partition.producers.producer_count for partition in self._partitions.values())
-
     def _is_next_delay(self, partition: Partition, header: BatchHeader) -> bool:
-        """Whether what the scheduler sends is new (it sends again what it has not seen settled), closed in the delay log, and due now."""
+        """Whether what the scheduler sends is new: it sends again what it has not seen settled."""
+        assignment = partition.assignment
         if header.is_control:
-            return self._is_next_mark(partition, header)
+            topic = self._opened.topic_of(assignment) if begins_epoch(header, partition.producers) else None
+            return bool(assignment.delay_of) and is_next_mark(header, partition.producers, topic.producers if topic else None)
         if header.attributes & ATTRIBUTE_DELAYED:
-            delivered = partition.producers.delivered
-            log = self._delay_logs.get((partition.assignment.topic_id.hex(), partition.assignment.partition))
-            open_ordinal = log.producers.open_ordinal if log is not None else 0
-            if header.min_tick >= open_ordinal or header.min_tick >> TICK_BITS != open_ordinal >> TICK_BITS:
-                return False
-            if (header.min_tick & TICK_MASK) * TICK_US > self._now_us():
-                return False  # the wall clock was set back since it was sent
-            return (header.due_us, header.previous_position) == delivered < (header.min_tick, header.delay_position)
+            log = self._delay_logs.get((assignment.topic_id.hex(), assignment.partition))
+            return is_next_delivery(header, partition.producers, log.producers if log else None, self._now_us())
         return True
-
-    def _is_next_mark(self, log: Partition, header: BatchHeader) -> bool:
-        """Whether it closes more of a delay log; one that begins an epoch of the clock must know all that was delivered before."""
-        open_ordinal = log.producers.open_ordinal
-        if not log.assignment.delay_of or not header.is_delay_mark or header.min_tick <= open_ordinal:
-            return False
-        if header.min_tick >> TICK_BITS == open_ordinal >> TICK_BITS:
-            return True
-        of = log.assignment.delay_of, log.assignment.partition
-        topic = next((p for p in self._partitions.values() if (p.assignment.topic_id.hex(), p.assignment.partition) == of), None)
-        if topic is None:
-            return False  # it is being deleted: its delay log goes next
-        ordinal, position = topic.producers.delivered
-        done = (ordinal & TICK_MASK, position) if ordinal >> TICK_BITS == open_ordinal >> TICK_BITS else NONE_DELIVERED
-        return (header.due_us, header.delay_position) == done
 
     def _check(self, partition: Partition, batch: memoryview, source: int, state: int) -> tuple[BatchHeader | None, ErrorCode]:
         """Everything that must hold before a batch may be stored, cheapest first. `state`: the slot's in the partition table."""
@@ -379,10 +340,8 @@ class Worker:
         target = self._copy(position, batch)
         at = header_position(target)
         flags = message.flags | FLAG_BYTES
-        if header.is_control:
-            flags |= FLAG_CLOSED
-        elif header.attributes & ATTRIBUTE_DELAYED:
-            flags |= FLAG_DELIVERED
+        if header.attributes & SPECIAL_ATTRIBUTES:
+            flags |= flags_of(header)
         elif partition.assignment.delay_of:
             stamp_min_tick(target, at, header, partition.producers.open_ordinal)
         if partition.log_append_time and not header.is_control:
@@ -395,10 +354,8 @@ class Worker:
         self._append(position, len(batch), message, source, flags, 0, base_offset, next_offset, header, partition, append_us)
         partition.next_offset, partition.last_append_us = next_offset, append_us
         self._byte_count += len(batch)
-        if flags & FLAG_CLOSED:
-            partition.producers.close_below(header.min_tick)
-        elif flags & FLAG_DELIVERED:
-            partition.producers.deliver(header.min_tick, header.delay_position)
+        if header.attributes & SPECIAL_ATTRIBUTES:
+            note_header(partition.producers, header)
         if header.producer_id >= 0:
             partition.producers.record(
                 header.producer_id,
@@ -426,14 +383,14 @@ class Worker:
         self, position: int, length: int, message: LaneMessage, source: int, flags: int, result: int, base_offset: int, next_offset: int,
         header: BatchHeader | None = None, partition: Partition | None = None, append_time_us: int = 0,
     ) -> None:  # fmt: skip
-        self._has_answers = self._has_answers or result != 0 or flags & ACKS_MASK == ACKS_LEADER
+        self._has_replies = self._has_replies or result != 0 or flags & ACKS_MASK == ACKS_LEADER
         self._ring.append(
             position, length, message.slot, base_offset, next_offset, message.session, message.correlation_id, message.next_position, flags,
             source, result,
             header.producer_id if header else -1, header.base_sequence if header else -1, header.producer_epoch if header else -1,
             header.last_offset_delta if header else 0, partition.leader_epoch if partition else 0, append_time_us,
             header.max_timestamp_us if header else 0,
-            *((header.min_tick, header.delay_position) if header and flags & (FLAG_CLOSED | FLAG_DELIVERED) else (0, 0)),
+            *((header.min_tick, header.delay_position) if header and flags & SPECIAL_FLAGS else (0, 0)),
         )  # fmt: skip
 
 
@@ -441,16 +398,6 @@ def _code_of(error: BatchFormatError | UnsafeBatchError) -> ErrorCode:
     if isinstance(error, BatchFormatError):
         return ErrorCode.UNSUPPORTED_BATCH
     return ErrorCode.RECORD_TOO_LARGE if isinstance(error, UnpackedTooLargeError) else ErrorCode.UNSAFE_BATCH
-
-
-def load_producers(files: Files, data_dir: str, assignment: Assignment, end_offset: int) -> ProducerTable:
-    """What a partition's files tell of its producers, up to `end_offset`; nothing where they are not this topic's. Raises OSError."""
-    directory = f"{data_dir}/{assignment.directory_name}"
-    path = f"{directory}/{PARTITION_FILE}"
-    known = PartitionFile.decode(read_whole(files, path)) if files.exists(path) else None
-    if known is None or known.topic_id != assignment.topic_id:
-        return ProducerTable()
-    return load_live_producers(files, directory, known, end_offset)
 
 
 def build(context: ProcessContext, files: Files) -> Worker:

@@ -26,7 +26,7 @@ def command() -> None:
 
     \b
     Example:
-      tailrace log dump /var/lib/tailrace/orders-0/00000000000000000000.arrow
+      tailrace log dump /var/lib/tailrace/orders-0/00000000000000000000.arrows
     """
 
 
@@ -99,12 +99,12 @@ def dump(file: str, records: bool, as_json: bool) -> None:
 
     \b
     Example:
-      tailrace log dump --records data/orders-0/00000000000000000000.arrow
+      tailrace log dump --records data/orders-0/00000000000000000000.arrows
     """
     seed = _seed_of(file)
     base = os.path.basename(file)[:20]
     if not base.isdigit():
-        raise click.UsageError(f"{file} is not named like a segment: 20 digits and .arrow")
+        raise click.UsageError(f"{file} is not named like a segment: 20 digits and .arrows")
     with open(file, "rb") as source:
         fd = source.fileno()
         size = os.fstat(fd).st_size

@@ -157,7 +157,7 @@ def test_log_dump_shows_batches_and_records_and_finds_damage(appliance: Embedded
     copy.mkdir()
     for path in source.iterdir():
         (copy / path.name).write_bytes(path.read_bytes())
-    segment = copy / ("0" * 20 + ".arrow")
+    segment = copy / ("0" * 20 + ".arrows")
     row = json.loads(run(None, "log", "dump", "--json", str(segment)).stdout)
     assert (row["offsets"], row["records"]) == ("0-1", 2)
     assert b"intact, not sealed, next offset 2" in run(None, "log", "dump", str(segment)).stderr

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from shm.crash_points import CRASH_POINTS, armed
+from tailrace.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
 from tests.crash.test_power_loss import boot
 from tests.kit.checker import check
 from tests.kit.simdisk import SimDisk
@@ -48,7 +49,7 @@ def _fail_one_sync(workload: Workload) -> None:
     disk = workload.bench.files.disk  # type: ignore[attr-defined]
 
     def hook(operation: str, path: str) -> None:
-        if operation == "sync" and path.endswith(".arrow"):
+        if operation == "sync" and path.endswith(".arrows"):
             disk.hook = None
             raise OSError(errno.EIO, "once", path)
 
@@ -58,8 +59,18 @@ def _fail_one_sync(workload: Workload) -> None:
 def _tear_a_tail(workload: Workload) -> None:
     """Everything is killed while a batch is half written."""
     disk = workload.bench.files.disk  # type: ignore[attr-defined]
-    path = next(name for name in sorted(disk.names, reverse=True) if "t-0/" in name and name.endswith(".arrow"))
+    path = next(name for name in sorted(disk.names, reverse=True) if "t-0/" in name and name.endswith(".arrows"))
     disk.names[path].data += b"\xff\xff\xff\xff torn"
+    workload.bench = workload.bench.restarted("again")
+
+
+def _restart_with_old_names(workload: Workload) -> None:
+    """An older build has written the directory."""
+    disk = workload.bench.files.disk  # type: ignore[attr-defined]
+    for path in [name for name in disk.names if name.endswith(SEGMENT_SUFFIX)]:
+        for names in (disk.names, disk.durable_names):
+            if path in names:
+                names[path.removesuffix(SEGMENT_SUFFIX) + OLD_SEGMENT_SUFFIX] = names.pop(path)
     workload.bench = workload.bench.restarted("again")
 
 
@@ -73,6 +84,7 @@ PROVOKED: dict[str, Callable[[Workload], None]] = {
     "flusher.in_rewrite": _fail_one_sync,
     "recovery.before_cut": _tear_a_tail,
     "recovery.after_cut": _tear_a_tail,
+    "recovery.in_suffix_change": _restart_with_old_names,
     "recovery.after_journal": _restart,
     "recovery.before_ready": _restart,
 }

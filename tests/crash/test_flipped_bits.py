@@ -26,7 +26,7 @@ def small_log() -> tuple[SimDisk, Workload]:
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate"])
-@pytest.mark.parametrize("suffix", [".arrow", ".index", ".producers", PARTITION_FILE, "checkpoint.0", "checkpoint.1"])
+@pytest.mark.parametrize("suffix", [".arrows", ".index", ".producers", PARTITION_FILE, "checkpoint.0", "checkpoint.1"])
 def test_a_flipped_bit_or_a_lost_end_is_never_served_and_the_rest_is(suffix: str, harm: str) -> None:
     logging.disable(logging.CRITICAL)
     try:
@@ -56,7 +56,7 @@ def test_a_flipped_bit_or_a_lost_end_is_never_served_and_the_rest_is(suffix: str
                 missing = set(good) - set(walked) - lost
                 if suffix == ".index":
                     assert changed.data == originals[path], f"{path} byte {index}: the index was not made again"
-                if suffix != ".arrow":
+                if suffix != ".arrows":
                     assert not missing, f"{path} byte {index}: good records are gone: {sorted(missing)}"
                 if harm == "flip":
                     assert len(missing) + len(lost) <= 4, f"{path} byte {index}: more than the damaged batch is gone"

@@ -67,7 +67,7 @@ def test_a_failed_sync_without_descriptors_for_a_new_file_waits_for_them() -> No
 
     def short(operation: str, path: str) -> None:
         seen.append(operation)
-        if "sync" in operation and path.endswith(".arrow") and seen.count("failed") == 0:
+        if "sync" in operation and path.endswith(".arrows") and seen.count("failed") == 0:
             seen.append("failed")
             raise OSError(errno.EIO, "broken", path)
         if operation == "create":
@@ -97,7 +97,7 @@ def test_a_partition_that_is_offline_stays_so_over_a_restart_and_reads_go_on() -
     acknowledged = dict(workload.history.acknowledged)
 
     def broken(operation: str, path: str) -> None:
-        if ".arrow" in path and operation != "read":
+        if ".arrows" in path and operation != "read":
             raise OSError(errno.EIO, "broken", path)
 
     disk.hook = broken
@@ -122,7 +122,7 @@ def _break(disk: SimDisk, name: str) -> None:
     """Nothing can be written to segments whose path has `name` in it."""
 
     def broken(operation: str, path: str) -> None:
-        if name in path and ".arrow" in path and operation != "read":
+        if name in path and ".arrows" in path and operation != "read":
             raise OSError(errno.EIO, "broken", path)
 
     disk.hook = broken

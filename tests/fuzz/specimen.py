@@ -47,7 +47,7 @@ class Specimen:
 
 
 def kind_of(path: pathlib.Path) -> str:
-    """What a file is, whatever its number: "N.arrow of orders", "partition.json", "coordinator.db-wal"."""
+    """What a file is, whatever its number: "N.arrows of orders", "partition.json", "coordinator.db-wal"."""
     name = re.sub(r"(\d+-)*\d{6,}(-\d+)*", "N", path.name)
     topic = re.sub(r"-\d+$", "", path.parent.name)
     return f"{name} of {topic}" if name.startswith("N") else name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from shm.assignments import Assignment, LaneKind
 from shm.lane import LaneWriter
 from tailrace import arrow_batch
 from tailrace.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
-from tailrace.delays import DUE_COLUMN, TICK_US, tick_of
+from tailrace.delays import DUE_COLUMN, TICK_BITS, TICK_US, tick_of
 from tailrace.recurrence import Recurrence
 from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
 from tailrace.segment import Walk, file_name, schema_message_length, segment_bases, walk_batches
@@ -163,11 +164,24 @@ class DelayWorld:
             self.restarts += 1
             work = 1
         self._is_inside = False
+        self._check_invariants()
         if self.rng.random() < 0.5:
             self.settle()
         elif self.rng.random() < 0.5:
             self.bench.step_worker()
         return work
+
+    def _check_invariants(self) -> None:
+        """What docstrings of the scheduler's modules state, between two steps."""
+        partition = self.partition
+        store, marks, ready = partition._store, partition._marks, partition._ready
+        assert store.cursor <= partition._follower.next_offset, "the cursor is ahead of what was read"
+        assert store.closed <= marks.closed or store.closed >> TICK_BITS < marks.closed >> TICK_BITS, "closed ordinals were opened again"
+        assert len(ready) < 2 or bool(
+            ((ready[1:, 0] > ready[:-1, 0]) | ((ready[1:, 0] == ready[:-1, 0]) & (ready[1:, 1] > ready[:-1, 1]))).all()
+        ), "not in due order"
+        if partition._sent is not None:
+            assert partition._sent.previous < partition._sent.key, "a delivery that does not follow the last"
 
     def pass_time(self, microseconds: int, jump_us: int = 0) -> None:
         """`jump_us`: by how much the wall clock is set besides."""
@@ -241,7 +255,10 @@ class DelayWorld:
 
     def delivered(self) -> list[tuple[str, BatchHeader]]:
         """What the partition's log has, in order."""
-        files, found = SimFiles(self.disk), []
+        return [(name, header) for batch, header in self._batches() for name in _names(batch)]
+
+    def _batches(self) -> Iterator[tuple[pa.RecordBatch, BatchHeader]]:
+        files = SimFiles(self.disk)
         for base in segment_bases(files.list("/data/t-0")):
             fd = files.open_for_read(f"/data/t-0/{file_name(base)}")
 
@@ -251,8 +268,14 @@ class DelayWorld:
             walk = Walk(schema_message_length(read_at), base)
             for position, header in walk_batches(read_at, files.size(fd), walk, checksum_seed(TOPIC_ID, 0)):
                 data = memoryview(read_at(header.batch_length, position))
-                batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), DEFAULT_SCHEMA)
-                found += [((value or b"").decode(errors="replace"), header) for value in batch.column("value").to_pylist()]
+                yield pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), DEFAULT_SCHEMA), header
+
+    def stamps(self) -> list[tuple[str, int]]:
+        """(name, timestamp in microseconds) of each record of the partition's log, in order."""
+        found: list[tuple[str, int]] = []
+        for batch, _ in self._batches():
+            stamps = batch.column("timestamp").view(pa.int64()).to_pylist()
+            found += zip(_names(batch), stamps, strict=True)
         return found
 
     def check(self) -> None:
@@ -279,8 +302,12 @@ class DelayWorld:
         while quiet < 20:
             quiet = 0 if self.step() else quiet + 1
             self.now_ns += 100_000_000  # what is sent again is; nothing more becomes due
-        names = [name for name, _ in self.delivered()]
+        delivered = self.stamps()
+        names = [name for name, _ in delivered]
         for row in self.recurring.values():
+            stamps = [stamp for name, stamp in delivered if name == row.name]
+            times = [tick_of(row.first_us + number * row.every_us) * TICK_US for number in range(len(stamps))]
+            assert stamps == times, f"{row} came with other timestamps than its occurrences'"
             early = row.count_until(self.wall_us + 1000 * delay_partition.LEAD_TICKS)
             assert row.count_until(self.wall_us) <= names.count(row.name) <= early, f"{row} came {names.count(row.name)} times"
             self.partition.catch_up()
@@ -306,6 +333,10 @@ class DelayWorld:
             assert waits, f"{self.partition.pending_count()} wait, and nobody for them"
             self.pass_time(max(1_000, min(wait for wait in waits if wait > 0) if any(wait > 0 for wait in waits) else 10_000))
         self.check()
+
+
+def _names(batch: pa.RecordBatch) -> list[str]:
+    return [(value or b"").decode(errors="replace") for value in batch.column("value").to_pylist()]
 
 
 __all__ = ["DelayWorld", "Killed", "Row", "tick_of"]

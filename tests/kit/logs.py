@@ -31,8 +31,13 @@ from tests.kit import memory
 from tests.kit.batches import TOPIC_ID
 from workers.files import DiskFiles, Files
 from workers.flusher import Flusher, FlusherSettings
+from workers.invariants import check_flusher, check_worker
 from workers.log_set import RunFacts
-from workers.worker import Worker, load_producers
+from workers.producer_snapshots import load_producers
+from workers.worker import Worker
+
+CHECKED_EVERY = 8
+"""Steps: to look at everything takes longer than most of them."""
 
 
 def assignment(
@@ -86,6 +91,7 @@ class Bench:
         self.table = PartitionTable(regions["table"])
         self.ring = Ring(regions["ring"])
         self.generation = 0
+        self._steps = 0
         self.worker = self._new_worker()
         self.flusher = self._new_flusher()
 
@@ -161,10 +167,17 @@ class Bench:
         self.to_worker.publish()
 
     def step_worker(self) -> int:
-        return self.worker.step(self.now_ns)
+        work = self.worker.step(self.now_ns)
+        self._steps += 1
+        if self._steps % CHECKED_EVERY == 0:
+            check_worker(self.worker)
+        return work
 
     def step_flusher(self) -> int:
-        return self.flusher.step(self.now_ns)
+        work = self.flusher.step(self.now_ns)
+        if self._steps % CHECKED_EVERY == 0:
+            check_flusher(self.flusher)
+        return work
 
     def settle(self) -> None:
         """Step both until neither has anything to do; front 0 answers everything."""
@@ -179,7 +192,7 @@ class Bench:
 
     def segment_paths(self, partition: int = 0) -> list[str]:
         directory = f"{self.directory}/t-{partition}"
-        return [f"{directory}/{name}" for name in sorted(os.listdir(directory)) if name.endswith(".arrow")]
+        return [f"{directory}/{name}" for name in sorted(os.listdir(directory)) if name.endswith(".arrows")]
 
 
 def simulated_regions(ring_bytes: int = 1 << 18, descriptors: int = 256) -> dict[str, Region]:

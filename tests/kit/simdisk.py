@@ -21,13 +21,15 @@ Hook = Callable[[str, str], None]
 class Inode:
     """One file: what processes see, what the platter has, and the writes in between."""
 
-    __slots__ = ("data", "durable", "unsynced")
+    __slots__ = ("allocated", "data", "durable", "unsynced")
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
         self.durable = bytearray(data)
         self.unsynced: list[tuple[int, bytes | None]] = []
         """(position, bytes), or (length, None) for a truncation."""
+        self.allocated = 0
+        """So long the file is at least: `allocate` makes no bytes."""
 
 
 def _apply(data: bytearray, position: int, piece: bytes | None) -> None:
@@ -118,8 +120,12 @@ def _set(names: dict[str, Inode | None], path: str, what: Inode | None, there: b
                 del names[below]
 
 
+def _error(number: int, path: str) -> OSError:
+    return OSError(number, os.strerror(number), path)
+
+
 class SimFiles:
-    """`workers.files.Files` over a SimDisk."""
+    """`tailrace.files.Files` over a SimDisk; tests/workers/test_file_interface.py holds it beside the real one."""
 
     def __init__(self, disk: SimDisk) -> None:
         self.disk = disk
@@ -131,31 +137,47 @@ class SimFiles:
         self._open[self._next_fd] = inode, path
         return self._next_fd
 
+    def _opened(self, fd: int) -> tuple[Inode, str]:
+        if fd not in self._open:
+            raise _error(errno.EBADF, f"descriptor {fd}")
+        return self._open[fd]
+
     def _file(self, path: str) -> Inode:
-        found = self.disk.names.get(path)
+        if path not in self.disk.names:
+            raise _error(errno.ENOENT, path)
+        found = self.disk.names[path]
         if found is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            raise _error(errno.EISDIR, path)
         return found
+
+    def _directory(self, path: str) -> None:
+        """Raises OSError when it is none."""
+        if path not in self.disk.names:
+            raise _error(errno.ENOENT, path)
+        if self.disk.names[path] is not None:
+            raise _error(errno.ENOTDIR, path)
 
     def open_for_write(self, path: str, *, exclusive: bool = False) -> int:
         if path not in self.disk.names:
-            if os.path.dirname(path) not in self.disk.names:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            self._directory(os.path.dirname(path))
             self.disk.touch("create", path)
             self.disk.set_name(path, Inode(), True)
         elif exclusive:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            raise _error(errno.EEXIST, path)
         return self._fd(self._file(path), path)
 
     def open_for_read(self, path: str) -> int:
         return self._fd(self._file(path), path)
 
     def close(self, fd: int) -> None:
+        self._opened(fd)
         del self._open[fd]
 
     def write_at(self, fd: int, pieces: Sequence[Readable], position: int) -> None:
-        inode, path = self._open[fd]
+        inode, path = self._opened(fd)
         whole = b"".join(bytes(piece) for piece in pieces)
+        if not whole:
+            return  # nor does the real one ask the disk for anything
         try:
             self.disk.touch("write", path)
         except BaseException:
@@ -168,7 +190,7 @@ class SimFiles:
         inode.unsynced.append((position, whole))
 
     def read_at(self, fd: int, length: int, position: int) -> bytes:
-        inode, path = self._open[fd]
+        inode, path = self._opened(fd)
         self.disk.touch("read", path)
         return bytes(inode.data[position : position + length])
 
@@ -179,16 +201,18 @@ class SimFiles:
         return len(data)
 
     def size(self, fd: int) -> int:
-        return len(self._open[fd][0].data)
+        inode = self._opened(fd)[0]
+        return max(len(inode.data), inode.allocated)
 
     def truncate(self, fd: int, length: int) -> None:
-        inode, path = self._open[fd]
+        inode, path = self._opened(fd)
         self.disk.touch("truncate", path)
+        inode.allocated = 0
         _apply(inode.data, length, None)
         inode.unsynced.append((length, None))
 
     def sync_data(self, fd: int) -> None:
-        inode, path = self._open[fd]
+        inode, path = self._opened(fd)
         try:
             self.disk.touch("sync", path)
         except OSError:
@@ -204,20 +228,33 @@ class SimFiles:
         inode.unsynced = []
 
     def sync_directory(self, path: str) -> None:
+        self._directory(path)
         self.disk.touch("sync_directory", path)
         self.disk.commit_directory(path)
 
     def list(self, path: str) -> list[str]:
+        self._directory(path)
         prefix = path + "/"
         return sorted(name[len(prefix) :] for name in self.disk.names if name.startswith(prefix) and "/" not in name[len(prefix) :])
 
     def make_directory(self, path: str) -> None:
+        self._directory(os.path.dirname(path))
+        if path in self.disk.names:
+            raise _error(errno.EEXIST, path)
         self.disk.touch("make_directory", path)
         self.disk.set_name(path, None, True)
 
     def rename(self, source: str, target: str) -> None:
-        self.disk.touch("rename", source)
+        if source not in self.disk.names:
+            raise _error(errno.ENOENT, source)
+        self._directory(os.path.dirname(target))
         what = self.disk.names[source]
+        if target in self.disk.names:
+            if (what is None) != (self.disk.names[target] is None):
+                raise _error(errno.ENOTDIR if what is None else errno.EISDIR, target)
+            if what is None and self.list(target):
+                raise _error(errno.ENOTEMPTY, target)
+        self.disk.touch("rename", source)
         below = [name for name in self.disk.names if name.startswith(source + "/")]
         self.disk.set_name(source, what, False)
         self.disk.set_name(target, what, True)
@@ -226,10 +263,13 @@ class SimFiles:
             self.disk.names[target + name[len(source) :]] = moved
 
     def unlink(self, path: str) -> None:
+        file = self._file(path)
         self.disk.touch("unlink", path)
-        self.disk.set_name(path, self._file(path), False)
+        self.disk.set_name(path, file, False)
 
     def remove_directory(self, path: str) -> None:
+        if self.list(path):
+            raise _error(errno.ENOTEMPTY, path)
         self.disk.touch("remove_directory", path)
         self.disk.set_name(path, None, False)
 
@@ -245,8 +285,10 @@ class SimFiles:
         return self.disk.total
 
     def allocate(self, path: str, size: int) -> None:
-        self.open_for_write(path)
-        del size
+        fd = self.open_for_write(path)
+        inode = self._opened(fd)[0]
+        inode.allocated = max(inode.allocated, size)
+        self.close(fd)
 
 
 def fail_at(number: int, error: int) -> Hook:

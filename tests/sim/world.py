@@ -52,8 +52,11 @@ from tests.sim.machine_parts import (
 from tests.sim.network import Network, SimSocket
 from workers import flusher, worker
 from workers.delays import scheduler
+from workers.invariants import check_flusher, check_worker
 
 PREEMPTION_RATE = 0.03
+CHECKED_EVERY = 64
+"""Steps, before the invariants of the process that has made one are checked."""
 
 
 class World:
@@ -359,6 +362,11 @@ class World:
                 check_front(agent)
             elif isinstance(agent, coordinator.Coordinator):
                 check_coordinator(agent)
+            if self.steps % CHECKED_EVERY == 0:
+                if isinstance(agent, flusher.Flusher):
+                    check_flusher(agent)
+                elif isinstance(agent, worker.Worker):
+                    check_worker(agent)
         except Killed:
             self.bury(child)
             return 1

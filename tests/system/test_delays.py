@@ -304,3 +304,44 @@ def test_a_damaged_manifest_is_said_to_whoever_asks_and_mended_while_the_applian
             assert [delay.delay_id for delay in admin.list_delays("later")] == [waiting.delay_id]
     finally:
         assert running.stop() == 0
+
+
+def test_each_occurrence_has_its_own_time_also_when_it_was_missed(tmp_path: pathlib.Path) -> None:
+    """Of a default topic and a typed one; others delivered between them keep their timestamps."""
+    first = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
+    create(first, "plain")
+    create(first, "typed", schema=pa.schema([("n", pa.int64()), ("timestamp", pa.timestamp("us", "UTC"))]))
+    created = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+    every, long = Recurrence.every(dt.timedelta(milliseconds=50)), Recurrence.every(dt.timedelta(hours=1))
+    asked_ms = int((in_ms(0) - dt.timedelta(hours=5)).timestamp() * 1000)
+    with Producer(first.address, acks="all") as producer:
+        past = dt.datetime.fromtimestamp(asked_ms / 1000, dt.UTC)
+        producer.send("plain", b"long", timestamp=1234, deliver_at=past, repeat=long).result(20)
+        producer.send("plain", b"often", timestamp=1234, deliver_after=dt.timedelta(0), repeat=every).result(20)
+        producer.send("plain", b"once", timestamp=1234, deliver_after=dt.timedelta(milliseconds=200)).result(20)
+        producer.send("typed", {"n": 7, "timestamp": created}, deliver_after=dt.timedelta(0), repeat=every).result(20)
+    stamps: dict[str, list[int]] = {"long": [], "often": [], "once": [], "typed": []}
+
+    def read(address: str, wanted: int) -> None:
+        for name in stamps:
+            stamps[name].clear()
+        with Consumer("plain", "typed", bootstrap=address, auto_offset_reset="earliest") as consumer:
+            while min(len(stamps["often"]), len(stamps["typed"])) < wanted:
+                for record in consumer.poll(timeout_ms=20_000):
+                    if record.topic == "typed":
+                        assert record.value == {"n": 7, "timestamp": created}, "columns of a typed topic are the producer's"
+                    stamps["typed" if record.topic == "typed" else (record.value or b"").decode()].append(record.timestamp)
+
+    read(first.address, 5)
+    taken = {name: list(found) for name, found in stamps.items()}
+    assert first.stop() == 0
+    second = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
+    try:
+        read(second.address, 5 + max(len(taken["often"]), len(taken["typed"])))
+        for name in ("often", "typed"):
+            assert {later - earlier for earlier, later in pairwise(stamps[name])} == {50}, f"{name}: none is missing, each has its own time"
+            assert stamps[name][: len(taken[name])] == taken[name]
+        assert stamps["long"] == [asked_ms + 3_600_000 * number for number in range(6)]
+        assert stamps["once"] in ([], [1234])
+    finally:
+        assert second.stop() == 0

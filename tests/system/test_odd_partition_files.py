@@ -17,7 +17,7 @@ from tailrace.private_appliance import start_embedded
 from tests.kit.processes import wait_until
 
 RECORDS = 20
-SEGMENT = f"{0:020}.arrow"
+SEGMENT = f"{0:020}.arrows"
 INDEX = f"{0:020}.index"
 
 

@@ -35,11 +35,11 @@ def sealed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         admin.alter_topics({name: {"segment.ms": 100} for name in ("plain", "typed")})
 
     def closed(topic: str) -> list[pathlib.Path]:
-        paths = sorted((directory / f"{topic}-0").glob("*.arrow"))
+        paths = sorted((directory / f"{topic}-0").glob("*.arrows"))
         return [p for p in paths if p.read_bytes().endswith(b"\xff\xff\xff\xff\x00\x00\x00\x00")]
 
     wait_until(
-        lambda: all(closed(t) == sorted((directory / f"{t}-0").glob("*.arrow")) for t in ("plain", "typed")),
+        lambda: all(closed(t) == sorted((directory / f"{t}-0").glob("*.arrows")) for t in ("plain", "typed")),
         "all segments are sealed by age",
     )
     assert running.stop() == 0
@@ -88,6 +88,6 @@ def test_names_are_base_offsets_and_indexes_lie_beside(sealed: tuple[list[pathli
     _, typed = sealed
     position = 0
     for path in typed:
-        assert path.name == f"{position:020d}.arrow"
+        assert path.name == f"{position:020d}.arrows"
         assert path.with_suffix(".index").exists()
         position += pa.ipc.open_stream(path.read_bytes()).read_all().num_rows

@@ -48,7 +48,7 @@ def places(data: bytes) -> list[tuple[int, int]]:
 
 
 def damage(data_dir: pathlib.Path, topic: str, numbers: list[int], where: str) -> None:
-    (path,) = (data_dir / f"{topic}-0").glob("*.arrow")
+    (path,) = (data_dir / f"{topic}-0").glob("*.arrows")
     data = bytearray(path.read_bytes())
     batches = places(bytes(data))
     for number in numbers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from dataclasses import asdict
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tailrace import checked_json
 from tailrace.partition_file import Damage, Decision, Epoch, PartitionFile
 
+GOLDEN = pathlib.Path(__file__).parent.parent / "golden"
 FILE = PartitionFile(
     "orders", 3, bytes(range(16)), {1: b"schema", 4: b"other"}, 50, [Epoch(0, 0), Epoch(1, 70)], [Damage(0, 10, 20, 55, 60)], "a disk", "run",
     Decision(7, 12, 4, True, 1_700_000_000_000_000, "", {"retention.ms": -1}),
@@ -19,6 +21,11 @@ def test_both_directions() -> None:
     assert PartitionFile.decode(FILE.encode()) == FILE
 
 
+def test_the_bytes_are_the_golden_ones_and_those_of_the_format_before_are_read() -> None:
+    assert FILE.encode() == (GOLDEN / "partition_v4.json").read_bytes()
+    assert PartitionFile.decode((GOLDEN / "partition_v3.json").read_bytes()) == FILE
+
+
 def test_every_cut_and_every_flipped_byte_is_known_as_damage() -> None:
     data = FILE.encode()
     for index in range(len(data)):
@@ -26,7 +33,7 @@ def test_every_cut_and_every_flipped_byte_is_known_as_damage() -> None:
         assert PartitionFile.decode(data[:index] + bytes([data[index] ^ 4]) + data[index + 1 :]) is None
 
 
-@pytest.mark.parametrize(("version", "is_read"), [(1, False), (2, True), (4, False)])
+@pytest.mark.parametrize(("version", "is_read"), [(1, False), (2, True), (3, True), (5, False)])
 def test_versions(version: int, is_read: bool) -> None:
     """Of version 2: without the topic's decision."""
     fields = checked_json.decode(FILE.encode())

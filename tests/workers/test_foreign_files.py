@@ -12,8 +12,8 @@ from tailrace.partition_file import PartitionFile
 from tailrace.pending_files import PENDING_VERSION, Manifest, PendingDamagedError
 from workers.checkpoint import load_checkpoint
 from workers.files import DiskFiles
+from workers.producer_snapshots import decode_producers, encode_producers
 from workers.producer_state import ProducerTable
-from workers.recovery import decode_producers, encode_producers
 
 TOPIC_ID = bytes(range(16))
 KINDS = {

@@ -17,9 +17,11 @@ from tests.kit.logs import assignment, bench
 from tests.kit.simdisk import SimDisk, SimFiles
 from workers.checkpoint import CHECKPOINT_FILES, SealedSegment
 from workers.files import DiskFiles
-from workers.partition_log import PartitionLog, PendingBatch
+from workers.live_segment import PendingBatch
+from workers.partition_log import PartitionLog
+from workers.producer_snapshots import decode_producers, encode_producers, record_producer
 from workers.producer_state import ProducerTable
-from workers.recovery import Action, Hints, RecoveredLog, decide, decode_producers, encode_producers, record_producer, recover_log
+from workers.recovery import Action, Hints, RecoveredLog, decide, recover_log
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def segment(tmp_path: pathlib.Path, counts: tuple[int, ...] = (3, 4, 5), *, sett
                 b.settle()
         b.settle()
         b.flusher.close()
-    return tmp_path / "t-0" / ("0" * 20 + ".arrow")
+    return tmp_path / "t-0" / ("0" * 20 + ".arrows")
 
 
 def recover(path: pathlib.Path, *, checkpoint: bool = False, hints: Hints | None = None) -> RecoveredLog:
@@ -147,10 +149,10 @@ def test_only_what_follows_the_checkpoint_is_read_and_a_damaged_one_falls_back_t
 
 def test_a_segment_killed_before_its_schema_is_removed(tmp_path: pathlib.Path) -> None:
     path = segment(tmp_path)
-    path.with_name("0" * 18 + "12.arrow").write_bytes(b"\xff\xff\xff\xff\x10")
+    path.with_name("0" * 18 + "12.arrows").write_bytes(b"\xff\xff\xff\xff\x10")
     found = recover(path)
     assert (found.next_offset, found.cut_bytes) == (12, 5)
-    assert not path.with_name("0" * 18 + "12.arrow").exists()
+    assert not path.with_name("0" * 18 + "12.arrows").exists()
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "wrong", "empty"])

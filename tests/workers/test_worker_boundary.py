@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 
 from shm.invariants import CheckedWords
-from shm.layout import ProcessWord, SlotState
+from shm.layout import ProcessWord, SlotState, Verdict
 from shm.ring import Ring, RingWriter
 from tailrace.batch_header import checksum_seed
 from tailrace.protocol.errors import ErrorCode
 from tests.kit.batches import TOPIC_ID, make_batch
 from tests.kit.logs import Bench, assignment, bench, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles
-from workers import producer_state
+from workers import partitions, producer_snapshots, producer_state
 from workers import worker as worker_module
 from workers.flusher import FlusherSettings
 from workers.log_set import LogSet
+from workers.partition_log import PartitionLog
 from workers.partitions import OPEN_RETRY_NS
 from workers.producer_state import ProducerTable
 from workers.ring_index import RingIndex
@@ -156,7 +157,7 @@ def test_files_that_cannot_be_read_now_make_a_partition_wait_and_not_the_worker_
         def load(item: Any, end: int) -> ProducerTable:
             if is_short:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            return worker_module.load_producers(it.files, it.directory, item, end)
+            return producer_snapshots.load_producers(it.files, it.directory, item, end)
 
         it.kill_worker()
         it.worker._opened._load_producers = load
@@ -255,9 +256,9 @@ def test_the_index_holds_no_more_than_twice_the_ring_and_what_the_ring_has(tmp_p
 def test_producers_beyond_what_a_partition_or_its_worker_remembers_are_refused_and_known_ones_go_on(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (producer_state, worker_module):
+    for module in (producer_state, partitions):
         monkeypatch.setattr(module, "KEPT", 2)
-    monkeypatch.setattr(worker_module, "WORKER_PRODUCERS", 2)
+    monkeypatch.setattr(partitions, "WORKER_PRODUCERS", 2)
     with bench(str(tmp_path)) as it:
         it.producer_ids_max = 4
         it.assignments = [assignment(partition, slot=partition) for partition in range(3)]
@@ -293,3 +294,44 @@ def test_the_state_of_a_slot_is_what_a_worker_looks_at(tmp_path: pathlib.Path) -
         it.settle()
         assert it.table.append_state(0) == (SlotState.ONLINE, 0, 0, 3, 3)
         assert Worker.resume_positions(it.worker._ring)[0] > 0
+
+
+def test_a_batch_that_a_second_flusher_cannot_place_either_takes_only_its_log_offline(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one ends: what is wrong only in its memory is mended by the start of another, and nothing is refused."""
+    with bench(str(tmp_path)) as it:
+        it.assignments = [assignment(partition, slot=partition) for partition in range(2)]
+        it.kill_worker()
+        it.kill_flusher()
+        it.settle()
+        rolls = PartitionLog.needs_roll
+        failures = 0
+
+        def fail(log: PartitionLog, length: int, append_time_us: int) -> bool:
+            nonlocal failures
+            if log.assignment.slot == 0:
+                failures += 1
+                raise KeyError("segment.bytes")
+            return rolls(log, length, append_time_us)
+
+        it.send(make_batch(3), slot=0)
+        it.send(make_batch(2, seed=checksum_seed(TOPIC_ID, 1)), slot=1)
+        it.step_worker()
+        monkeypatch.setattr(PartitionLog, "needs_roll", fail)
+        with pytest.raises(KeyError):
+            it.step_flusher()
+        it.kill_flusher()
+        it.settle()
+        assert failures == 2
+        assert (it.table.read(0).state, it.table.read(0).log_end_offset) == (SlotState.OFFLINE_FOR_WRITES, 0)
+        assert (it.table.read(1).state, it.table.read(1).high_watermark) == (SlotState.ONLINE, 2)
+        verdicts = [it.ring.outcome(number).verdict for number in range(it.ring.head.load())]
+        assert verdicts[-2:] == [Verdict.FAILED, Verdict.DURABLE]
+        assert it.flusher_slot.load(ProcessWord.INTERNAL_ERRORS) == 1
+        monkeypatch.undo()
+        it.assign(replace(it.assignments[0], version=2, revive=True))
+        it.settle()
+        it.send(make_batch(3), slot=0)
+        it.settle()
+        assert (it.table.read(0).state, it.table.read(0).high_watermark) == (SlotState.ONLINE, 3)

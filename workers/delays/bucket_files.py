@@ -4,7 +4,7 @@ A bucket of level L is for 64**L ticks of a millisecond (from level 2 on: 4 s, 4
 whose 64 buckets reach its tick, so at most some hundred files are there, however many rows; when a bucket's time comes near, its rows are moved to lower
 buckets, and those of the lowest level into memory.
 
-Owner: the scheduler. Which bytes of a file count, the manifest says; the layout is in `tailrace.pending_files`.
+Owner: the scheduler. The manifest says which bytes of a file count; the layout is in `tailrace.pending_files`.
 Invariants: a chunk never changes; rows of a chunk ascend in offset.
 Crash: what was appended behind the manifest's end is overwritten.
 """
@@ -50,7 +50,7 @@ def width_of(level: int) -> int:
 
 
 class BucketFile:
-    """One file; nothing is open between calls but what `open` says."""
+    """One file; it is open only within a call."""
 
     def __init__(self, files: Files, directory: str, entry: BucketEntry) -> None:
         self.entry = entry
@@ -82,7 +82,7 @@ class BucketFile:
         return self.entry.start + width_of(self.entry.level) - 1
 
     def append(self, kind: int, ticks: Ints, offsets: Ints, body: Any) -> None:
-        """Write a chunk behind the end; nobody counts it before the manifest does. Raises OSError."""
+        """Write a chunk behind the end; it counts when the manifest says so. Raises OSError."""
         keys = [offsets.tobytes()] if kind == KIND_CANCELLED else [ticks.tobytes(), offsets.tobytes()]
         span = (int(ticks.min()), int(ticks.max())) if len(ticks) else (0, 0)
         chunk = Chunk(self.entry.end, kind, len(offsets), 0, len(body), int(offsets[0]), int(offsets[-1]), *span)
@@ -104,6 +104,7 @@ class BucketFile:
             self._cancelled = np.union1d(self.cancelled(), offsets)
 
     def sync(self) -> None:
+        """Make what was appended durable, but for the file's name. Raises OSError."""
         fd = self._files.open_for_write(self.path)
         try:
             self._files.sync_data(fd)

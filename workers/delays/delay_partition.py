@@ -3,8 +3,8 @@
 How (ARCHITECTURE, section 7): to deliver what is due at a tick, the scheduler has the worker append a mark to the delay log that closes all ordinals up to
 that tick. Rows behind the mark count as due later than it, whatever they ask for. So, having read the mark, the scheduler knows every row up to there, and
 their order (ordinal, offset) is the same whenever the log is read again. A delivered batch carries the key of its last row and the key that was delivered
-before its first; the worker refuses what does not follow, what is not closed, and what is not due by its clock; one batch at a time is under way. So whoever
-is killed, what comes next is what was not delivered.
+before its first; the worker refuses what does not follow, what is not closed, and what is not due by its clock; one batch at a time is under way. So
+whichever process is killed, what comes next is what was not delivered.
 
 When the wall clock is set back, a mark begins another epoch, counted in an ordinal's upper bits, and says what was delivered before: what was closed and is
 not due any more waits again.
@@ -31,7 +31,7 @@ import pyarrow as pa
 from shm.assignments import Assignment
 from shm.crash_points import crash_point
 from shm.partition_table import PartitionState
-from tailrace.batch_header import ATTRIBUTE_CONTROL, BatchHeader, checksum_seed, insert_header
+from tailrace.batch_header import BatchHeader, checksum_seed, insert_header
 from tailrace.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
 from workers.delays.array_wheel import NEVER, Rows, no_rows
 from workers.delays.bucket_files import is_above
@@ -40,6 +40,7 @@ from workers.delays.intake import Intake
 from workers.delays.listing import listed_rows
 from workers.delays.log_batches import LogBatch, LogBatches, ticks_of
 from workers.delays.log_follower import LogFollower
+from workers.delays.marks import RETRY_NS, Marks
 from workers.delays.pending_store import PendingStore
 from workers.delays.recurring_rows import RecurringRows
 from workers.delays.set_aside import SetAside
@@ -49,8 +50,6 @@ logger = logging.getLogger(__name__)
 
 GATHERED_BYTES = 8 << 20
 """So much of the log, unpacked, is taken in at a time."""
-RETRY_NS = 1_000_000_000
-"""How soon a mark or a batch that is not seen settled is sent again: it was refused (a full disk), or lost with a worker."""
 STUCK_TRIES = 10
 LEAD_TICKS = 10
 """Ticks are closed so much before they come: the mark's way to the disk and back is not part of the lateness then."""
@@ -88,12 +87,12 @@ class DelayPartition:
         log_state: Callable[[], PartitionState],
         delivered: Callable[[], tuple[int, int]],
         send: Send,
-        life: int,
+        incarnation: int,
         now_ns: int,
         wall_us: int,
         payload_max: int,
     ) -> None:
-        """`directory`: the delay log's. `life`: no other DelayPartition has or had this number. `payload_max`: bytes that `send` carries at once. Raises
+        """`directory`: the delay log's. `incarnation`: no other DelayPartition has or had this number. `payload_max`: bytes that `send` carries at once. Raises
         OSError, PendingDamagedError, UnusableSchemaError.
         """
         self.log = log
@@ -101,7 +100,6 @@ class DelayPartition:
         self._log_state = log_state
         self._delivered = delivered
         self._send = send
-        self._life = life
         self.batches = LogBatches(log.schema, topic.schema)
         self.payload_max = payload_max
         self._log_seed = checksum_seed(log.topic_id, log.partition)
@@ -110,37 +108,29 @@ class DelayPartition:
         self._failure: Exception | None = None
         """What ended a request in the midst of reading the log: this is to be closed."""
         self._store = PendingStore(files, directory, log.topic_id, self.batches.schema, now_ns)
-        self._closed = self._store.closed
-        """The ordinal below which everything is closed, by the last mark that was read."""
+        empty = pa.RecordBatch.from_pylist([], schema=self.batches.schema).serialize()
+        self._marks = Marks(empty, self._log_seed, self._store.closed, incarnation)
         self._recurring = RecurringRows(self._store.rows, self.batches.schema, self._store.recurring, self._aside.keep_row)
         self.intake = Intake(self._store, self._recurring, self.batches, self._aside)
         self.counters = self.intake.counters
         self.changes = self.intake.changes
         self._follower = LogFollower(files, directory, self._log_seed, self._store.cursor)
         self._read_again_until = log_state().high_watermark
-        """What lies below was there when this life began, and may begin an epoch of the clock."""
+        """What lies below was there when this incarnation began, and may begin an epoch of the clock."""
         self._held: BatchHeader | None = None
         """A mark of a new epoch of the clock that waits for what is under way."""
         self._ready = no_rows()
         self._sent: Sent | None = None
         self._seen_delivered = (0, 0)
-        self._asked: tuple[int, int] | None = None
-        """(ordinal, when) of the mark that was asked for and not read yet."""
-        self._is_fenced = False
-        """Whether a mark of this life was read: then nothing that a predecessor sent is still on its way to the delay log."""
         self._now_ns = now_ns
         self._wall_us = wall_us
-        if self._closed:
-            self._release((self._closed & TICK_MASK) - 1)
+        if self._marks.closed:
+            self._release(self._marks.closed_tick)
 
     def close(self) -> None:
         self._follower.close()
 
     # ---- stepping --------------------------------------------------------------------------------------------------------------------
-
-    @property
-    def _epoch(self) -> int:
-        return self._closed >> TICK_BITS
 
     @property
     def _now_tick(self) -> int:
@@ -154,12 +144,12 @@ class DelayPartition:
         self._store.set_time(now_ns, self._now_tick)
         work = self._see_delivered()
         work += self._read_log()
-        work += self._store.come_near()
+        work += self._store.load_due_soon()
         work += self._deliver()
         work += self._ask_for_mark()
         if not work or self._store.is_crowded or self._store.is_behind:
             is_settled = self.is_settled and self._held is None
-            work += self._store.tidy(self._follower.next_offset, self._closed, self._recurring.describe, is_settled=is_settled)
+            work += self._store.tidy(self._follower.next_offset, self._marks.closed, self._recurring.describe, is_settled=is_settled)
         return work
 
     def next_due_us(self) -> int | None:
@@ -167,8 +157,8 @@ class DelayPartition:
         ticks = [self._store.next_file_tick()]
         if self._sent is None and len(self._ready):
             ticks.append(int(self._ready[0, 0]))
-        if self._sent is None and self._asked is None and not (len(self._ready) and self._is_fenced):
-            ticks.append(max(self._first_waiting(), self._closed & TICK_MASK) - LEAD_TICKS)  # no mark closes what is closed
+        if self._sent is None and not self._marks.is_asked and not (len(self._ready) and self._marks.is_fenced):
+            ticks.append(max(self._first_waiting(), self._marks.closed_tick + 1) - LEAD_TICKS)  # no mark closes what is closed
         ahead = [tick * TICK_US for tick in ticks if self._wall_us < tick * TICK_US < (NEVER - LEAD_TICKS)]
         return min(ahead, default=None)
 
@@ -177,8 +167,7 @@ class DelayPartition:
         deadlines = [self._store.next_deadline_ns(self._follower.next_offset, is_settled=self.is_settled and self._held is None)]
         if self._sent is not None:
             deadlines.append(self._sent.at_ns + RETRY_NS)
-        if self._asked is not None:
-            deadlines.append(self._asked[1] + RETRY_NS)
+        deadlines.append(self._marks.retry_ns)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     @property
@@ -206,7 +195,7 @@ class DelayPartition:
             if header.is_control:
                 self.intake.add(gathered)
                 gathered = []
-                if not self._see_mark(header):
+                if header.is_delay_mark and not self._see_mark(header):
                     break
                 continue
             batch = self.intake.proven(header, data, int(self.log.settings["max.message.bytes"]))
@@ -235,15 +224,10 @@ class DelayPartition:
 
     def _see_mark(self, header: BatchHeader) -> bool:
         """False: nothing more is to be read for now."""
-        ordinal = header.min_tick
-        if self._asked is not None and ordinal >= self._asked[0]:
-            self._asked = None
-        self._is_fenced = self._is_fenced or header.previous_position == self._life
-        if ordinal >> TICK_BITS > self._epoch:
+        if not self._marks.see(header):
             self._held = header
             return False
-        self._closed = max(self._closed, ordinal)
-        self._release((self._closed & TICK_MASK) - 1)
+        self._release(self._marks.closed_tick)
         return True
 
     def _begin_epoch(self, ordinal: int, delivered: tuple[int, int]) -> None:
@@ -252,7 +236,7 @@ class DelayPartition:
         self._store.set_back(
             (ordinal & TICK_MASK) - 1, delivered, ready, lambda rows: ticks_of(rows.column(self.batches.due), ordinal & TICK_MASK)
         )
-        self._closed = ordinal
+        self._marks.begin_epoch(ordinal)
         logger.warning("clock_set_back topic=%s partition=%d epoch=%d", self.topic.topic, self.topic.partition, ordinal >> TICK_BITS)
 
     # ---- requests --------------------------------------------------------------------------------------------------------------------
@@ -308,7 +292,7 @@ class DelayPartition:
 
     def _drop_delivered(self, delivered: tuple[int, int]) -> None:
         """Of what is ready, what a predecessor had sent."""
-        if delivered[0] >> TICK_BITS == self._epoch and len(self._ready):
+        if delivered[0] >> TICK_BITS == self._marks.epoch and len(self._ready):
             left = is_above(self._ready[:, 0], self._ready[:, 1], (delivered[0] & TICK_MASK, delivered[1]))
             self._store.rows.done(self._ready[~left])
             self._ready = self._ready[left]
@@ -320,12 +304,12 @@ class DelayPartition:
         if previous != self._seen_delivered:
             self._drop_delivered(previous)
             self._seen_delivered = previous
-        if not len(self._ready) or self._ready[0, 0] > self._now_tick or previous[0] >> TICK_BITS > self._epoch:
+        if not len(self._ready) or self._ready[0, 0] > self._now_tick or previous[0] >> TICK_BITS > self._marks.epoch:
             return 0  # nothing is; it is not due any more; an epoch is being read again
-        if not self._is_fenced or self._asks_for_epoch or self._held is not None:
+        if not self._marks.is_fenced or self._marks.asks_for_epoch or self._held is not None:
             return 0  # a mark of a new epoch, which says what was delivered, may be on its way, or is there
         due = self._ready[: int(np.searchsorted(self._ready[:, 0], self._now_tick, "right"))]
-        epoch_bits = self._epoch << TICK_BITS
+        epoch_bits = self._marks.epoch << TICK_BITS
         rows, data, reason = self._deliveries.next_of(due, self._store.rows, self.topic, epoch_bits, previous, self._wall_us)
         if data is None:
             self._aside.keep_row(int(rows[0, 1]), self._store.rows.columns_of(rows), reason)
@@ -365,45 +349,34 @@ class DelayPartition:
         first: int = min([self._store.rows.wheel.earliest(), *self._ready[:1, 0].tolist()])
         return first
 
-    @property
-    def _asks_for_epoch(self) -> bool:
-        return self._asked is not None and self._asked[0] >> TICK_BITS > self._epoch
-
     def _ask_for_mark(self) -> int:
         """Have everything that is due in a moment closed, when it is all at hand and what was closed before is delivered."""
-        if self._sent is not None or self._held is not None or (self._asked is not None and self._now_ns - self._asked[1] < RETRY_NS):
+        marks = self._marks
+        retry_ns = marks.retry_ns
+        if self._sent is not None or self._held is not None or (retry_ns is not None and self._now_ns < retry_ns):
             return 0
         now_tick = self._now_tick
-        closed_tick = (self._closed & TICK_MASK) - 1
         delivered = self._delivered()
         done = NONE_DELIVERED
-        is_set_back = self._closed and now_tick < closed_tick - SET_BACK_TICKS and self._follower.next_offset >= self._read_again_until
-        if self._asks_for_epoch or is_set_back:
-            ordinal = max(self._epoch, delivered[0] >> TICK_BITS) + 1 << TICK_BITS | (now_tick + 1)
-            if delivered[0] >> TICK_BITS == self._epoch:
+        is_set_back = (
+            marks.closed and now_tick < marks.closed_tick - SET_BACK_TICKS and self._follower.next_offset >= self._read_again_until
+        )
+        if marks.asks_for_epoch or is_set_back:
+            ordinal = max(marks.epoch, delivered[0] >> TICK_BITS) + 1 << TICK_BITS | (now_tick + 1)
+            if delivered[0] >> TICK_BITS == marks.epoch:
                 done = delivered[0] & TICK_MASK, delivered[1]
-        elif len(self._ready) and self._is_fenced:
+        elif len(self._ready) and marks.is_fenced:
             return 0
         else:
             tick = min(now_tick + LEAD_TICKS, self._recurring.reach())
-            if self._first_waiting() > tick or tick <= closed_tick or self._store.is_late(tick):
-                self._asked = None
+            if self._first_waiting() > tick or tick <= marks.closed_tick or self._store.is_late(tick):
+                marks.ask_no_more()
                 return 0
-            ordinal = self._epoch << TICK_BITS | (tick + 1)
-        if not self._send(self.log, self._mark(ordinal, done)):
+            ordinal = marks.epoch << TICK_BITS | (tick + 1)
+        if not self._send(self.log, marks.encode(ordinal, done, self.log.schema_id, self._wall_us)):
             return 0
-        self._asked = ordinal, self._now_ns
+        marks.asked(ordinal, self._now_ns)
         return 1
-
-    def _mark(self, ordinal: int, delivered: tuple[int, int]) -> bytearray:
-        """A control batch: no rows, one offset. `delivered`: what was, when the mark begins a new epoch of the clock."""
-        empty = pa.RecordBatch.from_pylist([], schema=self.batches.schema)
-        header = BatchHeader(
-            attributes=ATTRIBUTE_CONTROL, record_count=0, last_offset_delta=0, first_timestamp_us=self._wall_us, max_timestamp_us=self._wall_us,
-            schema_id=self.log.schema_id, min_tick=ordinal, due_us=delivered[0], delay_position=delivered[1],
-            previous_position=self._life,
-        )  # fmt: skip
-        return insert_header(empty.serialize(), header, self._log_seed)
 
     # ---- showing ---------------------------------------------------------------------------------------------------------------------
 

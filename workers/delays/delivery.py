@@ -5,7 +5,8 @@ it would wait. So what the worker will not take is found here: fewer rows are tr
 
 Owner: the scheduler, one for each partition.
 Invariants: a batch of several rows <= max.message.bytes and DELIVERY_BYTES, unpacked; one of a single row <= what the lane to the worker carries: it was
-    acknowledged when max.message.bytes was larger, perhaps.
+    acknowledged when max.message.bytes was larger, perhaps. The timestamp of an occurrence of a recurring record is the time of that occurrence, to the
+    millisecond: in its column `timestamp`; in a typed topic, whose columns are the producer's, in the header of a batch of occurrences of one tick.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from shm.assignments import Assignment
 from tailrace import arrow_batch
 from tailrace.arrow_metadata import read_schema
 from tailrace.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
+from tailrace.delays import TICK_US
 from tailrace.structure import check_structure
 from workers.delays.array_wheel import Rows
 from workers.delays.pending_rows import PendingRows
+from workers.delays.recurring_rows import with_occurrence_times
 
 DELIVERY_BYTES = 256 << 10
 DELIVERY_ROWS = 4_096
@@ -49,6 +52,8 @@ class Deliveries:
     ) -> Delivery:
         """The first of what is ready (not empty) as one batch. Raises OSError, MemoryError."""
         count = pending.count_of_bytes(ready[: min(self._rows_max, DELIVERY_ROWS)], DELIVERY_BYTES)
+        if topic.typed:
+            count = _count_of_one_time(ready[:count], pending)
         while True:
             rows = ready[:count]
             try:
@@ -75,7 +80,11 @@ class Deliveries:
             return None
         compression = str(topic.settings["compression.type"]) if batch.nbytes <= limit else "none"
         compression = "none" if compression == "producer" else compression  # who sent it does not write this batch
-        first, largest = arrow_batch.timestamp_range(batch, wall_us)
+        recur = pending.recur(rows)
+        if recur.any() and not topic.typed:
+            batch = with_occurrence_times(batch, rows, recur)
+        is_occurrence = topic.typed and bool(recur[0])  # of one tick, all of them: see `_count_of_one_time`
+        first, largest = [int(rows[0, 0]) * TICK_US] * 2 if is_occurrence else arrow_batch.timestamp_range(batch, wall_us)
         header = BatchHeader(
             attributes=ATTRIBUTE_DELAYED, record_count=batch.num_rows, last_offset_delta=batch.num_rows - 1, first_timestamp_us=first,
             max_timestamp_us=largest, schema_id=topic.schema_id, min_tick=epoch_bits | int(rows[-1, 0]), delay_position=int(rows[-1, 1]),
@@ -88,3 +97,10 @@ class Deliveries:
             return None
         check_structure(data, header, self._layout, is_ours=True)
         return data
+
+
+def _count_of_one_time(rows: Rows, pending: PendingRows) -> int:
+    """How many of these (not none) go into one batch where the header has the records' time: occurrences of one tick, or rows that do not recur."""
+    recur = pending.recur(rows)
+    fits = (recur == recur[0]) & (~recur | (rows[:, 0] == rows[0, 0]))
+    return len(rows) if fits.all() else int(fits.argmin())

@@ -1,4 +1,4 @@
-"""What the delay log says, taken in: new rows, rows that recur, and what cancels or replaces others.
+"""Takes in what the delay log has: new rows, rows that recur, and rows that cancel or replace others.
 
 A batch that cannot be proven or kept is set aside, and so is a row; neither costs another.
 
@@ -117,7 +117,7 @@ class Intake:
             self._add_recurring(batch.header, offset, rows.slice(row, 1))
 
     def _add_change(self, batch: LogBatch) -> None:
-        """Rows that cancel or replace others, one after the other; an answer may be waited for."""
+        """Rows that cancel or replace others, one after the other; a request may wait for the outcome."""
         outcomes: list[tuple[int, int] | bool | None] = []
         columns = [batch.rows.column(place).to_pylist() for place in (self._batches.due, self._batches.origin, self._batches.repeat)]
         for row, (due_us, origin, repeat) in enumerate(zip(*columns, strict=True)):

@@ -5,7 +5,7 @@ refuses from outside, `CHANGE` below); its structure, its size when unpacked, it
 
 Owner: pure; the scheduler, one for each partition.
 Invariants: rows that come out have the delay log's schema, as many as the header says, one for each offset, each with a due time that fits a tick, and no
-    origin unless the appliance wrote it: nobody else cancels or replaces a row.
+    origin unless the appliance wrote it: no client cancels or replaces a row by writing.
     unpacked bytes <= UNPACKED_MAX_BYTES, rows <= unpacked bytes / 8 (each has a due time of 8 bytes)
 """
 
@@ -92,7 +92,7 @@ class LogBatches:
             rows.validate(full=True)
         except MemoryError:
             raise
-        except Exception as error:  # what lies inside is a client's: pyarrow says so by more than its own errors
+        except Exception as error:  # what lies inside is a client's: pyarrow raises more than its own errors for it
             raise RefusedBatchError(f"{type(error).__name__}: {error}") from None
         if rows.num_rows != header.record_count:
             raise RefusedBatchError(f"{rows.num_rows} rows where the header says {header.record_count}")
@@ -110,10 +110,12 @@ class LogBatches:
         return offsets[wanted], batch.rows.filter(pa.array(wanted))
 
     def has_due(self, batch: LogBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which rows have a due time; one boolean a row."""
         found: np.ndarray[Any, np.dtype[np.bool_]] = pc.is_valid(batch.rows.column(self.due)).to_numpy(zero_copy_only=False)
         return found
 
     def recurs(self, batch: LogBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which rows recur; one boolean a row."""
         found: np.ndarray[Any, np.dtype[np.bool_]] = pc.is_valid(batch.rows.column(self.repeat)).to_numpy(zero_copy_only=False)
         return found
 

@@ -1,7 +1,7 @@
 """Reading a delay log from an offset on, batch by batch, up to its high watermark.
 
 Owner: the scheduler; it only reads. Invariants: batches come in order, each proven, each once; nothing at or above the high watermark is read.
-Crash: nothing is kept; whoever follows says where to begin.
+Crash: nothing is kept; the caller says where to begin.
 """
 
 from __future__ import annotations

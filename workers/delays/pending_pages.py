@@ -59,6 +59,7 @@ class _Page:
         self.keys = keys[is_first][: self.limit]
 
     def read(self) -> list[Listed]:
+        """The page's rows, in order of (tick, offset). Raises OSError."""
         found: dict[int, Listed] = {}
         for number in np.unique(self.keys[:, _SOURCE]).tolist():
             mine = np.flatnonzero(self.keys[:, _SOURCE] == number)

@@ -19,8 +19,13 @@ import pyarrow as pa
 from workers.delays.array_wheel import ArrayWheel, Rows, rows_of
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
+SAVED = "saved"
+"""Source of runs that were saved while some of their rows were on their way."""
+RECURRING = "recurring"
+"""Source of the run of a row that recurs (see `workers.delays.recurring_rows`)."""
 ROW_BYTES = 41
 """What a row takes beside its columns: offset, tick, whether it is alive, and its place in the wheel."""
 
@@ -39,7 +44,7 @@ class Run:
     cancelled: set[int]
     """Offsets."""
     source: str
-    """The bucket file that has them, "" while the delay log is their only home."""
+    """The bucket file that has them; "" while they are in the delay log only; SAVED; RECURRING."""
 
     @property
     def nbytes(self) -> int:
@@ -139,7 +144,7 @@ class PendingRows:
         return due
 
     def _take_out(self, rows: Rows) -> None:
-        """They have left the wheel: nobody finds them any more."""
+        """They have left the wheel: `find` does not find them any more."""
         for number in np.unique(rows[:, 2] >> _ROW_BITS).tolist():
             if number in self._runs:
                 self._runs[number].alive[rows[rows[:, 2] >> _ROW_BITS == number, 2] & _ROW_MASK] = False
@@ -212,6 +217,13 @@ class PendingRows:
         numbers = np.array([number for number, run in self._runs.items() if run.source == source], np.int64)
         return np.isin(rows[:, 2] >> _ROW_BITS, numbers)
 
+    def recur(self, rows: Rows) -> Bools:
+        """Which of these rows are occurrences of a row that recurs."""
+        numbers = rows[:, 2] >> _ROW_BITS
+        recurring = [number for number in np.unique(numbers).tolist() if self._runs[number].source == RECURRING]
+        found: Bools = np.isin(numbers, recurring) if recurring else np.zeros(len(rows), bool)
+        return found
+
     def expect(self, reference: int, count: int) -> None:
         """A row (the only one of its run) will be done so many times."""
         number = reference >> _ROW_BITS
@@ -281,7 +293,3 @@ class PendingRows:
             rows[mine, 0] = run.ticks[rows[mine, 2] & _ROW_MASK]
         self.wheel.current = tick
         self.wheel.add(rows)
-
-
-SAVED = "saved"
-"""Source of runs that were saved while some of their rows were on their way."""

@@ -12,42 +12,27 @@ Crash: begin with the manifest; files and bytes that it does not name are not th
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from shm.crash_points import crash_point
-from tailrace import arrow_batch
-from tailrace.pending_files import BUCKET_SUFFIX, DAMAGED_SUFFIX, KIND_CANCELLED, KIND_ROWS, BucketEntry, Chunk, PendingDamagedError
+from tailrace.pending_files import KIND_CANCELLED
 from workers.delays.array_wheel import NEVER, Rows, no_rows, split
-from workers.delays.bucket_files import (
-    LOWEST_LEVEL,
-    BucketFile,
-    Ints,
-    buckets_of,
-    is_above,
-    width_of,
-)
-from workers.delays.manifest import load_manifest, save_manifest
+from workers.delays.bucket_files import LOWEST_LEVEL, BucketFile, Ints, is_above, width_of
+from workers.delays.bucket_set import LOAD_AHEAD_TICKS, BucketSet, label_of, labels_of
 from workers.delays.pending_pages import Listed, page_of
 from workers.delays.pending_rows import PendingRows
 from workers.files import Files
-
-logger = logging.getLogger(__name__)
 
 SAVE_BYTES = 16 << 20
 """So much in memory that only the delay log has is saved to bucket files."""
 SAVE_AFTER_NS = 10_000_000_000
 UNSAVED_MAX_BYTES = 64 << 20
 """Beyond this the delay log is not read on."""
-LOAD_AHEAD_TICKS = 2_000
 TIDY_INTERVAL_NS = 5_000_000_000
-_LEVEL_SHIFT = 56
-_START_MASK = (1 << _LEVEL_SHIFT) - 1
 
 
 class PendingStore:
@@ -55,38 +40,32 @@ class PendingStore:
 
     def __init__(self, files: Files, directory: str, topic_id: bytes, schema: pa.Schema, now_ns: int) -> None:
         """`directory`, `topic_id`, `schema`: the delay log's. Raises OSError, PendingDamagedError."""
-        self._files = files
-        self._directory = directory
         self._schema = schema
-        self._manifest = load_manifest(files, directory, topic_id)
-        self._bucket_files = [BucketFile(files, directory, entry) for entry in self._manifest.files]
-        self._remove_strangers()
+        self._buckets = BucketSet(files, directory, topic_id, schema)
         self.rows = PendingRows(0)
         self.released = -1
-        """The tick up to which rows were handed out in this life, in the epoch of the clock that is now."""
+        """The tick up to which rows were handed out by this incarnation, in the epoch of the clock that is now."""
         self._job: Iterator[None] | None = None
         self._loading: Iterator[None] | None = None
         self._saving: dict[BucketFile, int] = {}
         """Files to which what is in memory is being saved, and from where on."""
         self._now_ns = self._saved_ns = self._tidied_ns = now_ns
         self._now_tick = 0
-        self.lost_rows = 0
-        """How many were in chunks that are damaged."""
 
     @property
     def cursor(self) -> int:
         """Up to here the delay log is not needed any more."""
-        return self._manifest.cursor
+        return self._buckets.manifest.cursor
 
     @property
     def closed(self) -> int:
         """The ordinal below which all were closed at the cursor."""
-        return self._manifest.closed
+        return self._buckets.manifest.closed
 
     @property
     def recurring(self) -> list[dict[str, Any]]:
         """What recurred at the cursor."""
-        return self._manifest.recurring
+        return self._buckets.manifest.recurring
 
     def is_full(self) -> bool:
         """Whether so much is in memory that nothing more is to come before some is saved."""
@@ -113,28 +92,16 @@ class PendingStore:
         """What the cursor stands before was read; so old it is. In time it is to be saved: at once after a restart, if a predecessor did not live to."""
         self._saved_ns = self._now_ns - max(0, age_us) * 1000
 
-    def _remove_strangers(self) -> None:
-        """What a kill left of files that no manifest names."""
-        named = {file.name for file in self._bucket_files}
-        for name in self._files.list(self._directory):
-            if name.endswith(BUCKET_SUFFIX) and name not in named:
-                self._files.unlink(f"{self._directory}/{name}")
-
     # ---- what is due -----------------------------------------------------------------------------------------------------------------
 
     def first_tick(self) -> int:
         """At or before which nothing that waits is due; NEVER when nothing waits. A bucket on the disk counts by its first tick."""
-        starts = [file.entry.start for file in self._bucket_files if file.is_to_load]
+        starts = [file.entry.start for file in self._buckets.to_load()]
         return min([self.rows.wheel.earliest(), *starts])
 
     def next_file_tick(self) -> int:
         """When a file is to be loaded, or moved nearer; NEVER when there is none."""
-        tick = NEVER
-        for file in self._bucket_files:
-            if file.is_to_load:
-                lead = LOAD_AHEAD_TICKS + (width_of(file.entry.level - 1) if file.entry.level > LOWEST_LEVEL else 0)
-                tick = min(tick, file.entry.start - lead)
-        return tick
+        return self._buckets.next_tick()
 
     def next_deadline_ns(self, read_offset: int, *, is_settled: bool) -> int | None:
         """When something is to be saved or removed; not before what was released is delivered."""
@@ -143,7 +110,7 @@ class PendingStore:
             return None
         if read_offset > self.cursor:
             deadlines.append(self._saved_ns + SAVE_AFTER_NS)
-        if any(self._is_finished(file) for file in self._bucket_files):
+        if any(self._is_finished(file) for file in self._buckets.all):
             deadlines.append(self._tidied_ns + TIDY_INTERVAL_NS)
         return min(deadlines, default=None)
 
@@ -151,7 +118,7 @@ class PendingStore:
         """Take out what is due up to `tick`, in order. Raises OSError."""
         if self.is_late(tick):  # in its time it is there already; after a restart it may not be
             self._finish_loading()
-            for file in [file for file in self._bucket_files if file.entry.start <= tick and file.is_to_load]:
+            for file in self._buckets.late(tick):
                 self._load(file)
         rows = self.rows.release(tick)
         self.released = max(self.released, tick)
@@ -165,9 +132,9 @@ class PendingStore:
         was_not = is_above(ready[:, 0], ready[:, 1], delivered)
         self.rows.done(ready[~was_not])
         self.rows.put_back(ready[was_not])
-        for file in [file for file in self._bucket_files if file.entry.start <= self.released and file.is_to_load]:
+        for file in self._buckets.late(self.released):
             self._load(file, delivered)
-        for file in self._bucket_files:
+        for file in self._buckets.all:
             file.entry.delivered_tick, file.entry.delivered_offset = max(
                 (file.entry.delivered_tick, file.entry.delivered_offset), delivered
             )
@@ -185,42 +152,24 @@ class PendingStore:
             found = True
             if not self.rows.source_at(place) and self._job is None:
                 return True
-        for file, _, _ in self._places_on_disk(offset, hint):
+        for file, _, _ in self._buckets.places_of(offset, hint, self.released):
             if not file.is_loaded or found:
                 file.unsaved_cancels.add(offset)
                 found = True
         return found
 
-    def _places_on_disk(self, offset: int, hint: int | None) -> list[tuple[BucketFile, Chunk, int]]:
-        """(file, chunk, row) of a row, wherever it is pending: in two files while it is being moved. Raises OSError."""
-        if hint is not None:
-            found = self._look_in([file for file in self._bucket_files if file.entry.start <= hint <= file.last_tick], offset)
-            if found:
-                return found
-        return self._look_in(self._bucket_files, offset)
-
-    def _look_in(self, files: list[BucketFile], offset: int) -> list[tuple[BucketFile, Chunk, int]]:
-        found = []
-        for file in files:
-            try:
-                place = file.find(offset, self.released)
-            except PendingDamagedError as error:
-                logger.error("bucket_damaged reason=%r", str(error))
-                continue
-            if place is not None:
-                found.append((file, *place))
-        return found
-
     def waits(self, offset: int, hint: int | None = None) -> bool:
         """Whether this row is pending. Raises OSError."""
-        return self.rows.find(offset) is not None or any(file.is_to_load for file, _, _ in self._places_on_disk(offset, hint))
+        return self.rows.find(offset) is not None or any(
+            file.is_to_load for file, _, _ in self._buckets.places_of(offset, hint, self.released)
+        )
 
     def row_of(self, offset: int, hint: int | None = None) -> pa.RecordBatch | None:
         """A pending row, as a batch of one; None: it is not pending. Raises OSError."""
         place = self.rows.find(offset)
         if place is not None:
             return self.rows.row_at(place)
-        for file, chunk, row in self._places_on_disk(offset, hint):
+        for file, chunk, row in self._buckets.places_of(offset, hint, self.released):
             if file.is_to_load:
                 return file.read_rows(chunk, self._schema)[2].slice(row, 1)
         return None
@@ -229,16 +178,16 @@ class PendingStore:
 
     def is_late(self, tick: int) -> bool:
         """Whether something that is due by then is on the disk only."""
-        return any(file.entry.start <= tick and file.is_to_load for file in self._bucket_files)
+        return bool(self._buckets.late(tick))
 
-    def come_near(self) -> int:
+    def load_due_soon(self) -> int:
         """Load what is due soon; move what is due later than that, but not by much, to lower buckets."""
         if self._loading is not None:
             if next(self._loading, self) is self:
                 self._loading = None
             return 1
         horizon = self._now_tick + LOAD_AHEAD_TICKS
-        for file in sorted(self._bucket_files, key=lambda file: (file.entry.start, file.entry.level)):
+        for file in sorted(self._buckets.all, key=lambda file: (file.entry.start, file.entry.level)):
             if not file.is_to_load or file.entry.start > horizon + width_of(file.entry.level - 1):
                 continue
             if file.entry.level == LOWEST_LEVEL:
@@ -250,37 +199,20 @@ class PendingStore:
                 return self._go_on()
         return 0
 
-    def _good_chunks(self, file: BucketFile) -> Iterator[tuple[Chunk, Ints, Ints, pa.RecordBatch]]:
-        """(chunk, ticks, offsets, rows) of a file. What is damaged is counted, said and left out; the file is set aside when it is not needed any more."""
-        try:
-            for chunk in list(file.row_chunks()):
-                try:
-                    yield chunk, *file.read_rows(chunk, self._schema)
-                except PendingDamagedError as error:
-                    file.is_damaged = True
-                    self._note_lost(chunk.rows, error)
-        except PendingDamagedError as error:
-            file.is_damaged = True
-            self._note_lost(file.entry.rows, error)
-
-    def _note_lost(self, rows: int, error: PendingDamagedError) -> None:
-        self.lost_rows += rows
-        logger.error("delays_lost directory=%s rows=%d reason=%r", self._directory, rows, str(error))
-
     def _load(self, file: BucketFile, behind: tuple[int, int] | None = None, begin: int = 0) -> None:
         """All of it at once; see `_load_by_chunks`."""
         for _ in self._load_by_chunks(file, behind, begin):
             pass
 
     def _load_by_chunks(self, file: BucketFile, behind: tuple[int, int] | None = None, begin: int = 0) -> Iterator[None]:
-        """All rows of a file, from a position on, into memory that come behind (tick, offset), else those that were not handed out in this life. What is
+        """All rows of a file, from a position on, into memory that come behind (tick, offset), else those that were not handed out by this incarnation. What is
         being saved is in memory.
         """
         end = self._saving.get(file, file.entry.end)
         floor = (self.released, NEVER) if behind is None else behind
-        for chunk, ticks, offsets, rows in self._good_chunks(file):
+        for chunk, ticks, offsets, rows in self._buckets.good_chunks(file):
             if begin <= chunk.position < end:
-                wanted = self._left(file, ticks, offsets) & is_above(ticks, offsets, floor)
+                wanted = self._buckets.left(file, ticks, offsets) & is_above(ticks, offsets, floor)
                 if not wanted.all():
                     ticks, offsets, rows = ticks[wanted], offsets[wanted], rows.filter(pa.array(wanted))
                 self.rows.add(offsets, ticks, rows, file.name)
@@ -293,60 +225,32 @@ class PendingStore:
             pass
         self._loading = None
 
-    def _left(self, file: BucketFile, ticks: Ints, offsets: Ints, *, as_saved: bool = False) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """See `BucketFile.left`. Cancellations that cannot be read are lost: better a record too many than one too few."""
-        try:
-            return file.left(ticks, offsets, as_saved=as_saved)
-        except PendingDamagedError as error:
-            logger.error("cancellations_lost directory=%s reason=%r", self._directory, str(error))
-            return np.ones(len(ticks), bool)
-
     def _move_down(self, file: BucketFile) -> Iterator[None]:
         """Rows of a bucket to lower ones, a chunk at a time; or, where most of it is cancelled, to a new file of the same bucket."""
         to_lower = file.entry.start <= self._now_tick + LOAD_AHEAD_TICKS + width_of(file.entry.level - 1)
-        for chunk, ticks, offsets, rows in self._good_chunks(file):
-            left = self._left(file, ticks, offsets, as_saved=True)
+        for chunk, ticks, offsets, rows in self._buckets.good_chunks(file):
+            left = self._buckets.left(file, ticks, offsets, as_saved=True)
             ticks, offsets, rows = ticks[left], offsets[left], rows.filter(pa.array(left))
             touched: dict[BucketFile, None] = {}  # in the order of writing
             if to_lower:
-                labels = _labels(ticks, max(self._now_tick, file.entry.start))
+                labels = labels_of(ticks, max(self._now_tick, file.entry.start))
             else:
-                labels = np.full(len(ticks), _label(file.entry.level, file.entry.start))
+                labels = np.full(len(ticks), label_of(file.entry.level, file.entry.start))
             places = np.stack((ticks, offsets, np.arange(len(ticks))), axis=1) if len(ticks) else no_rows()
             for label, piece in split(places, labels):
-                target = self._append(label, piece[:, 0], piece[:, 1], rows.take(pa.array(piece[:, 2])), but=file)
+                target = self._buckets.open_bucket(label, file)
+                self._buckets.append(target, piece[:, 0], piece[:, 1], rows.take(pa.array(piece[:, 2])))
                 target.unsaved_cancels |= file.unsaved_cancels.intersection(piece[:, 1].tolist())
                 touched[target] = None
                 yield
             for target in touched:
                 target.sync()
                 yield
-            self._files.sync_directory(self._directory)
+            self._buckets.sync_names()
             file.forget_chunk(chunk)
-            self._save_manifest()
+            self._buckets.save_manifest()
             crash_point("scheduler.after_move")
-        self._remove([file])
-
-    def _append(
-        self, label: int, ticks: Any, offsets: Any, rows: pa.RecordBatch, but: BucketFile | None = None, is_saving: bool = False
-    ) -> BucketFile:
-        """A chunk at the end of the bucket's file; of a new one where there is none that takes more. `is_saving`: the rows are in memory too, until what is
-        saved counts: the chunk is not to be loaded before.
-        """
-        level, start = label >> _LEVEL_SHIFT, label & _START_MASK
-        open_files = [f for f in self._bucket_files if f.entry.level == level and f.entry.start == start and f.takes_rows and f is not but]
-        if open_files:
-            file = open_files[-1]
-        else:
-            file = BucketFile(self._files, self._directory, BucketEntry(level, start, self._manifest.next_number, 0, 0, 0, 0))
-            self._manifest.next_number += 1
-            file.is_making = is_saving
-            self._bucket_files.append(file)
-        if is_saving:
-            self._saving.setdefault(file, file.entry.end)
-        body = arrow_batch.cut_out(rows, 0, rows.num_rows).serialize()
-        file.append(KIND_ROWS, np.ascontiguousarray(ticks), np.ascontiguousarray(offsets), memoryview(body))
-        return file
+        self._buckets.remove([file])
 
     # ---- from memory to the disk -----------------------------------------------------------------------------------------------------
 
@@ -380,27 +284,29 @@ class PendingStore:
         runs = self.rows.unsaved_runs()
         rows = self.rows.still_alive(self.rows.rows_of_runs(runs))
         touched: dict[BucketFile, None] = {}  # in the order of writing
-        for file in self._bucket_files:
+        for file in self._buckets.all:
             cancels = np.array(sorted(file.unsaved_cancels), np.int64)
             if len(cancels):
                 file.append(KIND_CANCELLED, np.empty(0, np.int64), cancels, b"")
                 file.unsaved_cancels -= set(cancels.tolist())
                 touched[file] = None
         yield
-        for label, piece in split(rows, _labels(rows[:, 0], self._now_tick)) if len(rows) else []:
+        for label, piece in split(rows, labels_of(rows[:, 0], self._now_tick)) if len(rows) else []:
             # What is cancelled since is saved as it was at the cursor: read again, what replaces it must find it.
             kept = self.rows.still_there(piece)
             if len(kept):
-                target = self._append(label, kept[:, 0], kept[:, 1], self.rows.columns_of(kept), is_saving=True)
+                target = self._buckets.open_bucket(label, is_making=True)
+                self._saving.setdefault(target, target.entry.end)
+                self._buckets.append(target, kept[:, 0], kept[:, 1], self.rows.columns_of(kept))
                 target.unsaved_cancels.update(self.rows.cancelled_among(kept))
                 touched[target] = None
             yield
         for file in touched:
             file.sync()
             yield
-        self._files.sync_directory(self._directory)
+        self._buckets.sync_names()
         crash_point("scheduler.before_manifest")
-        self._save_manifest(cursor, closed, recurring)
+        self._buckets.save_manifest(cursor, closed, recurring)
         crash_point("scheduler.after_manifest")
         self.rows.saved(runs)
         pa.default_memory_pool().release_unused()
@@ -411,14 +317,6 @@ class PendingStore:
                 self._load(file, begin=begin)
         self._saved_ns = self._now_ns
 
-    def _save_manifest(self, cursor: int | None = None, closed: int = 0, recurring: list[dict[str, Any]] | None = None) -> None:
-        """Raises OSError."""
-        manifest = replace(self._manifest, files=[replace(file.entry) for file in self._bucket_files])
-        if cursor is not None:
-            manifest.cursor, manifest.closed, manifest.recurring = cursor, closed, recurring or []
-        save_manifest(self._files, self._directory, manifest)
-        self._manifest = manifest
-
     def _is_finished(self, file: BucketFile) -> bool:
         """Whether nothing in it is needed any more. What is cancelled behind the cursor is: read again, what replaces it must find it."""
         entry = file.entry
@@ -427,11 +325,11 @@ class PendingStore:
         return (file.is_loaded and not self.rows.has_run_of(file.name)) or (entry.rows <= entry.cancelled and not file.is_loaded)
 
     def _clean_up(self) -> int:
-        finished = [file for file in self._bucket_files if self._is_finished(file)]
+        finished = [file for file in self._buckets.all if self._is_finished(file)]
         if finished:
-            self._remove(finished)
+            self._buckets.remove(finished)
             return 1
-        for file in self._bucket_files:
+        for file in self._buckets.all:
             entry = file.entry
             if (
                 not file.is_loaded
@@ -443,53 +341,31 @@ class PendingStore:
                 return self._go_on()
         return 0
 
-    def _remove(self, gone: list[BucketFile]) -> None:
-        """The manifest forgets them first. What is damaged is set aside, for whoever can read it. Raises OSError."""
-        self._bucket_files = [file for file in self._bucket_files if file not in gone]
-        self._save_manifest()
-        for file in gone:
-            if not self._files.exists(file.path):
-                continue
-            if file.is_damaged:
-                self._files.rename(file.path, f"{file.path}{DAMAGED_SUFFIX}")
-            else:
-                self._files.unlink(file.path)
-
     # ---- showing ---------------------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        on_disk = sum(file.entry.rows - file.entry.cancelled - len(file.unsaved_cancels) for file in self._bucket_files if file.is_to_load)
-        return len(self.rows) + on_disk
+        return len(self.rows) + self._buckets.pending_count()
+
+    @property
+    def lost_rows(self) -> int:
+        """How many were in chunks that are damaged."""
+        return self._buckets.lost_rows
 
     @property
     def file_count(self) -> int:
-        return len(self._bucket_files)
+        return len(self._buckets.all)
 
     def counts_ahead(self, edges: list[int]) -> list[int]:
         """How many rows are due before each of these ticks and not before the one before it; last, how many later. A file counts by its first tick."""
         counts = np.zeros(len(edges) + 1, np.int64)
         waiting = self.rows.still_alive(self.rows.wheel.look(lambda piece: np.ones(len(piece), bool)))
         np.add.at(counts, np.searchsorted(edges, waiting[:, 0], "right"), 1)
-        for file in self._bucket_files:
-            if file.is_to_load:
-                counts[np.searchsorted(edges, file.entry.start, "right")] += file.entry.rows - file.entry.cancelled
+        for file in self._buckets.to_load():
+            counts[np.searchsorted(edges, file.entry.start, "right")] += file.entry.rows - file.entry.cancelled
         return [int(count) for count in counts]
 
     def page(
         self, begin: tuple[int, int], end_tick: int, limit: int, columns: list[int], shown: Callable[[pa.RecordBatch], pa.RecordBatch]
     ) -> tuple[list[Listed], tuple[int, int] | None]:
         """See `page_of`. Raises OSError."""
-        return page_of(
-            self.rows, [file for file in self._bucket_files if file.is_to_load], self._schema, begin, end_tick, limit, columns, shown
-        )
-
-
-def _label(level: int, start: int) -> int:
-    return level << _LEVEL_SHIFT | start
-
-
-def _labels(ticks: Ints, current: int) -> Ints:
-    """The bucket of each tick, as one number."""
-    levels, starts = buckets_of(ticks, current)
-    labels: Ints = levels << _LEVEL_SHIFT | starts
-    return labels
+        return page_of(self.rows, self._buckets.to_load(), self._schema, begin, end_tick, limit, columns, shown)

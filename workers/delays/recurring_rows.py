@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tailrace.delays import DUE_TICK_MAX, TICK_US, tick_of
 from tailrace.recurrence import Recurrence, RecurrenceError
 from workers.delays.array_wheel import NEVER, Rows
 from workers.delays.bucket_files import is_above
-from workers.delays.pending_rows import PendingRows, one_batch
+from workers.delays.pending_rows import RECURRING, Bools, PendingRows, one_batch
 
-RECURRING = "recurring"
 ROWS_MAX = 10_000
 BYTES_MAX = 8 << 20
 """Each is in memory, and in the manifest whenever that is written."""
@@ -31,6 +31,9 @@ EXPANDED_MAX = 50_000
 
 Refuse = Callable[[int, pa.RecordBatch, str], None]
 """(offset, row, reason): it cannot recur any more."""
+
+
+_TIMESTAMP = pa.timestamp("us", "UTC")
 
 
 @dataclass(slots=True)
@@ -46,7 +49,7 @@ class RecurringRows:
     """See the module's docstring."""
 
     def __init__(self, rows: PendingRows, schema: pa.Schema, described: list[dict[str, Any]], refuse: Refuse) -> None:
-        """`described`: what `describe` answered before. Raises OSError."""
+        """`described`: what `describe` returned before. Raises OSError."""
         self._rows = rows
         self._refuse = refuse
         self._items: dict[int, Recurring] = {}
@@ -101,6 +104,7 @@ class RecurringRows:
         return self._drop(offset) is not None
 
     def row_of(self, offset: int) -> pa.RecordBatch | None:
+        """As a batch of one of the delay log's schema; None: it does not recur."""
         item = self._items.get(offset)
         return None if item is None else item.row
 
@@ -140,7 +144,7 @@ class RecurringRows:
         return self._reach
 
     def take_back(self, rows: Rows, delivered: tuple[int, int]) -> Rows:
-        """The clock was set back: of rows that were handed out, occurrences behind (tick, offset) wait again. Answers the rows that do not recur."""
+        """The clock was set back: of rows that were handed out, occurrences behind (tick, offset) wait again. Returns the rows that do not recur."""
         is_mine = np.isin(rows[:, 1], np.fromiter(self._items, np.int64, len(self._items)))
         mine = rows[is_mine]
         for offset in np.unique(mine[is_above(mine[:, 0], mine[:, 1], delivered), 1]).tolist():
@@ -165,3 +169,10 @@ class RecurringRows:
             }
             for offset, item in self._items.items()
         ]
+
+
+def with_occurrence_times(batch: pa.RecordBatch, rows: Rows, recur: Bools) -> pa.RecordBatch:
+    """`batch`, of the default schema, is `rows`: those that recur get the time of their occurrence as their timestamp."""
+    place = batch.schema.get_field_index("timestamp")
+    times = pa.array(rows[:, 0] * TICK_US, pa.int64()).view(_TIMESTAMP)
+    return batch.set_column(place, batch.schema.field(place), pc.if_else(pa.array(recur), times, batch.column(place)))

@@ -1,7 +1,7 @@
 """What clients ask of delayed records: list, describe, cancel, reschedule.
 
 A change is a batch in the delay log, one or more for each partition that it is about; it is answered when the log shows what came of it, since a delivery, or
-somebody else's change, may come first. A batch of ours is known by its token, which no client can guess or write (see `DelayPartition.change_batch`).
+another change, may come first. A batch of ours is known by its token, which no client can guess or write (see `DelayPartition.change_batch`).
 
 Owner: the scheduler.
 Invariants: each request is answered once, whatever is in it; an answer fits its lane: lists end by bytes as well as by count, and say where to go on.
@@ -151,7 +151,7 @@ class DelayRequests:
             self._respond(requester, error.code, {"message": error.detail})
         except OSError as error:
             self._respond(requester, ErrorCode.STORAGE_ERROR, {"message": f"pending records cannot be read: {error}"})
-        except Exception as error:  # the boundary: one request costs nobody else anything
+        except Exception as error:  # the boundary: one request costs no other anything
             sentence = self._caught(f"api={item.api} session={requester.session}", error)
             self._respond(requester, ErrorCode.INTERNAL_ERROR, {"message": sentence})
 
@@ -168,6 +168,7 @@ class DelayRequests:
         waiting.append(item)
 
     def serve_deferred(self, now_ns: int) -> int:
+        """Try again what waits for rows to be settled, when it is time; returns how many requests wait no more."""
         self._now_ns = now_ns
         due = [item for item in self._deferred if item.again_ns <= now_ns or item.deadline_ns <= now_ns]
         if due:
@@ -287,7 +288,7 @@ class DelayRequests:
         from workers.delays.pending_rows import one_batch, table_of
 
         partition = self._open[place]
-        token = 1 + secrets.randbits(62)  # nobody else can say that a batch is this one
+        token = 1 + secrets.randbits(62)  # no client can guess it
         batch = partition.change_batch(one_batch(table_of([row for _, row in rows])), token)
         limit = partition.payload_max if len(rows) == 1 else min(partition.payload_max, int(partition.log.settings["max.message.bytes"]))
         if len(batch) <= limit:
@@ -366,7 +367,7 @@ class DelayRequests:
             self._respond(change.requester, ErrorCode.OK, {"results": change.results})
         elif self._now_ns >= change.deadline_ns or any(self._open.get(part.place) is not part.partition for part in change.parts):
             self._respond(
-                change.requester, ErrorCode.TIMED_OUT, {"message": "nobody knows yet whether the change was made; list what is pending"}
+                change.requester, ErrorCode.TIMED_OUT, {"message": "it is not known yet whether the change was made; list what is pending"}
             )
         else:
             return False

@@ -1,4 +1,4 @@
-"""The scheduler: delivers delayed records when they are due, and answers for what is pending.
+"""The scheduler: delivers delayed records when they are due, and serves requests about what is pending.
 
 Owner: the files of pending records (`workers.delays.manifest`), the tails of its lanes to workers and fronts.
 Waits on its doorbell (flushers ring it when a delay log, or a topic that has one, has moved), until the next due time by the wall clock, and on being told
@@ -101,11 +101,11 @@ class Scheduler:
         is_running: Callable[[], bool],
         wall_us: Callable[[], int],
         on_ready: Callable[[], None],
-        lives: Iterator[int],
+        incarnations: Iterator[int],
         boundary: Boundary,
         start_ns: int,
     ) -> None:
-        """`lives`: numbers that no scheduler had before, nor another one of this host has."""
+        """`incarnations`: numbers that no scheduler had before, nor another one of this host has."""
         self._files = files
         self._data_dirs = data_dirs
         self._tables = tables
@@ -117,7 +117,7 @@ class Scheduler:
         self._is_running = is_running
         self._wall_us = wall_us
         self._on_ready = on_ready
-        self._lives = lives
+        self._incarnations = incarnations
         self._boundary = boundary
         self._now_ns = start_ns
         self._fed = False
@@ -247,12 +247,12 @@ class Scheduler:
             try:
                 state = self._tables[log.data_dir].read(log.slot)
                 if state.state is SlotState.UNREADABLE and state.topic_id == log.topic_id:
-                    raise OSError("the delay log could not be opened")  # it is not empty: nobody knows what is in it
+                    raise OSError("the delay log could not be opened")  # it is not empty: what is in it is unknown
                 self._open[key] = DelayPartition(
                     self._files, f"{self._data_dirs[log.data_dir]}/{log.directory_name}", log, topic,
                     lambda log=log: self._tables[log.data_dir].read(log.slot),  # type: ignore[misc]
                     lambda topic=topic: self._tables[topic.data_dir].delivered(topic.slot),  # type: ignore[misc]
-                    self._write, next(self._lives), self._now_ns, self._wall_us(), self._link(log).lane.payload_max,
+                    self._write, next(self._incarnations), self._now_ns, self._wall_us(), self._link(log).lane.payload_max,
                 )  # fmt: skip
             except Exception as error:  # the boundary: of a file, of a schema, of what is known of one
                 self._note_trouble("delays_not_opened", key, topic, error)
@@ -262,7 +262,7 @@ class Scheduler:
         return [log for key, log in self._assignments.items() if log.delay_of and key not in self._open]
 
     def _give_up_for_now(self, key: tuple[str, int], partition: DelayPartition, error: Exception) -> None:
-        """The disk refused, or what nobody expected: begin anew from what is on the disk, a little later."""
+        """The disk refused, or something failed unforeseen: begin anew from what is on the disk, a little later."""
         if not isinstance(error, OSError):
             self._boundary.caught(f"topic={partition.topic.topic} partition={partition.topic.partition}", error)
         self._note_trouble("delays_interrupted", key, partition.topic, error)
@@ -330,10 +330,10 @@ class Scheduler:
         link.queue.append((code, requester.session, requester.correlation_id, body))
 
 
-def _lives(life: str) -> Iterator[int]:
-    """Numbers for everything that is opened in one life of a scheduler, different from those of every other life."""
+def _incarnations(name: str) -> Iterator[int]:
+    """Numbers for everything that one incarnation of the scheduler opens, different from those of every other one."""
     for number in itertools.count():
-        yield int.from_bytes(hashlib.blake2b(f"{life} {number}".encode(), digest_size=7).digest(), "little")
+        yield int.from_bytes(hashlib.blake2b(f"{name} {number}".encode(), digest_size=7).digest(), "little")
 
 
 def build(context: ProcessContext, files: Files) -> Scheduler:
@@ -359,7 +359,7 @@ def build(context: ProcessContext, files: Files) -> Scheduler:
         is_running=lambda: context.control.phase is not Phase.RECOVERING,
         wall_us=context.clock.wall_us,
         on_ready=context.report_ready,
-        lives=_lives(f"{spec.regions['control']} {spec.generation}"),
+        incarnations=_incarnations(f"{spec.regions['control']} {spec.generation}"),
         boundary=Boundary(context.slot),
         start_ns=context.clock.monotonic_ns(),
     )

@@ -34,7 +34,7 @@ class SetAside:
         self._kept: dict[str, int] | None = None
         """Name -> bytes; FILES_MAX at most. Known once something is to be kept."""
         self.row_count = 0
-        """In this life."""
+        """Of this incarnation."""
 
     def keep(self, offset: int, row_count: int, reason: str, data: Readable) -> None:
         """Count, say and keep rows from `offset` on; `data`: they as an encapsulated Arrow message. Raises OSError."""

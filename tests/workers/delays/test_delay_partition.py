@@ -190,7 +190,7 @@ def test_a_mark_that_comes_behind_the_end_of_its_topic_is_refused_and_the_worker
     world.schedule([SECOND])
     world.bench.assign(replace(world.topic, dropped=True, version=2))
     world.settle()
-    mark = world.partition._mark(1 << TICK_BITS | world.wall_us // TICK_US, NONE_DELIVERED)
+    mark = world.partition._marks.encode(1 << TICK_BITS | world.wall_us // TICK_US, NONE_DELIVERED, world.log.schema_id, world.wall_us)
     assert world.partition._send(world.log, mark)
     before = world.bench.table.read(1).high_watermark
     world.settle()

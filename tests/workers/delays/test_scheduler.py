@@ -60,7 +60,7 @@ class Running:
             from_coordinator=LaneReader(regions["coordinator"]), generation=1, workers={},
             connect_worker=lambda _: WorkerLink(LaneWriter(regions["worker"]), self.bell),
             fronts=[FrontLink(LaneReader(regions["requests"]), LaneWriter(regions["answers"]), self.bell)], is_running=lambda: True,
-            wall_us=lambda: BEGIN_US, on_ready=lambda: None, lives=itertools.count(1), boundary=Boundary(self.slot), start_ns=self.now_ns,
+            wall_us=lambda: BEGIN_US, on_ready=lambda: None, incarnations=itertools.count(1), boundary=Boundary(self.slot), start_ns=self.now_ns,
         )  # fmt: skip
 
     def step(self, seconds: float = 0) -> None:
