@@ -1,7 +1,7 @@
 """The catalog's file at a start: opened, made, or made again from what the partitions' files say.
 
-A `coordinator.db` that is missing or damaged is rebuilt from `partition.json` of all data directories (`tailrace.partition_file`), which hold everything that
-was decided of a topic. What they do not tell for certain is refused with a sentence rather than guessed.
+A `coordinator.db` that is missing or damaged is rebuilt from `partition.json` of all data directories (`tailrace.formats.partition_file`), which hold
+everything that was decided of a topic. What they do not tell for certain is refused with a sentence rather than guessed.
 
 Owner: the coordinator, before it serves.
 Invariants: a damaged database is kept (`coordinator.db.damaged-N`); links are not followed; only this user may read the catalog; a rebuilt catalog gives a
@@ -21,8 +21,8 @@ from appliance.catalog import Catalog, CatalogVersionError, error_kind
 from appliance.partition_survey import LiveSlot, SurveyError, partition_directories, restored_topics, says_it_is, survey
 from shm.layout import SlotState
 from shm.partition_table import PartitionTable
-from tailrace.data_directory import CATALOG_FILE
 from tailrace.errors import StorageError
+from tailrace.formats.data_directory import CATALOG_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from typing import Any
 from appliance.catalog import Catalog, CatalogFullError, Topic
 from appliance.telling import Telling
 from appliance.topic_decisions import TopicDecisions, shown_name, shown_text
-from shm.boundary import Boundary
 from shm.crash_points import crash_point
+from shm.runtime.boundary import Boundary
 from tailrace.errors import InvalidRequestError, TailraceError
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.requests import decode_json, encode_error, encode_reply

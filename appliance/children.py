@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from appliance.cores import CorePlan
 from shm.control import Control
 from shm.layout import ProcessWord, Role
-from shm.process import process_name
+from shm.runtime.process import process_name
 
 logger = logging.getLogger("appliance.supervisor")
 

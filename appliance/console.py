@@ -36,7 +36,7 @@ from appliance.settings import Settings, split_host_port
 from shm.cell import Cell
 from shm.control import Control
 from shm.layout import Phase, ProcessWord, Role
-from shm.process import ProcessContext, configure_logging, run, start
+from shm.runtime.process import ProcessContext, configure_logging, run, start
 from tailrace import __version__
 from tailrace.admin import Admin
 from tailrace.errors import TailraceError
@@ -257,7 +257,7 @@ class _Server(WSGIServer):
 
 
 class Console:
-    """An agent (see `shm.process`)."""
+    """An agent (see `shm.runtime.process`)."""
 
     def __init__(self, host: str, port: int, reader: StateReader, port_cell: Cell, *, may_move: bool) -> None:
         """`port_cell`: where its port is shown; `may_move`: to a free port when another program has this one."""

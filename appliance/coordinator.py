@@ -30,12 +30,12 @@ from appliance.restart_policy import ExitCode
 from appliance.surroundings import Machine, Surroundings
 from appliance.telling import Sizes, Telling
 from appliance.topic_decisions import TopicDecisions, is_whole
-from shm.assignments import LaneKind
-from shm.boundary import Boundary
+from shm.catalog_messages import LaneKind
 from shm.crash_points import crash_point
 from shm.lane import LaneReader
 from shm.layout import Role
-from shm.process import ProcessContext, configure_logging, process_name, run, start
+from shm.runtime.boundary import Boundary
+from shm.runtime.process import ProcessContext, configure_logging, process_name, run, start
 from tailrace.errors import InvalidRequestError, InvalidSettingError, TailraceError
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.requests import decode_json, encode_error, encode_reply
@@ -48,7 +48,7 @@ ANSWERS_MAX = 64
 
 
 class Coordinator:
-    """An agent (see `shm.process`)."""
+    """An agent (see `shm.runtime.process`)."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from appliance.host_needs import unfit_machine
-from tailrace.data_directory import QUARANTINE_DIRECTORY
+from tailrace.formats.data_directory import QUARANTINE_DIRECTORY
 
 FILES_WANTED = 4096
 MEMORY_WANTED_BYTES = 256 << 20

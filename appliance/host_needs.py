@@ -11,7 +11,7 @@ import resource
 
 from appliance.restart_policy import ExitCode, Halt
 from appliance.settings import Settings
-from tailrace.partition_file import PARTITION_FILE
+from tailrace.formats.partition_file import PARTITION_FILE
 
 logger = logging.getLogger("appliance.supervisor")
 

@@ -1,6 +1,6 @@
 """Which data directory this is: the one it was at its last start, a copy of it, or a new one.
 
-Owner: the supervisor, which holds the directory's lock. Files: `instance.json` and its copy (see `tailrace.data_directory`).
+Owner: the supervisor, which holds the directory's lock. Files: `instance.json` and its copy (see `tailrace.formats.data_directory`).
 Invariants: two directories that exist at once never have the same `shared_memory`: what is in shared memory belongs to the directory whose device and inode
     `instance.json` names. `instance` never changes: the catalog finds a copy's partitions by it.
 
@@ -19,8 +19,8 @@ import logging
 import os
 
 from appliance.directory_errors import DataDirectoryError
-from tailrace import checked_json
-from tailrace.data_directory import (
+from tailrace.formats import checked_json
+from tailrace.formats.data_directory import (
     CATALOG_FILE,
     IDENTITY_COPY_FILE,
     IDENTITY_FILE,
@@ -30,7 +30,7 @@ from tailrace.data_directory import (
     Identity,
     decode_identity,
 )
-from tailrace.partition_file import PARTITION_FILE
+from tailrace.formats.partition_file import PARTITION_FILE
 
 logger = logging.getLogger("appliance.supervisor")
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tailrace import segment_index
-from tailrace.batch_header import NO_PRODUCER, SEQUENCE_MODULUS, BatchHeader
-from tailrace.partition_file import PARTITION_FILE, PartitionFile
-from tailrace.pending_files import (
+from tailrace.formats import segment_index
+from tailrace.formats.batch_header import NO_PRODUCER, SEQUENCE_MODULUS, BatchHeader
+from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
+from tailrace.formats.pending_files import (
     BUCKET_SUFFIX,
     DAMAGED_SUFFIX,
     KIND_ROWS,
@@ -25,7 +25,7 @@ from tailrace.pending_files import (
     proven,
     walk_chunks,
 )
-from tailrace.segment import (
+from tailrace.formats.segment import (
     INDEX_SUFFIX,
     OLD_SEGMENT_SUFFIX,
     SEGMENT_SUFFIX,
@@ -37,7 +37,7 @@ from tailrace.segment import (
     segment_bases,
     walk_batches,
 )
-from tailrace.segment_index import IndexEntry
+from tailrace.formats.segment_index import IndexEntry
 
 
 class Severity(Enum):

@@ -12,8 +12,8 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from tailrace import checked_json
-from tailrace.data_directory import MANIFEST_COPY_FILE, MANIFEST_FILE
+from tailrace.formats import checked_json
+from tailrace.formats.data_directory import MANIFEST_COPY_FILE, MANIFEST_FILE
 
 logger = logging.getLogger("appliance.supervisor")
 
@@ -30,7 +30,7 @@ class Manifest:
     boot_id: str
     pid: int
     shared_memory: str
-    """Whose regions these are (see `tailrace.data_directory`), 32 hexadecimal digits."""
+    """Whose regions these are (see `tailrace.formats.data_directory`), 32 hexadecimal digits."""
     path: str
     device: int
     inode: int

@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from shm.layout import Role
-from shm.process import process_name
+from shm.runtime.process import process_name
 
 _DUE_WITHIN_S = {"1m": "60", "1h": "3600", "1d": "86400", "later": "+Inf"}
 """Names in `describe_delays` -> seconds, for the label `within_seconds` (`le` is a histogram's)."""

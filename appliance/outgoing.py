@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from shm.assignments import REPLAY, Assignment, LaneKind
+from shm.catalog_messages import REPLAY, Assignment, LaneKind
 from shm.control import ProcessSlot
 from shm.doorbell import Doorbell
 from shm.lane import LaneWriter

@@ -28,8 +28,8 @@ from typing import Any
 from appliance import manifest
 from appliance.directory_errors import DataDirectoryError, unusable
 from appliance.identity import directory_id, identify, known_identity
-from tailrace import checked_json
-from tailrace.data_directory import LOCK_FILE, RESERVE_FILE, Identity
+from tailrace.formats import checked_json
+from tailrace.formats.data_directory import LOCK_FILE, RESERVE_FILE, Identity
 
 __all__ = ["DataDirectoryError", "Ownership", "directory_id", "look", "take"]
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from appliance.catalog import PartitionRow, Topic
 from appliance.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
 from tailrace.delays import DELAY_SUFFIX, delay_log_name
-from tailrace.partition_file import PARTITION_FILE, Decision, PartitionFile
-from tailrace.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
+from tailrace.formats.partition_file import PARTITION_FILE, Decision, PartitionFile
+from tailrace.formats.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
 
 _DIRECTORY = re.compile(r"(.+)-([0-9]{1,4})")
 SENTENCES_MAX = 5

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tailrace import arrow_batch
 from tailrace.consumer import Consumer
 from tailrace.errors import TailraceError
+from tailrace.formats import arrow_batch
 from tailrace.producer import Producer
 from tailrace.records import Record, RecordMetadata
 

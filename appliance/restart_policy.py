@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from shm.process import EXIT_ADDRESS_IN_USE, EXIT_DATA_UNUSABLE, EXIT_PARENT_GONE, EXIT_SHARED_MEMORY
+from shm.runtime.process import EXIT_ADDRESS_IN_USE, EXIT_DATA_UNUSABLE, EXIT_PARENT_GONE, EXIT_SHARED_MEMORY
 
 
 class ExitCode(IntEnum):

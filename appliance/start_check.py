@@ -21,8 +21,8 @@ from appliance.memory_plan import plan_regions
 from appliance.ownership import look
 from appliance.restart_policy import ExitCode, Halt
 from appliance.settings import Given, Settings, gather_settings, setting_names, settings_of, split_host_port
-from tailrace.data_directory import CATALOG_FILE, Identity
 from tailrace.errors import InvalidSettingError
+from tailrace.formats.data_directory import CATALOG_FILE, Identity
 from tailrace.front_addresses import front_address
 
 DEFAULT_SOURCE = "default"

@@ -39,8 +39,8 @@ from shm.control import Control
 from shm.crash_points import arm_from_environment, crash_point
 from shm.doorbell import Doorbell
 from shm.layout import Phase, ProcessWord, Role
-from shm.process import SPEC_VARIABLE, SUPERVISORS_SIGNALS, ProcessSpec, comm_name, log_to_stderr, process_name, set_comm_name
 from shm.region import RegionError
+from shm.runtime.process import SPEC_VARIABLE, SUPERVISORS_SIGNALS, ProcessSpec, comm_name, log_to_stderr, process_name, set_comm_name
 from tailrace import launcher
 from tailrace.errors import InvalidSettingError
 from tailrace.front_addresses import front_address

@@ -11,8 +11,8 @@ from typing import Any
 from appliance.dedicated_workers import DedicatedWorkers
 from shm.control import Control
 from shm.layout import ProcessWord, Role
-from shm.process import process_name
-from tailrace.partition_file import PARTITION_FILE, PartitionFile
+from shm.runtime.process import process_name
+from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
 
 
 class Machine:

@@ -16,7 +16,7 @@ from appliance.catalog import PartitionRow, Topic, delay_log_of
 from appliance.dedicated_workers import DedicatedWorkers
 from appliance.outgoing import Outgoing
 from appliance.placement import Placement
-from shm.assignments import REPLAY, Assignment, LaneKind
+from shm.catalog_messages import REPLAY, Assignment, LaneKind
 from shm.layout import ProcessWord, Role
 from shm.partition_table import PartitionTable
 from tailrace.protocol.errors import ErrorCode

@@ -18,7 +18,6 @@ from appliance.catalog import Catalog, PartitionRow, Topic, delay_log_of
 from appliance.dedicated_workers import DedicatedWorkers
 from appliance.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
 from shm.partition_table import PartitionState
-from tailrace.arrow_metadata import ArrowMetadataError, read_schema
 from tailrace.delays import DELAY_COLUMNS, delay_log_name
 from tailrace.errors import (
     InvalidRequestError,
@@ -29,6 +28,7 @@ from tailrace.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
+from tailrace.formats.arrow_metadata import ArrowMetadataError, read_schema
 
 SCHEMA_MAX_BYTES = 64 << 10
 COLUMNS_MAX = 2048

@@ -27,7 +27,7 @@ from rich.table import Table
 
 import tailrace
 from bench.flights import flights_csv, flights_frame
-from tailrace.data_directory import read_identity
+from tailrace.formats.data_directory import read_identity
 from tailrace.partitioners import partition_for_key
 from tailrace.private_appliance import start_embedded
 

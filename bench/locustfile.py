@@ -17,8 +17,9 @@ from typing import Any
 import gevent  # type: ignore[import-untyped]
 from locust import User, between, events, task
 
-from tailrace import Admin, Consumer, NewTopic, Producer, arrow_batch
+from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.errors import TailraceError, TopicExistsError
+from tailrace.formats import arrow_batch
 
 BOOTSTRAP = os.environ.get("TAILRACE_BOOTSTRAP", "tcp://127.0.0.1:7420")
 TOPIC = os.environ.get("LOAD_TOPIC", "load")

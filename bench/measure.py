@@ -109,7 +109,8 @@ def end_to_end(address: str, topic: str, rate: int, seconds: float = 5.0, size: 
 _SENDER = """
 import sys
 from bench.measure import paced
-from tailrace import Producer, arrow_batch
+from tailrace import Producer
+from tailrace.formats import arrow_batch
 address, topic, rate, count, size = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
 arrow_batch.default_rows([0], [None], [b""], None)
 with Producer(address, acks="all", linger_ms=1) as producer:

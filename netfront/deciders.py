@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from netfront.unanswered import Unanswered
-from shm.assignments import LaneKind
+from shm.catalog_messages import LaneKind
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
 from shm.outbox import Outbox

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from netfront.deciders import Decider, DeciderLink
 from netfront.replies import Replies
 from netfront.sessions import Session, Sessions
-from shm.assignments import LaneKind
+from shm.catalog_messages import LaneKind
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.wire import Api, RequestHeader

@@ -14,7 +14,7 @@ from netfront.log_reader import ColdRead, LogReader, LogReadError, Place
 from netfront.parked import Fetch, Parked
 from netfront.routing import Routing
 from netfront.sessions import Session
-from shm.assignments import Assignment
+from shm.catalog_messages import Assignment
 from shm.partition_table import PartitionState
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.requests import FetchedEntry, FetchEntry

@@ -21,7 +21,7 @@ from netfront.reader_pool import ReadAhead
 from netfront.routing import Routing
 from netfront.sessions import Session
 from netfront.slices import Slices, Task
-from shm.assignments import Assignment
+from shm.catalog_messages import Assignment
 from tailrace.protocol.requests import FetchedEntry
 from workers.timing_wheel import NEVER_NS, TimingWheel
 

@@ -39,12 +39,12 @@ from netfront.session_keeper import SessionKeeper
 from netfront.sessions import Session, Sessions
 from netfront.slices import Slices, Task
 from netfront.transport import Transport
-from shm.assignments import Assignment
-from shm.boundary import Boundary
+from shm.catalog_messages import Assignment
 from shm.control import ProcessSlot
 from shm.layout import ProcessWord, RegionKind, Role
-from shm.process import EXIT_ADDRESS_IN_USE, ProcessContext, configure_logging, process_name, run, start
 from shm.ring import Ring
+from shm.runtime.boundary import Boundary
+from shm.runtime.process import EXIT_ADDRESS_IN_USE, ProcessContext, configure_logging, process_name, run, start
 from tailrace.front_addresses import front_address
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
@@ -75,7 +75,7 @@ _FETCH_VERSION = VERSIONS[Api.FETCH]
 
 
 class Front:
-    """An agent (see `shm.process`)."""
+    """An agent (see `shm.runtime.process`)."""
 
     def __init__(
         self,

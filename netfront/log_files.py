@@ -9,7 +9,7 @@ import errno
 import os
 from typing import Protocol
 
-from tailrace.files import SHORTAGES, DiskReadFiles, ReadFiles
+from tailrace.formats.files import SHORTAGES, DiskReadFiles, ReadFiles
 
 __all__ = ["SHORTAGES", "DiskLogFiles", "LogFiles"]
 

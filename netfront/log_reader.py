@@ -15,14 +15,14 @@ from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 from netfront.log_files import SHORTAGES, LogFiles
-from shm.assignments import Assignment
+from shm.catalog_messages import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionState, PartitionTable
-from tailrace.batch_header import METADATA_MAX_BYTES, BatchFormatError, frame_at
-from tailrace.partition_file import PARTITION_FILE, PartitionFile
+from tailrace.formats.batch_header import METADATA_MAX_BYTES, BatchFormatError, frame_at
+from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
+from tailrace.formats.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
+from tailrace.formats.segment_index import IndexDamagedError, IndexReader
 from tailrace.protocol.errors import ErrorCode
-from tailrace.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
-from tailrace.segment_index import IndexDamagedError, IndexReader
 
 logger = logging.getLogger(__name__)
 

@@ -20,14 +20,14 @@ from netfront.replies import VERSIONS, Replies
 from netfront.routing import Routing
 from netfront.sessions import Session, Sessions
 from netfront.unanswered import Unanswered
-from shm.assignments import Assignment, LaneKind
+from shm.catalog_messages import Assignment, LaneKind
 from shm.doorbell import Doorbell
 from shm.lane import LaneWriter
 from shm.layout import ACKS_ALL, ACKS_LEADER, ACKS_NONE
 from shm.outbox import Outbox
 from shm.ring import Ring
-from tailrace.batch_header import HEADER_BYTES
-from tailrace.checksum import Readable
+from tailrace.formats.batch_header import HEADER_BYTES
+from tailrace.formats.checksum import Readable
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
 from tailrace.protocol.wire import Api, RequestHeader, WireError

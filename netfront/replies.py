@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from netfront.credits import Credit
 from netfront.sessions import Session, Sessions
 from netfront.transport import Transport
-from shm.boundary import Boundary
 from shm.control import ProcessSlot
 from shm.layout import ProcessWord
-from tailrace.checksum import Readable
+from shm.runtime.boundary import Boundary
+from tailrace.formats.checksum import Readable
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import API_VERSIONS, PUSH_CORRELATION_ID, Api, WireError, encode_response

@@ -21,8 +21,8 @@ from netfront.credits import Credit
 from netfront.peer_sockets import KernelPeerSockets, PeerSockets
 from netfront.peers import LOOK_NS, MESSAGE_COST_BYTES, UNSENT_PEER_MAX, Limits, Peer, Peers
 from netfront.transport import Watched
-from tailrace.checksum import Readable
 from tailrace.environment import send_frames
+from tailrace.formats.checksum import Readable
 
 logger = logging.getLogger(__name__)
 

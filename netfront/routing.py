@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from shm.assignments import Assignment
+from shm.catalog_messages import Assignment
 
 
 class Routing:

@@ -16,9 +16,9 @@ from netfront.endings import Endings
 from netfront.replies import Replies
 from netfront.sessions import Session, Sessions
 from netfront.transport import Transport
-from shm.boundary import Boundary
 from shm.control import ProcessSlot
 from shm.layout import ProcessWord
+from shm.runtime.boundary import Boundary
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import RequestHeader

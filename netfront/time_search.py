@@ -22,10 +22,10 @@ from typing import NamedTuple
 from netfront.log_reader import LogReader, Place
 from netfront.slices import UNITS_OF_A_FILE
 from netfront.unpacking import MAGIC_BYTES, PIECE_BYTES, UnpackError, unpacker_for
-from shm.assignments import Assignment
+from shm.catalog_messages import Assignment
 from shm.partition_table import PartitionState
-from tailrace.arrow_metadata import ArrowMetadataError, RecordBatchMetadata, nodes_of, read_record_batch
-from tailrace.batch_header import (
+from tailrace.formats.arrow_metadata import ArrowMetadataError, RecordBatchMetadata, nodes_of, read_record_batch
+from tailrace.formats.batch_header import (
     ATTRIBUTE_LOG_APPEND_TIME,
     ATTRIBUTE_SPARSE,
     PREFIX_BYTES,
@@ -37,7 +37,7 @@ from tailrace.batch_header import (
     metadata_size_of,
     read_header,
 )
-from tailrace.flatbuffer import FlatbufferError
+from tailrace.formats.flatbuffer import FlatbufferError
 
 _UNITS_OF_A_HEADER = 4
 _UNITS_OF_A_PIECE = 64

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from netfront.credits import Credit
-from tailrace.checksum import Readable
+from tailrace.formats.checksum import Readable
 
 
 class Watched(NamedTuple):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from shm.cell import Cell
 from shm.layout import LANE_MESSAGE, LANE_MESSAGE_BYTES, LANE_WRAP, LaneLayout
 from shm.region import Region
-from tailrace.checksum import Readable
+from tailrace.formats.checksum import Readable
 
 
 class LaneMessage(NamedTuple):

@@ -244,7 +244,7 @@ class ProcessWord(IntEnum):
     DEDICATED_DIR = 18
     """A spare worker's: the index + 1 of the data directory whose flusher follows its ring, once that is decided."""
     INTERNAL_ERRORS = 24
-    """How many messages, over all generations, failed in a way that nobody expected (see `shm.boundary`)."""
+    """How many messages, over all generations, failed in a way that nobody expected (see `shm.runtime.boundary`)."""
     HTTP_PORT = 25
     """The console's: where it listens; 0 while it does not."""
 

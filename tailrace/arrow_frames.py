@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.arrow_batch import cut_out, null_headers, timestamp_range
 from tailrace.delays import HORIZON_DAYS, HORIZON_US, parse_levels, rounded_to_level
 from tailrace.errors import InvalidRecordError, SchemaMismatchError
+from tailrace.formats.arrow_batch import cut_out, null_headers, timestamp_range
 from tailrace.schema import DEFAULT_SCHEMA, DELAY_FIELDS, conform, schema_of, to_message, to_table
 from tailrace.topics import TopicInfo
 

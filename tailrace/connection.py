@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tailrace import live_clients
-from tailrace.checksum import Readable
 from tailrace.environment import REAL, ClientSocket, Environment
 from tailrace.errors import ClientClosedError, InvalidSettingError, TailraceError, error_for
+from tailrace.formats.checksum import Readable
 from tailrace.pending_call import PendingCall
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Unpack
 
 import pyarrow as pa
 
-from tailrace import arrow_batch
 from tailrace.admin import partition_counts
 from tailrace.arguments import (
     by_partition,
@@ -27,12 +26,13 @@ from tailrace.arguments import (
     timeout_s_of,
     whole,
 )
-from tailrace.batch_header import BatchHeader
 from tailrace.connection import Connection
 from tailrace.decoded_records import DecodedRecords
 from tailrace.environment import REAL, Environment
 from tailrace.errors import InvalidRequestError, PartitionOutOfRangeError, TailraceError
 from tailrace.fetcher import Fetcher, PartitionCursor
+from tailrace.formats import arrow_batch
+from tailrace.formats.batch_header import BatchHeader
 from tailrace.offset_lookup import At, list_offsets, offset_in
 from tailrace.other_names import GroupsLater, OtherNames
 from tailrace.protocol.wire import Api

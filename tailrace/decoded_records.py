@@ -13,9 +13,9 @@ from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 
-from tailrace import arrow_batch
-from tailrace.batch_header import BatchHeader
 from tailrace.fetcher import PartitionCursor
+from tailrace.formats import arrow_batch
+from tailrace.formats.batch_header import BatchHeader
 from tailrace.records import Record, TopicPartition
 
 DECODED_RECORDS_MAX = 16_384

@@ -19,6 +19,7 @@ from tailrace.accumulator import NS_PER_MS, Accumulator
 from tailrace.connection import Connection
 from tailrace.environment import Environment
 from tailrace.errors import DeliveryTimeoutError, InvalidRecordError, NotReachableError, RecordTooLargeError, TailraceError, error_for
+from tailrace.formats.structure import ROWS_FREE, is_too_large_unpacked
 from tailrace.partition_queue import PartitionQueue
 from tailrace.producer_batch import BatchState, ProducerBatch
 from tailrace.producer_identity import ProducerIdentity
@@ -27,7 +28,6 @@ from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.session import Response
 from tailrace.protocol.wire import Api
 from tailrace.settings import ProducerSettings
-from tailrace.structure import ROWS_FREE, is_too_large_unpacked
 
 logger = logging.getLogger("tailrace")
 

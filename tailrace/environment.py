@@ -14,8 +14,8 @@ from typing import Protocol
 
 import zmq
 
-from tailrace.checksum import Readable
 from tailrace.errors import InvalidSettingError
+from tailrace.formats.checksum import Readable
 from tailrace.protocol.wire import BATCH_CEILING_BYTES
 
 FRAME_MAX_BYTES = 2 * BATCH_CEILING_BYTES

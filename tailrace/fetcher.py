@@ -16,10 +16,10 @@ from functools import partial
 
 import pyarrow as pa
 
-from tailrace import arrow_batch
-from tailrace.batch_header import ATTRIBUTE_CONTROL, BatchFormatError, BatchHeader, frame_at, header_is_intact, leader_epoch_at
 from tailrace.connection import Connection
 from tailrace.errors import CorruptBatchError, LogTruncatedError, OffsetOutOfRangeError, RecordTooLargeError, TailraceError, error_for
+from tailrace.formats import arrow_batch
+from tailrace.formats.batch_header import ATTRIBUTE_CONTROL, BatchFormatError, BatchHeader, frame_at, header_is_intact, leader_epoch_at
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.requests import FetchedEntry, FetchEntry, FetchRequest

@@ -14,8 +14,8 @@ import struct
 from functools import cache
 from typing import NamedTuple
 
-from tailrace import arrow_batch
-from tailrace.arrow_metadata import record_batch_positions
+from tailrace.formats import arrow_batch
+from tailrace.formats.arrow_metadata import record_batch_positions
 
 FEW = 16
 """Up to so many records this is quicker than the library."""

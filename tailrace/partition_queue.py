@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from tailrace.batch_header import NO_PRODUCER, REMEMBERED_BATCHES, SEQUENCE_MODULUS
+from tailrace.formats.batch_header import NO_PRODUCER, REMEMBERED_BATCHES, SEQUENCE_MODULUS
 from tailrace.producer_batch import ProducerBatch
 from tailrace.topics import TopicInfo
 

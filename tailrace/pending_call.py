@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tailrace.checksum import Readable
 from tailrace.errors import NotReachableError, RequestTimeoutError, error_for
+from tailrace.formats.checksum import Readable
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.session import Response
 from tailrace.protocol.wire import Api

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from tailrace import live_clients
 from tailrace.arguments import name_of, partition_number, timeout_s_of
-from tailrace.arrow_batch import Headers
 from tailrace.delays import due_time_us
 from tailrace.environment import REAL, Environment
 from tailrace.errors import DelayNotEnabledError, InvalidRecordError, PartitionOutOfRangeError, RecordTooLargeError, TailraceError
+from tailrace.formats.arrow_batch import Headers
 from tailrace.handles import BatchesHandle, Handle
 from tailrace.other_names import OtherProducerNames, TransactionsLater
 from tailrace.partition_queue import PartitionQueue

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from tailrace import arrow_batch, few_rows
-from tailrace.arrow_batch import Headers
-from tailrace.batch_header import NO_PRODUCER, NO_SEQUENCE, stamp_producer
+from tailrace import few_rows
 from tailrace.delays import DUE_COLUMN, DelayIds, delay_id
 from tailrace.errors import TailraceError
 from tailrace.few_rows import FEW
+from tailrace.formats import arrow_batch
+from tailrace.formats.arrow_batch import Headers
+from tailrace.formats.batch_header import NO_PRODUCER, NO_SEQUENCE, stamp_producer
 from tailrace.records import BatchMetadata, RecordMetadata
 from tailrace.topics import TopicInfo
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tailrace.batch_header import NO_PRODUCER
+from tailrace.formats.batch_header import NO_PRODUCER
 
 
 class ProducerIdentity:

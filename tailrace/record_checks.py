@@ -9,9 +9,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from tailrace.arrow_batch import Headers
 from tailrace.delays import due_time_us
 from tailrace.errors import InvalidRecordError, SchemaMismatchError
+from tailrace.formats.arrow_batch import Headers
 from tailrace.records import to_timestamp_us
 from tailrace.recurrence import Recurrence, RecurrenceError
 from tailrace.topics import TopicInfo

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pyarrow.compute as pc
 
-from tailrace import arrow_batch
 from tailrace.fetcher import PartitionCursor
+from tailrace.formats import arrow_batch
 from tailrace.records import OffsetAndTimestamp
 from tailrace.settings import ConsumerSettings
 

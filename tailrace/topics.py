@@ -8,9 +8,9 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
-from tailrace.batch_header import checksum_seed
 from tailrace.delays import DELAY_COLUMNS, delay_log_name
 from tailrace.errors import MalformedRequestError, UnknownTopicError
+from tailrace.formats.batch_header import checksum_seed
 from tailrace.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:

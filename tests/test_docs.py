@@ -26,7 +26,7 @@ from appliance.cli.main import tailrace
 from appliance.settings import setting_names
 from appliance.topic_settings import LATER, TOPIC_SETTINGS
 from tailrace import Admin, Producer, embedded
-from tailrace.batch_header import BatchHeader
+from tailrace.formats.batch_header import BatchHeader
 from tailrace.protocol import requests, wire
 from tailrace.protocol.errors import ERROR_TABLE
 from tailrace.protocol.wire import API_VERSIONS, PUSH_CORRELATION_ID, Api, decode_response_header, encode_request

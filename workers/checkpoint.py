@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from shm.crash_points import crash_point
-from tailrace import checked_json
+from tailrace.formats import checked_json
 from workers.files import Files, is_shortage, read_whole
 
 CHECKPOINT_FILES = ("checkpoint.0", "checkpoint.1")

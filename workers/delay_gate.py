@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shm.assignments import Assignment
+from shm.catalog_messages import Assignment
 from shm.layout import FLAG_CLOSED, FLAG_DELIVERED
 from shm.ring import Descriptor
-from tailrace.batch_header import ATTRIBUTE_CONTROL, ATTRIBUTE_DELAYED, BatchHeader
 from tailrace.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
+from tailrace.formats.batch_header import ATTRIBUTE_CONTROL, ATTRIBUTE_DELAYED, BatchHeader
 from workers.producer_state import ProducerTable
 
 SPECIAL_ATTRIBUTES = ATTRIBUTE_CONTROL | ATTRIBUTE_DELAYED

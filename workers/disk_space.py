@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 
-from tailrace.data_directory import RESERVE_FILE
+from tailrace.formats.data_directory import RESERVE_FILE
 from workers.files import Files
 
 logger = logging.getLogger(__name__)

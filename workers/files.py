@@ -1,4 +1,4 @@
-"""What the processes of this package do with files beyond `tailrace.files`: small ones as a whole, and trees.
+"""What the processes of this package do with files beyond `tailrace.formats.files`: small ones as a whole, and trees.
 
 Crash: see `replace_file`; a tree that was removed halfway is removed by the next try.
 """
@@ -6,7 +6,7 @@ Crash: see `replace_file`; a tree that was removed halfway is removed by the nex
 from __future__ import annotations
 
 from shm.crash_points import crash_point
-from tailrace.files import NO_PLAIN_FILE, NO_SPACE, SHORTAGES, DiskFiles, Files, is_shortage, replace_file
+from tailrace.formats.files import NO_PLAIN_FILE, NO_SPACE, SHORTAGES, DiskFiles, Files, is_shortage, replace_file
 
 __all__ = ["NO_PLAIN_FILE", "NO_SPACE", "SHORTAGES", "DiskFiles", "Files", "is_shortage", "read_whole", "remove_tree", "write_durably"]
 

@@ -18,16 +18,16 @@ from dataclasses import dataclass
 
 import orjson
 
-from shm.assignments import REPLAY, Assignment, LaneKind
-from shm.boundary import Boundary
+from shm.catalog_messages import REPLAY, Assignment, LaneKind
 from shm.control import ProcessSlot
 from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader
 from shm.layout import ProcessWord, RegionKind, Role, Verdict
 from shm.partition_table import PartitionTable
-from shm.process import EXIT_DATA_UNUSABLE, ProcessContext, configure_logging, run, start
 from shm.ring import Ring
+from shm.runtime.boundary import Boundary
+from shm.runtime.process import EXIT_DATA_UNUSABLE, ProcessContext, configure_logging, run, start
 from workers.disk_space import DiskSpace
 from workers.files import NO_SPACE, DiskFiles, Files, is_shortage
 from workers.group_commit import GroupCommit
@@ -56,7 +56,7 @@ class FlusherSettings:
 
 
 class Flusher:
-    """An agent (see `shm.process`)."""
+    """An agent (see `shm.runtime.process`)."""
 
     def __init__(
         self,

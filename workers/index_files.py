@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import logging
 
-from tailrace import segment_index as index_format
-from tailrace.partition_file import PartitionFile
-from tailrace.segment import INDEX_SUFFIX, Walk, file_name, schema_message_length, walk_batches
-from tailrace.segment_index import INDEX_ENTRY, INDEX_HEADER, IndexEntry
+from tailrace.formats import segment_index as index_format
+from tailrace.formats.partition_file import PartitionFile
+from tailrace.formats.segment import INDEX_SUFFIX, Walk, file_name, schema_message_length, walk_batches
+from tailrace.formats.segment_index import INDEX_ENTRY, INDEX_HEADER, IndexEntry
 from workers.checkpoint import UNKNOWN_TIME_US, SealedSegment
 from workers.files import NO_PLAIN_FILE, Files
 from workers.segment_reader import SegmentReader, walk_past_damage

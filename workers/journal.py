@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shm.layout import align
-from tailrace.checksum import Readable, crc32c
-from tailrace.data_directory import JOURNAL_FILE
+from tailrace.formats.checksum import Readable, crc32c
+from tailrace.formats.data_directory import JOURNAL_FILE
 from workers.files import Files
 
 FRAME_ALIGNMENT_BYTES = 4096

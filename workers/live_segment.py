@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shm.crash_points import crash_point
-from tailrace import segment_index as index_format
-from tailrace.batch_header import BatchFormatError, verify_batch
-from tailrace.checksum import Readable
-from tailrace.segment import INDEX_SUFFIX, file_name
-from tailrace.segment_index import INDEX_ENTRY, INDEX_HEADER, IndexEntry
+from tailrace.formats import segment_index as index_format
+from tailrace.formats.batch_header import BatchFormatError, verify_batch
+from tailrace.formats.checksum import Readable
+from tailrace.formats.segment import INDEX_SUFFIX, file_name
+from tailrace.formats.segment_index import INDEX_ENTRY, INDEX_HEADER, IndexEntry
 from workers.files import Files
 from workers.index_files import open_index
 from workers.recovery import RecoveredLog

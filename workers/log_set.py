@@ -10,11 +10,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shm.assignments import Assignment
+from shm.catalog_messages import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionState, PartitionTable
-from tailrace.batch_header import leader_epoch_at
-from tailrace.data_directory import QUARANTINE_DIRECTORY
+from tailrace.formats.batch_header import leader_epoch_at
+from tailrace.formats.data_directory import QUARANTINE_DIRECTORY
 from tailrace.protocol.errors import ErrorCode
 from workers.files import Files, is_shortage
 from workers.journal import JournalBatch

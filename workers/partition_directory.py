@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import logging
 
-from shm.assignments import Assignment
+from shm.catalog_messages import Assignment
 from shm.crash_points import crash_point
-from tailrace.partition_file import PARTITION_FILE, Decision, PartitionFile
-from tailrace.segment import INDEX_SUFFIX, PRODUCERS_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
+from tailrace.formats.partition_file import PARTITION_FILE, Decision, PartitionFile
+from tailrace.formats.segment import INDEX_SUFFIX, PRODUCERS_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
 from workers.files import Files, read_whole, remove_tree, write_durably
 from workers.live_segment import UNFINISHED_SUFFIX
 from workers.segment_reader import first_batch_is_of

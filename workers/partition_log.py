@@ -12,14 +12,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shm.assignments import Assignment
+from shm.catalog_messages import Assignment
 from shm.crash_points import crash_point
-from tailrace import segment_index as index_format
-from tailrace.batch_header import END_OF_STREAM, verify_batch
-from tailrace.checksum import Readable
-from tailrace.partition_file import Damage
-from tailrace.segment import INDEX_SUFFIX, PRODUCERS_SUFFIX, file_name
-from tailrace.segment_index import IndexEntry
+from tailrace.formats import segment_index as index_format
+from tailrace.formats.batch_header import END_OF_STREAM, verify_batch
+from tailrace.formats.checksum import Readable
+from tailrace.formats.partition_file import Damage
+from tailrace.formats.segment import INDEX_SUFFIX, PRODUCERS_SUFFIX, file_name
+from tailrace.formats.segment_index import IndexEntry
 from workers.checkpoint import Checkpoint, SealedSegment, write_checkpoint
 from workers.files import Files, is_shortage, read_whole, write_durably
 from workers.index_files import index_is_right, rebuild_index

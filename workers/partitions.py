@@ -12,13 +12,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shm.assignments import Assignment
-from shm.boundary import Boundary
+from shm.catalog_messages import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionTable
 from shm.ring import RingWriter
-from tailrace.arrow_metadata import SchemaLayout, read_schema
-from tailrace.batch_header import checksum_seed
+from shm.runtime.boundary import Boundary
+from tailrace.formats.arrow_metadata import SchemaLayout, read_schema
+from tailrace.formats.batch_header import checksum_seed
 from tailrace.protocol.errors import ErrorCode
 from workers import delay_gate
 from workers.producer_state import KEPT, ProducerTable

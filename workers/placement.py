@@ -13,10 +13,10 @@ import errno
 import logging
 from collections.abc import Callable
 
-from shm.boundary import Boundary
 from shm.crash_points import crash_point
 from shm.layout import Verdict
 from shm.ring import Descriptor
+from shm.runtime.boundary import Boundary
 from workers.delay_gate import SPECIAL_FLAGS, note_descriptor
 from workers.files import is_shortage
 from workers.group_commit import GroupCommit

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 
-from shm.assignments import Assignment
-from tailrace import checked_json
-from tailrace.batch_header import BatchHeader
-from tailrace.partition_file import PARTITION_FILE, PartitionFile
-from tailrace.segment import PRODUCERS_SUFFIX, Walk, file_name, schema_message_length, segment_bases
+from shm.catalog_messages import Assignment
+from tailrace.formats import checked_json
+from tailrace.formats.batch_header import BatchHeader
+from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
+from tailrace.formats.segment import PRODUCERS_SUFFIX, Walk, file_name, schema_message_length, segment_bases
 from workers import delay_gate
 from workers.checkpoint import load_checkpoint
 from workers.files import Files, read_whole

@@ -25,7 +25,7 @@ import struct
 from enum import Enum
 from typing import Any, NamedTuple
 
-from tailrace.batch_header import REMEMBERED_BATCHES, SEQUENCE_MODULUS
+from tailrace.formats.batch_header import REMEMBERED_BATCHES, SEQUENCE_MODULUS
 from tailrace.protocol.errors import ErrorCode
 
 

@@ -10,8 +10,8 @@ import logging
 
 import orjson
 
-from tailrace.partition_file import Damage, PartitionFile
-from tailrace.segment import file_name
+from tailrace.formats.partition_file import Damage, PartitionFile
+from tailrace.formats.segment import file_name
 from workers.files import Files, write_durably
 from workers.segment_reader import SegmentReader
 

@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from shm.crash_points import crash_point
-from tailrace.batch_header import END_OF_STREAM
-from tailrace.checksum import Readable
-from tailrace.partition_file import Damage, PartitionFile
-from tailrace.segment import (
+from tailrace.formats.batch_header import END_OF_STREAM
+from tailrace.formats.checksum import Readable
+from tailrace.formats.partition_file import Damage, PartitionFile
+from tailrace.formats.segment import (
     INDEX_SUFFIX,
     SEGMENT_SUFFIX,
     Ending,
@@ -39,7 +39,7 @@ from tailrace.segment import (
     schema_message_length,
     segment_bases,
 )
-from tailrace.segment_index import IndexEntry
+from tailrace.formats.segment_index import IndexEntry
 from workers.checkpoint import UNKNOWN_TIME_US, Checkpoint, SealedSegment, load_checkpoint
 from workers.files import Files
 from workers.index_files import facts_from_index, repair_index

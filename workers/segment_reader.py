@@ -1,15 +1,15 @@
 """Reads a segment file batch by batch, on this side of its known damage and behind it.
 
-Owner: pure reading. Every batch that comes out is proven (`tailrace.segment.walk_batches`).
+Owner: pure reading. Every batch that comes out is proven (`tailrace.formats.segment.walk_batches`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tailrace.batch_header import BatchHeader
-from tailrace.partition_file import Damage
-from tailrace.segment import Ending, Walk, file_name, schema_message_length, walk_batches
+from tailrace.formats.batch_header import BatchHeader
+from tailrace.formats.partition_file import Damage
+from tailrace.formats.segment import Ending, Walk, file_name, schema_message_length, walk_batches
 from workers.files import Files
 
 

@@ -14,7 +14,7 @@ import errno
 import logging
 
 from shm.crash_points import crash_point
-from tailrace.segment import OLD_SEGMENT_SUFFIX, file_name, segment_bases
+from tailrace.formats.segment import OLD_SEGMENT_SUFFIX, file_name, segment_bases
 from workers.files import Files
 
 logger = logging.getLogger(__name__)

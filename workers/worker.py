@@ -17,8 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from shm.assignments import REPLAY, Assignment, LaneKind
-from shm.boundary import Boundary
+from shm.catalog_messages import REPLAY, Assignment, LaneKind
 from shm.control import ProcessSlot
 from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
@@ -38,9 +37,10 @@ from shm.layout import (
     SlotState,
 )
 from shm.partition_table import PartitionTable
-from shm.process import ProcessContext, configure_logging, process_name, run, start
 from shm.ring import RingWriter
-from tailrace.batch_header import (
+from shm.runtime.boundary import Boundary
+from shm.runtime.process import ProcessContext, configure_logging, process_name, run, start
+from tailrace.formats.batch_header import (
     ATTRIBUTE_DELAYED,
     BatchChecksumError,
     BatchFormatError,
@@ -51,8 +51,8 @@ from tailrace.batch_header import (
     stamp_min_tick,
     verify_batch,
 )
+from tailrace.formats.structure import UnpackedTooLargeError, UnsafeBatchError, check_structure
 from tailrace.protocol.errors import ErrorCode
-from tailrace.structure import UnpackedTooLargeError, UnsafeBatchError, check_structure
 from workers.delay_gate import SPECIAL_ATTRIBUTES, SPECIAL_FLAGS, begins_epoch, flags_of, is_next_delivery, is_next_mark, note_header
 from workers.files import DiskFiles, Files
 from workers.partitions import LoadProducers, Partition, Partitions
@@ -72,7 +72,7 @@ BLOCKED_RETRY_NS = 5_000_000
 
 
 class Worker:
-    """An agent (see `shm.process`)."""
+    """An agent (see `shm.runtime.process`)."""
 
     def __init__(
         self,

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 import orjson
 
 from appliance.cli.output import complain, counted
-from tailrace.arrow_batch import rows_from_dicts
 from tailrace.errors import InvalidRecordError, RecordTooLargeError, RequestTimeoutError, SchemaMismatchError, TailraceError
+from tailrace.formats.arrow_batch import rows_from_dicts
 from tailrace.producer import Producer
 from tailrace.protocol.errors import ErrorCode
 from tailrace.records import RecordMetadata

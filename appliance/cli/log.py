@@ -13,9 +13,9 @@ import orjson
 from appliance import log_check
 from appliance.cli.options import json_option
 from appliance.cli.output import BYTES, human_bytes, print_json, print_table, progress, say
-from tailrace.batch_header import ATTRIBUTE_COMPRESSED, NO_PRODUCER, BatchHeader
-from tailrace.partition_file import PARTITION_FILE, PartitionFile
-from tailrace.segment import Ending, ReadAt, Walk, schema_message_length, walk_batches
+from tailrace.formats.batch_header import ATTRIBUTE_COMPRESSED, NO_PRODUCER, BatchHeader
+from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
+from tailrace.formats.segment import Ending, ReadAt, Walk, schema_message_length, walk_batches
 
 EXIT_REPAIRABLE = 4
 
@@ -180,7 +180,7 @@ def _seed_of(file: str) -> int:
 def _records(read_at: ReadAt, position: int, header: BatchHeader, seed: int) -> Iterator[bytes]:
     import pyarrow as pa
 
-    from tailrace import arrow_batch
+    from tailrace.formats import arrow_batch
 
     schema = pa.ipc.read_schema(pa.BufferReader(read_at(schema_message_length(read_at), 0)))
     _, batch = arrow_batch.decode(memoryview(read_at(header.batch_length, position)), schema, seed)

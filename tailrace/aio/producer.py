@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from tailrace.aio.client import AsyncClient
 from tailrace.aio.driver import IN_A_LOOP, Answers, Driver, Question, WouldWait, is_running_here
 from tailrace.arguments import timeout_s_of
-from tailrace.arrow_batch import Headers
 from tailrace.delivery import RECEIVED_TIMEOUT_MS
 from tailrace.errors import BufferExhaustedError, RequestTimeoutError, TailraceError
+from tailrace.formats.arrow_batch import Headers
 from tailrace.handles import BatchesHandle, Handle
 from tailrace.other_names import OtherProducerNames, TransactionsLater
 from tailrace.pending_call import PendingCall

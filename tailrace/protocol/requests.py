@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tailrace.checksum import Readable
+from tailrace.formats.checksum import Readable
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import API_VERSIONS, JSON_MAX_BYTES, Api, WireError
 

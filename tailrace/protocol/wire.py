@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from tailrace.checksum import Readable
+from tailrace.formats.checksum import Readable
 from tailrace.protocol.errors import ErrorCode
 
 REQUEST_MAGIC = 0x51525254  # "TRRQ"

@@ -29,7 +29,7 @@ class AppliedAtOnce:
 
 
 class World:
-    """`appliance.telling` and `shm.boundary`, of which only what was told and answered is kept."""
+    """`appliance.telling` and `shm.runtime.boundary`, of which only what was told and answered is kept."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.catalog = Catalog(f"{directory}/coordinator.db", 2000)

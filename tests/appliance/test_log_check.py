@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tailrace.partition_file import PARTITION_FILE, PartitionFile
-from tailrace.pending_files import KIND_ROWS, PENDING_FILE, BucketEntry, Manifest
+from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
+from tailrace.formats.pending_files import KIND_ROWS, PENDING_FILE, BucketEntry, Manifest
 from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
 from workers.delays.bucket_files import BucketFile
 from workers.delays.manifest import save_manifest

@@ -15,9 +15,9 @@ from appliance import manifest
 from appliance.host_checks import Level, host_checks
 from appliance.manifest import Manifest
 from appliance.ownership import DataDirectoryError, take
-from shm.process import SPEC_VARIABLE, ProcessSpec
-from tailrace import checked_json
-from tailrace.data_directory import decode_identity, read_identity
+from shm.runtime.process import SPEC_VARIABLE, ProcessSpec
+from tailrace.formats import checked_json
+from tailrace.formats.data_directory import decode_identity, read_identity
 
 
 def told(generation: int) -> Manifest:
@@ -137,7 +137,7 @@ def test_a_specification_larger_than_an_environment_variable_reaches_its_child()
     fd = spec.to_inherited_file()
     try:
         assert os.fstat(fd).st_size > 128 << 10
-        program = "from shm.process import ProcessSpec; print(len(ProcessSpec.from_environment().regions))"
+        program = "from shm.runtime.process import ProcessSpec; print(len(ProcessSpec.from_environment().regions))"
         ended = subprocess.run(
             [sys.executable, "-P", "-c", program], env={**os.environ, SPEC_VARIABLE: str(fd)}, pass_fds=[fd], capture_output=True, text=True, timeout=60,
             check=True,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from shm.crash_points import CRASH_POINTS, armed
-from tailrace.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
+from tailrace.formats.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
 from tests.crash.test_power_loss import boot
 from tests.kit.checker import check
 from tests.kit.simdisk import SimDisk

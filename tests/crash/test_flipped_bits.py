@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tailrace.partition_file import PARTITION_FILE
+from tailrace.formats.partition_file import PARTITION_FILE
 from tests.crash.test_power_loss import boot
 from tests.kit.simdisk import Inode, SimDisk
 from tests.kit.workload import Workload, read_log
@@ -69,7 +69,7 @@ def test_a_flipped_bit_or_a_lost_end_is_never_served_and_the_rest_is(suffix: str
 
 def _readable(workload: Workload, log: PartitionLog) -> list[tuple[int, bytes]]:
     """What a reader gets that proves every batch and jumps over what is damaged."""
-    from tailrace.segment import Ending, Walk, file_name, find_behind, segment_bases, walk_batches
+    from tailrace.formats.segment import Ending, Walk, file_name, find_behind, segment_bases, walk_batches
     from tests.kit.workload import decode_values
     from workers.files import read_whole
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shm.assignments import Assignment
+from shm.catalog_messages import Assignment
 from tests.kit.checker import check
 from tests.kit.logs import Bench, assignment, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles

@@ -15,10 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace import Admin, NewTopic, arrow_batch
+from tailrace import Admin, NewTopic
 from tailrace.admin import create_request
-from tailrace.batch_header import stamp_producer
 from tailrace.delays import delay_id
+from tailrace.formats import arrow_batch
+from tailrace.formats.batch_header import stamp_producer
 from tailrace.protocol import requests
 from tailrace.protocol.requests import FetchEntry, FetchRequest, ProduceRequest
 from tailrace.protocol.wire import API_VERSIONS, Api, RequestHeader

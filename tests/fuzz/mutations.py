@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from tailrace.batch_header import HEADER_BYTES, compute_body_crc, seal_header
+from tailrace.formats.batch_header import HEADER_BYTES, compute_body_crc, seal_header
 from tailrace.protocol.wire import Api
 from tests.fuzz.conversations import BINARY_FIELDS, Request, World
 

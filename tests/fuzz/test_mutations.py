@@ -10,7 +10,7 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from tailrace.batch_header import BatchFormatError, verify_batch
+from tailrace.formats.batch_header import BatchFormatError, verify_batch
 from tailrace.protocol.requests import decode_json
 from tailrace.protocol.wire import Api, WireError, check_body, decode_request_header
 from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message

@@ -6,8 +6,8 @@ import struct
 
 import pyarrow as pa
 
-from tailrace import arrow_batch
-from tailrace.batch_header import (
+from tailrace.formats import arrow_batch
+from tailrace.formats.batch_header import (
     PREFIX_BYTES,
     checksum_seed,
     compute_body_crc,

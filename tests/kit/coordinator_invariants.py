@@ -5,7 +5,7 @@ from __future__ import annotations
 from appliance.changes import CHANGES_MAX, Changes
 from appliance.coordinator import Coordinator
 from appliance.outgoing import NEWS_AT_ONCE, Outgoing
-from shm.assignments import REPLAY, Assignment
+from shm.catalog_messages import REPLAY, Assignment
 
 
 def check_coordinator(coordinator: Coordinator) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from shm.assignments import Assignment, LaneKind
+from shm.catalog_messages import Assignment, LaneKind
 from shm.lane import LaneWriter
-from tailrace import arrow_batch
-from tailrace.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
 from tailrace.delays import DUE_COLUMN, TICK_BITS, TICK_US, tick_of
+from tailrace.formats import arrow_batch
+from tailrace.formats.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
+from tailrace.formats.segment import Walk, file_name, schema_message_length, segment_bases, walk_batches
 from tailrace.recurrence import Recurrence
 from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
-from tailrace.segment import Walk, file_name, schema_message_length, segment_bases, walk_batches
 from tests.kit.batches import TOPIC_ID
 from tests.kit.logs import Bench, assignment, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles

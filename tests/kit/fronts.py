@@ -14,13 +14,13 @@ from netfront.front import Front
 from netfront.log_reader import ColdRead, LogReadError, Place, Span
 from netfront.routing import Routing
 from netfront.transport import Watched
-from shm.assignments import Assignment, LaneKind
+from shm.catalog_messages import Assignment, LaneKind
 from shm.control import Control, ProcessSlot
 from shm.doorbell import Doorbell
 from shm.lane import LaneMessage, LaneReader, LaneWriter
 from shm.layout import ControlLayout, LaneLayout, ProcessWord, RegionKind, Role, SlotState
 from shm.partition_table import PartitionState
-from tailrace.checksum import Readable
+from tailrace.formats.checksum import Readable
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.wire import API_VERSIONS, PUSH_CORRELATION_ID, Api, decode_response_header, encode_request

@@ -8,8 +8,8 @@ import signal
 from typing import Any
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
+from tailrace.formats.segment import SEGMENT_SUFFIX
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-from tailrace.segment import SEGMENT_SUFFIX
 
 ORDERS = TopicPartition("orders", 0)
 

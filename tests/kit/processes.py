@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import psutil
 
-from tailrace.data_directory import read_identity
+from tailrace.formats.data_directory import read_identity
 from tailrace.private_appliance import EmbeddedAppliance
 
 

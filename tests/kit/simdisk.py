@@ -12,7 +12,7 @@ import os
 import random
 from collections.abc import Callable, Sequence
 
-from tailrace.checksum import Readable
+from tailrace.formats.checksum import Readable
 
 Hook = Callable[[str, str], None]
 """Called with (operation, path) before each operation that changes something or reads; may raise."""
@@ -125,7 +125,7 @@ def _error(number: int, path: str) -> OSError:
 
 
 class SimFiles:
-    """`tailrace.files.Files` over a SimDisk; tests/workers/test_file_interface.py holds it beside the real one."""
+    """`tailrace.formats.files.Files` over a SimDisk; tests/workers/test_file_interface.py holds it beside the real one."""
 
     def __init__(self, disk: SimDisk) -> None:
         self.disk = disk

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from shm.layout import Verdict
-from tailrace import arrow_batch
-from tailrace.batch_header import checksum_seed, stamp_producer
-from tailrace.partition_file import PARTITION_FILE, PartitionFile
+from tailrace.formats import arrow_batch
+from tailrace.formats.batch_header import checksum_seed, stamp_producer
+from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
+from tailrace.formats.segment import Walk, file_name, schema_message_length, segment_bases, walk_batches
 from tailrace.protocol.errors import ErrorCode
 from tailrace.schema import DEFAULT_SCHEMA
-from tailrace.segment import Walk, file_name, schema_message_length, segment_bases, walk_batches
 from tests.kit.batches import TIME_US, TOPIC_ID
 from tests.kit.checker import History, value_of
 from tests.kit.logs import Bench

@@ -16,11 +16,11 @@ from netfront.log_files import DiskLogFiles
 from netfront.log_reader import LogReader
 from netfront.time_search import FoundTime, TimeSearch
 from netfront.unpacking import PIECE_BYTES, UnpackError, unpacker_for
-from shm.assignments import Assignment
+from shm.catalog_messages import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionState
-from tailrace import arrow_batch
-from tailrace.batch_header import (
+from tailrace.formats import arrow_batch
+from tailrace.formats.batch_header import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_LOG_APPEND_TIME,
     ATTRIBUTE_SPARSE,
@@ -31,9 +31,9 @@ from tailrace.batch_header import (
     stamp_appended,
     verify_batch,
 )
+from tailrace.formats.segment import INDEX_SUFFIX, file_name
+from tailrace.formats.segment_index import IndexEntry, encode_entries, encode_header
 from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
-from tailrace.segment import INDEX_SUFFIX, file_name
-from tailrace.segment_index import IndexEntry, encode_entries, encode_header
 
 TOPIC_ID = bytes(range(16))
 SEED = checksum_seed(TOPIC_ID, 0)

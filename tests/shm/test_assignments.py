@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shm.assignments import Assignment
-from tailrace.arrow_metadata import read_schema
-from tailrace.partition_file import PartitionFile
+from shm.catalog_messages import Assignment
+from tailrace.formats.arrow_metadata import read_schema
+from tailrace.formats.partition_file import PartitionFile
 from tests.kit.logs import assignment
 
 GIVEN = {"retention.ms": -1, "delay.enabled": True}

@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from shm.boundary import Boundary
 from shm.control import Control
 from shm.layout import ControlLayout, ProcessWord, RegionKind, Role
-from shm.log_lines import BURST_LINES, LINES_PER_S, OneLineFormatter, RateLimit
+from shm.runtime.boundary import Boundary
+from shm.runtime.log_lines import BURST_LINES, LINES_PER_S, OneLineFormatter, RateLimit
 from tests.kit.memory import simulated
 
 

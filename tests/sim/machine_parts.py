@@ -14,10 +14,10 @@ from appliance.settings import Settings
 from appliance.surroundings import Machine
 from shm.doorbell import Doorbell
 from shm.layout import RegionKind, Role
-from shm.process import Agent, Clock, ProcessContext, ProcessSpec, process_name
 from shm.region import Region, RegionMissingError
 from shm.ring import Ring
-from tailrace.partition_file import PARTITION_FILE, PartitionFile
+from shm.runtime.process import Agent, Clock, ProcessContext, ProcessSpec, process_name
+from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
 from tests.kit.simdisk import SimDisk, SimFiles
 from workers.files import read_whole
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from netfront.credits import Credit
 from netfront.transport import Watched
-from tailrace.checksum import Readable
+from tailrace.formats.checksum import Readable
 from workers.timing_wheel import NEVER_NS
 
 

@@ -25,9 +25,9 @@ from netfront import front
 from shm.control import Control, ProcessSlot
 from shm.invariants import CheckedWords
 from shm.layout import Phase, ProcessWord, Role
-from shm.process import Agent, Clock, ProcessSpec, process_name
 from shm.region import Region
 from shm.ring import Ring
+from shm.runtime.process import Agent, Clock, ProcessSpec, process_name
 from tailrace.environment import Environment
 from tests.kit import memory
 from tests.kit.coordinator_invariants import check_coordinator

@@ -18,7 +18,7 @@ import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.errors import NotReachableError, TailraceError, UnknownTopicError
-from tailrace.partition_file import PARTITION_FILE, PartitionFile
+from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.private_appliance import EmbeddedAppliance, embedded, start_embedded
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shm.region import names_with
-from tailrace.data_directory import read_identity
+from tailrace.formats.data_directory import read_identity
 from tests.kit.killed_directories import (
     create,
     killed_with_acknowledged_batches_in_the_ring,

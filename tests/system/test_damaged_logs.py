@@ -18,8 +18,8 @@ from appliance import manifest
 from shm.crash_points import CRASH_POINT_VARIABLE
 from tailrace import Admin
 from tailrace.errors import CorruptBatchError, LogTruncatedError, StorageError
+from tailrace.formats.segment import SEGMENT_SUFFIX
 from tailrace.private_appliance import start_embedded
-from tailrace.segment import SEGMENT_SUFFIX
 from tests.kit.orders import ORDERS, consumer, create, kill_everything, produce, read, read_all, segments, start
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from bench.demo import EXIT_READER_GONE
-from tailrace.data_directory import read_identity
+from tailrace.formats.data_directory import read_identity
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -15,8 +15,8 @@ import pytest
 from shm.crash_points import CRASH_POINT_VARIABLE, CRASH_POINTS
 from shm.region import names_with
 from tailrace import Admin, NewTopic, Producer
-from tailrace.data_directory import read_identity
 from tailrace.errors import InvalidSettingError, TailraceError
+from tailrace.formats.data_directory import read_identity
 from tests.kit.file_systems import small_file_system
 from tests.kit.orders import create, kill_everything, produce, read, start
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until

@@ -14,11 +14,12 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from tailrace import Admin, Consumer, NewTopic, Producer, Recurrence, arrow_batch
-from tailrace.arrow_metadata import ArrowMetadataError, read_schema
-from tailrace.batch_header import BatchHeader, checksum_seed
+from tailrace import Admin, Consumer, NewTopic, Producer, Recurrence
 from tailrace.connection import Connection
 from tailrace.errors import RecordTooLargeError, TailraceError, UnsafeBatchError
+from tailrace.formats import arrow_batch
+from tailrace.formats.arrow_metadata import ArrowMetadataError, read_schema
+from tailrace.formats.batch_header import BatchHeader, checksum_seed
 from tailrace.private_appliance import EmbeddedAppliance
 from tailrace.protocol import requests
 from tailrace.protocol.wire import Api

@@ -11,8 +11,8 @@ import pytest
 
 from appliance.cli.consume import EXIT_SKIPPED
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
-from tailrace.batch_header import frame_at, header_position
 from tailrace.errors import CorruptBatchError
+from tailrace.formats.batch_header import frame_at, header_position
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tests.appliance.test_cli import run
 

@@ -8,10 +8,11 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
-from tailrace import Admin, Consumer, NewTopic, Producer, arrow_batch
-from tailrace.batch_header import ATTRIBUTE_SPARSE, ATTRIBUTE_TRANSACTIONAL, header_position, read_header
+from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.connection import Connection
 from tailrace.errors import RecordTooLargeError, UnsafeBatchError, UnsupportedBatchError
+from tailrace.formats import arrow_batch
+from tailrace.formats.batch_header import ATTRIBUTE_SPARSE, ATTRIBUTE_TRANSACTIONAL, header_position, read_header
 from tailrace.private_appliance import EmbeddedAppliance
 from tailrace.protocol import requests
 from tailrace.protocol.wire import Api

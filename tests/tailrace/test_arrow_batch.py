@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace import arrow_batch
 from tailrace.errors import CorruptBatchError, InvalidRecordError, InvalidSchemaError, SchemaMismatchError
+from tailrace.formats import arrow_batch
 from tailrace.records import to_timestamp_us
 from tailrace.schema import DEFAULT_SCHEMA, canonical, conform, schema_of
 from tests.kit.batches import SEED, make_batch, with_wild_buffer
@@ -37,7 +37,7 @@ def test_rows_survive_a_round_trip(rows: list[tuple[int, bytes | None, bytes | N
 
 
 def test_a_right_checksum_over_wild_offsets_is_refused_by_the_reader_too() -> None:
-    # In the broker `tailrace.structure` refuses it; a reader that meets one in a file does as well, without crashing.
+    # In the broker `tailrace.formats.structure` refuses it; a reader that meets one in a file does as well, without crashing.
     with pytest.raises((CorruptBatchError, InvalidRecordError)):
         arrow_batch.decode(memoryview(with_wild_buffer(make_batch(50))), DEFAULT_SCHEMA, SEED)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
-from tailrace.arrow_metadata import ArrowMetadataError, read_record_batch, read_schema
+from tailrace.formats.arrow_metadata import ArrowMetadataError, read_record_batch, read_schema
 from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
 
 TYPES = [

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from tailrace.arrow_metadata import FIELDS_MAX, ArrowMetadataError, read_record_batch, read_schema
+from tailrace.formats.arrow_metadata import FIELDS_MAX, ArrowMetadataError, read_record_batch, read_schema
 
 GOLDEN = {
     "plain": pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("key", pa.binary()), ("x", pa.float32()), ("n", pa.uint16()), ("d", pa.date32())]),

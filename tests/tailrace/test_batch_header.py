@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace import batch_header as bh
+from tailrace.formats import batch_header as bh
 from tailrace.schema import DEFAULT_SCHEMA
 from tests.kit.batches import SEED, TOPIC_ID, make_batch
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace import arrow_batch, few_rows
+from tailrace import few_rows
+from tailrace.formats import arrow_batch
 
 CELL = st.none() | st.binary(max_size=20)
 ROWS = st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), CELL, CELL), min_size=1, max_size=3 * few_rows.FEW)

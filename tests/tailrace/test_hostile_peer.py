@@ -17,8 +17,7 @@ import zmq
 
 from appliance import topic_settings
 from spark_bridge.reader import read_range
-from tailrace import Admin, Consumer, Producer, TopicPartition, arrow_batch
-from tailrace.batch_header import header_position, verify_batch
+from tailrace import Admin, Consumer, Producer, TopicPartition
 from tailrace.errors import (
     CorruptBatchError,
     MalformedRequestError,
@@ -27,6 +26,8 @@ from tailrace.errors import (
     RequestTimeoutError,
     TailraceError,
 )
+from tailrace.formats import arrow_batch
+from tailrace.formats.batch_header import header_position, verify_batch
 from tailrace.protocol import requests
 from tailrace.protocol.requests import FetchedEntry
 from tailrace.protocol.wire import API_VERSIONS, Api, decode_request_header, encode_response

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tailrace.accumulator import FAST_RECORDS_PER_S, SMALL_BATCHES_PER_S
-from tailrace.checksum import Readable
 from tailrace.environment import Environment
+from tailrace.formats.checksum import Readable
 from tailrace.partition_queue import PartitionQueue
 from tailrace.sender import Sender
 from tailrace.settings import ProducerSettings

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 import pytest
 
-from tailrace import checked_json
-from tailrace.partition_file import Damage, Decision, Epoch, PartitionFile
+from tailrace.formats import checked_json
+from tailrace.formats.partition_file import Damage, Decision, Epoch, PartitionFile
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden"
 FILE = PartitionFile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tailrace import arrow_batch
+from tailrace.formats import arrow_batch
 from tailrace.partition_queue import PartitionQueue
 from tailrace.producer_batch import ProducerBatch
 from tailrace.topics import TopicInfo

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace import arrow_batch
-from tailrace.arrow_metadata import SchemaLayout, read_schema
-from tailrace.batch_header import (
+from tailrace.formats import arrow_batch
+from tailrace.formats.arrow_metadata import SchemaLayout, read_schema
+from tailrace.formats.batch_header import (
     ATTRIBUTE_DELAYED,
     ATTRIBUTE_LOG_APPEND_TIME,
     ATTRIBUTE_SPARSE,
@@ -26,8 +26,8 @@ from tailrace.batch_header import (
     read_header,
     verify_batch,
 )
+from tailrace.formats.structure import UnpackedTooLargeError, UnsafeBatchError, check_structure, rows_max, unpacked_bytes, unpacked_max
 from tailrace.schema import DEFAULT_SCHEMA, to_message
-from tailrace.structure import UnpackedTooLargeError, UnsafeBatchError, check_structure, rows_max, unpacked_bytes, unpacked_max
 from tests.kit.batches import SEED, make_batch, reseal, with_wild_buffer
 
 LAYOUT = read_schema(to_message(DEFAULT_SCHEMA))

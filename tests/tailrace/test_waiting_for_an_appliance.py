@@ -13,10 +13,10 @@ import pytest
 import zmq
 
 from tailrace import Producer
-from tailrace.checksum import Readable
 from tailrace.connection import Connection
 from tailrace.environment import RECONNECT_MAX_MS, RECONNECT_MS, DealerSocket, Environment
 from tailrace.errors import NotReachableError, RequestTimeoutError
+from tailrace.formats.checksum import Readable
 from tailrace.protocol import requests
 from tailrace.protocol.wire import API_VERSIONS, Api, decode_request_header, encode_response
 

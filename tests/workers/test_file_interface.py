@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-from tailrace.files import IOV_MAX, NO_PLAIN_FILE, TEMPORARY_SUFFIX, DiskFiles, Files, replace_file
+from tailrace.formats.files import IOV_MAX, NO_PLAIN_FILE, TEMPORARY_SUFFIX, DiskFiles, Files, replace_file
 from tests.kit.simdisk import SimDisk, SimFiles
 from workers.files import read_whole, remove_tree, write_durably
 

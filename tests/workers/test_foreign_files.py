@@ -6,10 +6,10 @@ import pathlib
 
 import pytest
 
-from tailrace import checked_json
-from tailrace.data_directory import decode_identity
-from tailrace.partition_file import PartitionFile
-from tailrace.pending_files import PENDING_VERSION, Manifest, PendingDamagedError
+from tailrace.formats import checked_json
+from tailrace.formats.data_directory import decode_identity
+from tailrace.formats.partition_file import PartitionFile
+from tailrace.formats.pending_files import PENDING_VERSION, Manifest, PendingDamagedError
 from workers.checkpoint import load_checkpoint
 from workers.files import DiskFiles
 from workers.producer_snapshots import decode_producers, encode_producers

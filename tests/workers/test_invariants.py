@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from shm.invariants import InvariantError
-from tailrace.partition_file import Damage, Epoch
-from tailrace.segment import SEGMENT_SUFFIX, file_name
+from tailrace.formats.partition_file import Damage, Epoch
+from tailrace.formats.segment import SEGMENT_SUFFIX, file_name
 from tests.kit.batches import make_batch
 from tests.kit.logs import Bench, assignment, bench, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles

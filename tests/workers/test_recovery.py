@@ -8,10 +8,10 @@ import random
 import orjson
 import pytest
 
-from tailrace.batch_header import ATTRIBUTE_CONTROL, CONTROL_DELAY_MARK, END_OF_STREAM, BatchHeader
-from tailrace.partition_file import Damage, PartitionFile
+from tailrace.formats.batch_header import ATTRIBUTE_CONTROL, CONTROL_DELAY_MARK, END_OF_STREAM, BatchHeader
+from tailrace.formats.partition_file import Damage, PartitionFile
+from tailrace.formats.segment import Ending, file_name
 from tailrace.schema import DEFAULT_SCHEMA, to_message
-from tailrace.segment import Ending, file_name
 from tests.kit.batches import TIME_US, make_batch, stamped
 from tests.kit.logs import assignment, bench
 from tests.kit.simdisk import SimDisk, SimFiles

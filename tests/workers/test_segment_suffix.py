@@ -10,10 +10,11 @@ import pytest
 
 from appliance import log_check
 from shm.crash_points import armed
-from tailrace import Admin, Consumer, NewTopic, Producer, checked_json
-from tailrace.partition_file import FORMAT_VERSION, PARTITION_FILE, PartitionFile
+from tailrace import Admin, Consumer, NewTopic, Producer
+from tailrace.formats import checked_json
+from tailrace.formats.partition_file import FORMAT_VERSION, PARTITION_FILE, PartitionFile
+from tailrace.formats.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
 from tailrace.private_appliance import start_embedded
-from tailrace.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
 from tests.kit.batches import make_batch
 from tests.kit.logs import bench
 from workers.files import DiskFiles

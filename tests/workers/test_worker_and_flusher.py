@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from shm.layout import SlotState, Verdict
-from tailrace.checksum import Readable
+from tailrace.formats.checksum import Readable
 from tailrace.protocol.errors import ErrorCode
 from tests.kit.batches import SEED, make_batch, with_wild_buffer
 from tests.kit.logs import Bench, assignment, bench

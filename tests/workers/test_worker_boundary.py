@@ -13,7 +13,7 @@ import pytest
 from shm.invariants import CheckedWords
 from shm.layout import ProcessWord, SlotState, Verdict
 from shm.ring import Ring, RingWriter
-from tailrace.batch_header import checksum_seed
+from tailrace.formats.batch_header import checksum_seed
 from tailrace.protocol.errors import ErrorCode
 from tests.kit.batches import TOPIC_ID, make_batch
 from tests.kit.logs import Bench, assignment, bench, simulated_regions

@@ -4,7 +4,7 @@ A bucket of level L is for 64**L ticks of a millisecond (from level 2 on: 4 s, 4
 whose 64 buckets reach its tick, so at most some hundred files are there, however many rows; when a bucket's time comes near, its rows are moved to lower
 buckets, and those of the lowest level into memory.
 
-Owner: the scheduler. The manifest says which bytes of a file count; the layout is in `tailrace.pending_files`.
+Owner: the scheduler. The manifest says which bytes of a file count; the layout is in `tailrace.formats.pending_files`.
 Invariants: a chunk never changes; rows of a chunk ascend in offset.
 Crash: what was appended behind the manifest's end is overwritten.
 """
@@ -17,7 +17,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.pending_files import HEAD_BYTES, KIND_CANCELLED, KIND_ROWS, BucketEntry, Chunk, PendingDamagedError, proven, walk_chunks
+from tailrace.formats.pending_files import (
+    HEAD_BYTES,
+    KIND_CANCELLED,
+    KIND_ROWS,
+    BucketEntry,
+    Chunk,
+    PendingDamagedError,
+    proven,
+    walk_chunks,
+)
 from workers.delays.array_wheel import levels_of
 from workers.files import Files
 

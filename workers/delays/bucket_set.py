@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace import arrow_batch
-from tailrace.pending_files import BUCKET_SUFFIX, DAMAGED_SUFFIX, KIND_ROWS, BucketEntry, Chunk, PendingDamagedError
+from tailrace.formats import arrow_batch
+from tailrace.formats.pending_files import BUCKET_SUFFIX, DAMAGED_SUFFIX, KIND_ROWS, BucketEntry, Chunk, PendingDamagedError
 from workers.delays.array_wheel import NEVER
 from workers.delays.bucket_files import LOWEST_LEVEL, BucketFile, Ints, buckets_of, width_of
 from workers.delays.manifest import load_manifest, save_manifest

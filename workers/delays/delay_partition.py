@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from shm.assignments import Assignment
+from shm.catalog_messages import Assignment
 from shm.crash_points import crash_point
 from shm.partition_table import PartitionState
-from tailrace.batch_header import BatchHeader, checksum_seed, insert_header
 from tailrace.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
+from tailrace.formats.batch_header import BatchHeader, checksum_seed, insert_header
 from workers.delays.array_wheel import NEVER, Rows, no_rows
 from workers.delays.bucket_files import is_above
 from workers.delays.delivery import Deliveries

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shm.assignments import Assignment
-from tailrace import arrow_batch
-from tailrace.arrow_metadata import read_schema
-from tailrace.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
+from shm.catalog_messages import Assignment
 from tailrace.delays import TICK_US
-from tailrace.structure import check_structure
+from tailrace.formats import arrow_batch
+from tailrace.formats.arrow_metadata import read_schema
+from tailrace.formats.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
+from tailrace.formats.structure import check_structure
 from workers.delays.array_wheel import Rows
 from workers.delays.pending_rows import PendingRows
 from workers.delays.recurring_rows import with_occurrence_times

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.batch_header import BatchHeader
 from tailrace.delays import TICK_MASK
+from tailrace.formats.batch_header import BatchHeader
 from tailrace.recurrence import Recurrence, RecurrenceError
 from workers.delays.log_batches import DUE_MAX_US, LogBatch, LogBatches, RefusedBatchError, ticks_of
 from workers.delays.pending_rows import one_batch

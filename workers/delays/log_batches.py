@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.arrow_metadata import ArrowMetadataError, read_schema
-from tailrace.batch_header import BatchHeader
 from tailrace.delays import DELAY_COLUMNS, DUE_TICK_MAX, TICK_US
+from tailrace.formats.arrow_metadata import ArrowMetadataError, read_schema
+from tailrace.formats.batch_header import BatchHeader
+from tailrace.formats.structure import check_structure, unpacked_bytes
 from tailrace.schema import DELAY_FIELDS, from_message
-from tailrace.structure import check_structure, unpacked_bytes
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 UNPACKED_FACTOR = 16

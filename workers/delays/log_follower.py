@@ -10,10 +10,10 @@ import logging
 from collections.abc import Iterator
 
 from shm.partition_table import PartitionState
-from tailrace.batch_header import BatchFormatError, BatchHeader, frame_at, verify_batch
-from tailrace.partition_file import PARTITION_FILE, PartitionFile
-from tailrace.segment import INDEX_SUFFIX, file_name, schema_message_length, segment_bases
-from tailrace.segment_index import IndexDamagedError, IndexReader
+from tailrace.formats.batch_header import BatchFormatError, BatchHeader, frame_at, verify_batch
+from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
+from tailrace.formats.segment import INDEX_SUFFIX, file_name, schema_message_length, segment_bases
+from tailrace.formats.segment_index import IndexDamagedError, IndexReader
 from workers.files import Files, read_whole
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The scheduler's `pending.json` on the disk: replaced whole (see `tailrace.pending_files` for what it holds).
+"""The scheduler's `pending.json` on the disk: replaced whole (see `tailrace.formats.pending_files` for what it holds).
 
 Owner: the scheduler; the flusher reads the cursor, and removes the delay log's segments below it.
 Crash: the old one or the new one is there. One that is damaged stops the partition's deliveries, with an error, rather than lose what it named.
@@ -6,7 +6,7 @@ Crash: the old one or the new one is there. One that is damaged stops the partit
 
 from __future__ import annotations
 
-from tailrace.pending_files import PENDING_FILE, Manifest, PendingDamagedError
+from tailrace.formats.pending_files import PENDING_FILE, Manifest, PendingDamagedError
 from workers.files import Files, read_whole, write_durably
 
 

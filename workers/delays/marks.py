@@ -11,9 +11,9 @@ Crash: `closed` is in the manifest, the rest begins anew.
 
 from __future__ import annotations
 
-from tailrace.batch_header import ATTRIBUTE_CONTROL, BatchHeader, insert_header
-from tailrace.checksum import Readable
 from tailrace.delays import TICK_BITS, TICK_MASK
+from tailrace.formats.batch_header import ATTRIBUTE_CONTROL, BatchHeader, insert_header
+from tailrace.formats.checksum import Readable
 
 RETRY_NS = 1_000_000_000
 """How soon a mark or a batch that is not seen settled is sent again: it was refused (a full disk), or lost with a worker."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.pending_files import PendingDamagedError
+from tailrace.formats.pending_files import PendingDamagedError
 from workers.delays.array_wheel import NEVER
 from workers.delays.bucket_files import BucketFile, Ints, is_above
 from workers.delays.pending_rows import PendingRows

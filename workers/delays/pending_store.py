@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from shm.crash_points import crash_point
-from tailrace.pending_files import KIND_CANCELLED
+from tailrace.formats.pending_files import KIND_CANCELLED
 from workers.delays.array_wheel import NEVER, Rows, no_rows, split
 from workers.delays.bucket_files import LOWEST_LEVEL, BucketFile, Ints, is_above, width_of
 from workers.delays.bucket_set import LOAD_AHEAD_TICKS, BucketSet, label_of, labels_of

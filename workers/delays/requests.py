@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from shm.assignments import Assignment
+from shm.catalog_messages import Assignment
 from tailrace.delays import delay_id, delay_log_name, parse_delay_id, tick_of
 from tailrace.errors import TailraceError, UnknownDelayError, UnknownTopicError
 from tailrace.protocol.errors import ErrorCode
@@ -112,7 +112,7 @@ class DelayRequests:
         page_bytes: int,
     ) -> None:
         """`partitions`: by (delay log's id, partition), those that are open. `opening`: delay logs that are known and not open yet.
-        `write`: a batch into the lane of its worker; False: not now. `caught`: see `shm.boundary`. `page_bytes`: about so large an answer may be.
+        `write`: a batch into the lane of its worker; False: not now. `caught`: see `shm.runtime.boundary`. `page_bytes`: about so large an answer may be.
         """
         self._open = partitions
         self._opening = opening

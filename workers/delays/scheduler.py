@@ -23,15 +23,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shm.assignments import Assignment, LaneKind
-from shm.boundary import Boundary
+from shm.catalog_messages import Assignment, LaneKind
 from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
 from shm.lane import LaneError, LaneReader, LaneWriter
 from shm.layout import Phase, RegionKind, Role, SlotState
 from shm.partition_table import PartitionTable
-from shm.process import ProcessContext, configure_logging, process_name, run, start
-from tailrace.pending_files import PendingDamagedError
+from shm.runtime.boundary import Boundary
+from shm.runtime.process import ProcessContext, configure_logging, process_name, run, start
+from tailrace.formats.pending_files import PendingDamagedError
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.requests import encode_reply
 from workers.delays.requests import DelayRequests, Requester
@@ -85,7 +85,7 @@ class Trouble:
 
 
 class Scheduler:
-    """An agent (see `shm.process`)."""
+    """An agent (see `shm.runtime.process`)."""
 
     def __init__(
         self,

@@ -13,8 +13,8 @@ import logging
 
 import pyarrow as pa
 
-from tailrace import arrow_batch
-from tailrace.checksum import Readable
+from tailrace.formats import arrow_batch
+from tailrace.formats.checksum import Readable
 from workers.files import Files, write_durably
 
 logger = logging.getLogger(__name__)

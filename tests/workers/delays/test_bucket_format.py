@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tailrace import checked_json
-from tailrace.pending_files import KIND_CANCELLED, KIND_ROWS, BucketEntry, Manifest, PendingDamagedError
+from tailrace.formats import checked_json
+from tailrace.formats.pending_files import KIND_CANCELLED, KIND_ROWS, BucketEntry, Manifest, PendingDamagedError
 from tests.kit.simdisk import SimDisk, SimFiles
 from workers.delays.bucket_files import BucketFile
 from workers.delays.manifest import load_manifest, save_manifest

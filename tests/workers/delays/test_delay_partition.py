@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from shm.crash_points import armed
-from tailrace import arrow_batch, recurrence
-from tailrace.batch_header import BatchHeader
+from tailrace import recurrence
 from tailrace.delays import NONE_DELIVERED, TICK_BITS, TICK_US
-from tailrace.pending_files import BUCKET_SUFFIX
+from tailrace.formats import arrow_batch
+from tailrace.formats.batch_header import BatchHeader
+from tailrace.formats.pending_files import BUCKET_SUFFIX
 from tailrace.protocol.errors import ErrorCode
 from tests.kit.batches import reseal
 from tests.kit.delays import LOG_SEED, SCHEMA, DelayWorld, Killed, tick_of

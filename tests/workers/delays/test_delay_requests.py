@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shm.assignments import Assignment
-from tailrace import arrow_batch
+from shm.catalog_messages import Assignment
 from tailrace.delays import delay_id
+from tailrace.formats import arrow_batch
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
 from tests.kit.batches import TOPIC_ID

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace import arrow_batch
-from tailrace.batch_header import BatchHeader, header_position, verify_batch
+from tailrace.formats import arrow_batch
+from tailrace.formats.batch_header import BatchHeader, header_position, verify_batch
 from tailrace.recurrence import Recurrence, RecurrenceError
 from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
 from tests.kit.batches import reseal

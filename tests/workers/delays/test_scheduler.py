@@ -10,14 +10,14 @@ from typing import Any
 import orjson
 import pytest
 
-from shm.assignments import LaneKind
-from shm.boundary import Boundary
+from shm.catalog_messages import LaneKind
 from shm.control import Control
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
 from shm.layout import ControlLayout, LaneLayout, ProcessWord, RegionKind, Role, TableLayout
 from shm.partition_table import PartitionTable
 from shm.region import Region
+from shm.runtime.boundary import Boundary
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
 from tests.kit import memory

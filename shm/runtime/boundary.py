@@ -16,7 +16,7 @@ import traceback
 
 from shm.control import ProcessSlot
 from shm.layout import ProcessWord
-from shm.process import process_name
+from shm.runtime.process import process_name
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 
-from tailrace.checksum import Readable, crc32c
-from tailrace.files import DiskFiles, replace_file
+from tailrace.formats.checksum import Readable, crc32c
+from tailrace.formats.files import DiskFiles, replace_file
 
 _HEAD = b'{"crc32c":"%08x","content":'
 _HEAD_BYTES = len(_HEAD % 0)
@@ -53,7 +53,7 @@ def read(path: str) -> bytes:
 
 
 def replace(path: str, data: Readable) -> None:
-    """Put a file with these bytes at `path`, durably (see `tailrace.files.replace_file`). Raises OSError; then what was there is there still."""
+    """Put a file with these bytes at `path`, durably (see `tailrace.formats.files.replace_file`). Raises OSError; then what was there is there still."""
     replace_file(_DISK, path, data)
 
 

@@ -2,7 +2,7 @@
 
 The broker must know whether a batch is safe to hand to a reader (a wild offset inside one crashes it) but may not import pyarrow: 80 MB
 and 150 ms a process. So this module reads the two messages it needs, by the layout of Arrow's `Message.fbs` and `Schema.fbs`. Schemas, which are read once for
-each topic, go through `tailrace.flatbuffer`, which checks what Arrow's own readers check; record batches, which are read on every
+each topic, go through `tailrace.formats.flatbuffer`, which checks what Arrow's own readers check; record batches, which are read on every
 append, do only what the check of their structure needs: bounds are checked by `struct` itself, where every read past the end raises, and is
 turned into `ArrowMetadataError`.
 
@@ -19,9 +19,9 @@ from enum import IntEnum
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from tailrace import flatbuffer
-from tailrace.checksum import Readable
-from tailrace.flatbuffer import FlatbufferError, Table
+from tailrace.formats import flatbuffer
+from tailrace.formats.checksum import Readable
+from tailrace.formats.flatbuffer import FlatbufferError, Table
 
 NESTING_MAX = 16
 FIELDS_MAX = 4096

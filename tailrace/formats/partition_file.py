@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from tailrace import checked_json
-from tailrace.batch_header import checksum_seed
+from tailrace.formats import checked_json
+from tailrace.formats.batch_header import checksum_seed
 
 PARTITION_FILE = "partition.json"
 FORMAT_VERSION = 4

@@ -32,9 +32,9 @@ from shm.crash_points import arm_from_environment
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
 from shm.layout import ProcessWord, RegionKind, Role
-from shm.log_lines import RateLimit, formatter
 from shm.partition_table import PartitionTable
 from shm.region import Region, RegionError
+from shm.runtime.log_lines import RateLimit, formatter
 
 SPEC_VARIABLE = "TAILRACE_PROCESS"
 SUPERVISORS_SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tailrace.checksum import Readable
+from tailrace.formats.checksum import Readable
 
 IOV_MAX = 1024
 TEMPORARY_SUFFIX = ".tmp"

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.batch_header import (
+from tailrace.errors import CorruptBatchError, InvalidRecordError, RecordTooLargeError, UnsupportedBatchError
+from tailrace.formats.batch_header import (
     ATTRIBUTE_COMPRESSED,
     ATTRIBUTE_LOG_APPEND_TIME,
     BatchChecksumError,
@@ -26,11 +27,10 @@ from tailrace.batch_header import (
     insert_header,
     verify_batch,
 )
-from tailrace.checksum import Readable
-from tailrace.errors import CorruptBatchError, InvalidRecordError, RecordTooLargeError, UnsupportedBatchError
+from tailrace.formats.checksum import Readable
+from tailrace.formats.structure import ROWS_FREE, UNPACKED_MAX_BYTES, UnsafeBatchError, unpacked_bytes
 from tailrace.records import CREATE_TIME, LOG_APPEND_TIME, Record
 from tailrace.schema import DEFAULT_SCHEMA, HEADER_TYPE
-from tailrace.structure import ROWS_FREE, UNPACKED_MAX_BYTES, UnsafeBatchError, unpacked_bytes
 
 Headers = Sequence[tuple[str, bytes]] | None
 _TIMESTAMP = pa.timestamp("us", "UTC")

@@ -26,7 +26,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from tailrace.checksum import Readable, crc32c
+from tailrace.formats.checksum import Readable, crc32c
 
 BATCH_MAGIC = 0x31425254  # "TRB1" in the file
 BATCH_VERSION = 1

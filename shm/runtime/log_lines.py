@@ -1,6 +1,6 @@
 """Log lines: one line each whatever a client has sent, and so many a second that a flood of refusals does not fill the disk.
 
-Owner: each process configures its own root logger with them (`shm.process.configure_logging`).
+Owner: each process configures its own root logger with them (`shm.runtime.process.configure_logging`).
 Invariants: a record is one line, without control characters; warnings and errors are dropped only by a limit of their own, and how many lines were dropped
     is said in the next line that is not.
 

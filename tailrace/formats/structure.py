@@ -23,8 +23,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from tailrace.arrow_metadata import ArrowMetadataError, BufferKind, RecordBatchMetadata, SchemaLayout, read_record_batch
-from tailrace.batch_header import (
+from tailrace.formats.arrow_metadata import ArrowMetadataError, BufferKind, RecordBatchMetadata, SchemaLayout, read_record_batch
+from tailrace.formats.batch_header import (
     ATTRIBUTE_COMPRESSED,
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_DELAYED,
@@ -36,7 +36,7 @@ from tailrace.batch_header import (
     BatchHeader,
     metadata_size_of,
 )
-from tailrace.checksum import Readable
+from tailrace.formats.checksum import Readable
 
 MESSAGE_MAX_BYTES = 64 << 20
 """The largest max.message.bytes there can be."""

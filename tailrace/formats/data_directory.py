@@ -1,6 +1,6 @@
 """The names of what lies in a data directory, and its identity: for the processes that write it and for the tools that look at it offline.
 
-Layout of `instance.json` (`tailrace.checked_json`; format 1 was plain JSON with "instance" alone):
+Layout of `instance.json` (`tailrace.formats.checked_json`; format 1 was plain JSON with "instance" alone):
 
     instance         32 hex digits made when the directory was first used. The catalog and clients know the directory, or the appliance, by it; a copy has it
     shared_memory    32 hex digits that name and mark this directory's shared memory, its alone: a copy is given others (see `appliance.identity`)
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tailrace import checked_json
+from tailrace.formats import checked_json
 
 LOCK_FILE = "instance.lock"
 IDENTITY_FILE = "instance.json"

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tailrace.checksum import crc32c
+from tailrace.formats.checksum import crc32c
 
 INDEX_MAGIC = 0x58444954  # "TIDX"
 INDEX_VERSION = 2

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from tailrace import checked_json
-from tailrace.checksum import Readable, crc32c
+from tailrace.formats import checked_json
+from tailrace.formats.checksum import Readable, crc32c
 
 PENDING_FILE = "pending.json"
 PENDING_VERSION = 3

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 
-from tailrace.checksum import Readable
+from tailrace.formats.checksum import Readable
 
 OFFSET_MAX = 2**31 - 1
 _U8 = struct.Struct("<B")

@@ -1,8 +1,8 @@
 """Segment files: their names, their framing, and the walk that proves what is in one.
 
-Layout: an Arrow schema message, then batches (see `tailrace.batch_header`), and in a sealed one Arrow's end-of-stream mark. So a segment is an ordinary
+Layout: an Arrow schema message, then batches (see `tailrace.formats.batch_header`), and in a sealed one Arrow's end-of-stream mark. So a segment is an ordinary
 Arrow IPC stream, and has the suffix that Arrow registers for streams. Beside `<base offset, 20 digits>.arrows` lies `.index` (see
-`tailrace.segment_index`), and `.producers` holds what was known of producers when the segment began.
+`tailrace.formats.segment_index`), and `.producers` holds what was known of producers when the segment began.
 Owner: the flusher of the data directory; readers never write.
 Invariants: the first batch's base offset is the file's; each batch begins where the one before ended, in bytes and in offsets.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from tailrace.batch_header import (
+from tailrace.formats.batch_header import (
     BATCH_MAGIC,
     END_OF_STREAM,
     HEADER_BYTES,
