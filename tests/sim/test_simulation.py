@@ -9,10 +9,16 @@ from dataclasses import replace
 
 import pytest
 
+from appliance import coordinator
+from appliance.default_schema import DEFAULT_SCHEMA_MESSAGE
 from shm.layout import SlotState
 from tailrace.errors import CorruptBatchError, TailraceError
+from tests.kit.batches import TIME_US
+from tests.sim.actors import TOPIC
+from tests.sim.machine_parts import PowerLost
 from tests.sim.plan import plan
 from tests.sim.schedule import Schedule, run
+from tests.sim.world import World
 
 pytestmark = pytest.mark.filterwarnings("ignore:topic '(t|later)' has durability=memory")
 SCHEDULES = 1_600
@@ -43,6 +49,31 @@ def test_a_seed_replays_exactly(seed: int) -> None:
     first, second = run(seed), run(seed)
     assert (first.world.digest, first.world.steps, first.log) == (second.world.digest, second.world.steps, second.log)
     assert first.history.acknowledged == second.history.acknowledged
+
+
+def test_power_lost_while_the_coordinator_is_built_leaves_its_catalog_to_no_later_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had opened lives on where the garbage collector does not look any more (`gc.freeze`), and with it a database in memory, which has a name."""
+    kept: list[object] = []
+
+    def lose_power(*arguments: object) -> None:
+        kept.append(arguments)
+        raise PowerLost
+
+    for _ in range(2):
+        world = World(random.Random(0))
+        with world.interruptible():
+            catalog = world.open_catalog()
+            catalog.register_dirs([(path, path) for path in world.data_dirs])
+            catalog.create_topic(TOPIC, 1, {}, DEFAULT_SCHEMA_MESSAGE, False, TIME_US)
+            catalog.close()
+            with monkeypatch.context() as patched:
+                patched.setattr(coordinator, "build", lose_power)
+                with pytest.raises(PowerLost):
+                    world.boot()
+            world.lose_power()
+            world.settle_servers()
+        world.close()
+    assert len(kept) == 2
 
 
 def test_the_checks_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:

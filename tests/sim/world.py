@@ -106,9 +106,14 @@ class World:
 
     def close(self) -> None:
         self.fate.disarm()
+        self._close_catalog()
+        self._keeper.close()
+
+    def _close_catalog(self) -> None:
+        """The coordinator's connection; one that stays open would keep the database for the next world of this thread."""
         if self._catalog is not None:
             self._catalog.close()
-        self._keeper.close()
+            self._catalog = None
 
     def open_catalog(self) -> Catalog:
         return Catalog(self._database, SETTINGS.slots, self.rng.randbytes)
@@ -164,6 +169,7 @@ class World:
 
     def boot(self) -> None:
         """What the supervisor does at start: look what an earlier run left, make regions and bells, start everybody."""
+        self._close_catalog()  # of a coordinator that power or a kill of all took while it was being built: it was not buried
         self.run += 1
         if self.changes_layout and self.run > 1:
             self.change_layout()
@@ -275,9 +281,8 @@ class World:
         self.control.process(child.role, child.index).store(ProcessWord.LIVE, 0)
         if child.role is Role.FRONT:
             self.network.cut_all()
-        if child.role is Role.COORDINATOR and self._catalog is not None:
-            self._catalog.close()
-            self._catalog = None
+        if child.role is Role.COORDINATOR:
+            self._close_catalog()
 
     def kill_all(self) -> None:
         """SIGKILL of everything, the supervisor included, and a new start. Memory and page cache outlive it."""
@@ -320,8 +325,7 @@ class World:
                 child.agent = None
                 if role is Role.FRONT:
                     self.network.cut_all()
-        if self._catalog is not None:
-            self._catalog.close()
+        self._close_catalog()
         self.regions = {}
         self._manifest = []
         self.boot()

@@ -95,10 +95,14 @@ class BucketSet:
                 found.append((file, *place))
         return found
 
-    def good_chunks(self, file: BucketFile) -> Iterator[tuple[Chunk, Ints, Ints, pa.RecordBatch]]:
-        """(chunk, ticks, offsets, rows) of a file. A damaged one is set aside when it is not needed any more."""
+    def good_chunks(self, file: BucketFile, only: Ints | None = None) -> Iterator[tuple[Chunk, Ints, Ints, pa.RecordBatch]]:
+        """(chunk, ticks, offsets, rows) of a file; `only`: of chunks that may have some of these offsets. A damaged one is set aside when it is not needed any
+        more.
+        """
         try:
             for chunk in list(file.row_chunks()):
+                if only is not None and not ((chunk.first_offset <= only) & (only <= chunk.last_offset)).any():
+                    continue
                 try:
                     yield chunk, *file.read_rows(chunk, self._schema)
                 except PendingDamagedError as error:

@@ -273,14 +273,16 @@ class PendingRows:
         self.done(gone[alive])
         self._forget_cancelled(gone[~alive])
 
-    def put_back(self, rows: Rows) -> None:
-        """Rows that were released and not delivered wait again; but not those that are in bucket files, and come from there."""
+    def put_back(self, rows: Rows) -> Ints:
+        """Rows that were released and not delivered wait again; but not those in bucket files, which have to come from there. Returns their offsets."""
         in_files = self.are_from(rows, SAVED)
+        offsets: Ints = rows[in_files, 1]
         self.done(rows[in_files])
         rows = rows[~in_files]
         for number in np.unique(rows[:, 2] >> _ROW_BITS).tolist():
             self._runs[number].alive[rows[rows[:, 2] >> _ROW_BITS == number, 2] & _ROW_MASK] = True
         self.wheel.add(rows)
+        return offsets
 
     def set_back(self, tick: int, ticks_of: Callable[[pa.RecordBatch], Ints]) -> None:
         """The clock was set back to `tick`: rows that are in the delay log only are due when `ticks_of` says."""

@@ -125,13 +125,17 @@ class PendingStore:
         return rows
 
     def set_back(self, tick: int, delivered: tuple[int, int], ready: Rows, ticks_of: Callable[[pa.RecordBatch], Ints]) -> None:
-        """The clock was set back to `tick`, when rows up to `delivered` were. Those behind wait again, though they were released. What only the log has is
-        placed anew, by `ticks_of`; the rest keeps the tick that it was saved with. Raises OSError.
+        """The clock was set back to `tick`, when rows up to `delivered` were. Those behind wait again, though they were released. What was saved since it was
+        released comes from its file, also from one that was loaded since, without it. What only the log has is placed anew, by `ticks_of`; the rest keeps the
+        tick that it was saved with. Raises OSError.
         """
         self._finish_loading()
         was_not = is_above(ready[:, 0], ready[:, 1], delivered)
         self.rows.done(ready[~was_not])
-        self.rows.put_back(ready[was_not])
+        in_files = self.rows.put_back(ready[was_not])
+        if len(in_files):
+            for file in [file for file in self._buckets.all if file.is_loaded]:
+                self._load(file, delivered, only=in_files)
         for file in self._buckets.late(self.released):
             self._load(file, delivered)
         for file in self._buckets.all:
@@ -199,20 +203,24 @@ class PendingStore:
                 return self._go_on()
         return 0
 
-    def _load(self, file: BucketFile, behind: tuple[int, int] | None = None, begin: int = 0) -> None:
+    def _load(self, file: BucketFile, behind: tuple[int, int] | None = None, begin: int = 0, only: Ints | None = None) -> None:
         """All of it at once; see `_load_by_chunks`."""
-        for _ in self._load_by_chunks(file, behind, begin):
+        for _ in self._load_by_chunks(file, behind, begin, only):
             pass
 
-    def _load_by_chunks(self, file: BucketFile, behind: tuple[int, int] | None = None, begin: int = 0) -> Iterator[None]:
+    def _load_by_chunks(
+        self, file: BucketFile, behind: tuple[int, int] | None = None, begin: int = 0, only: Ints | None = None
+    ) -> Iterator[None]:
         """All rows of a file, from a position on, into memory that come behind (tick, offset), else those that were not handed out by this incarnation. What is
-        being saved is in memory.
+        being saved is in memory. `only`: rows of these offsets, no others.
         """
         end = self._saving.get(file, file.entry.end)
         floor = (self.released, NEVER) if behind is None else behind
-        for chunk, ticks, offsets, rows in self._buckets.good_chunks(file):
+        for chunk, ticks, offsets, rows in self._buckets.good_chunks(file, only):
             if begin <= chunk.position < end:
                 wanted = self._buckets.left(file, ticks, offsets) & is_above(ticks, offsets, floor)
+                if only is not None:
+                    wanted &= np.isin(offsets, only)
                 if not wanted.all():
                     ticks, offsets, rows = ticks[wanted], offsets[wanted], rows.filter(pa.array(wanted))
                 self.rows.add(offsets, ticks, rows, file.name)

@@ -186,6 +186,39 @@ def test_a_kill_behind_a_damaged_chunk_loses_no_more_than_that() -> None:
     assert len(world.delivered()) == 150
 
 
+@pytest.mark.parametrize("steps", range(6))
+@pytest.mark.parametrize("delivered", [0, 1])
+def test_rows_saved_while_they_were_handed_out_wait_again_when_the_clock_is_set_back(steps: int, delivered: int) -> None:
+    """`steps` between the end of the saving and the setting back: the file is not loaded yet, or is loaded without what was handed out. `delivered`: how many
+    rows of that came in time.
+    """
+    world = DelayWorld(7)
+
+    def is_saving() -> bool:
+        return world.partition._store.is_busy
+
+    world.schedule([2 * SECOND, 2 * SECOND + 4 * MS, 2 * SECOND + 500 * MS])
+    world.pass_time(1_980 * MS)
+    while not is_saving():
+        world.step()
+    world.pass_time(15 * MS)
+    while not len(world.partition._ready):
+        world.settle()
+        world.step()
+    assert is_saving(), "the first two were handed out while they were being saved"
+    while is_saving():
+        world.step()
+    world.pass_time(6 * MS * delivered)
+    for _ in range(steps):
+        world.step()
+    while len(world.delivered()) < delivered or world.partition._sent is not None:
+        world.step()
+    assert len(world.partition._ready) == 2 - delivered
+    world.pass_time(MS, -10 * SECOND)
+    world.finish()
+    assert len(world.delivered()) == 3
+
+
 def test_a_mark_that_comes_behind_the_end_of_its_topic_is_refused_and_the_worker_lives() -> None:
     world = DelayWorld(9)
     world.schedule([SECOND])
