@@ -19,6 +19,7 @@ from shm.runtime.process import process_name
 logger = logging.getLogger("appliance.supervisor")
 
 NS_PER_MS = 1_000_000
+STOOD_STILL_NS = 1_000_000_000
 QUICK_FAILURES_MAX = 5
 """A process that ended so often before it ever served is in trouble."""
 
@@ -65,10 +66,19 @@ def first_children(plan: CorePlan, data_dir_count: int, worker_count: int, front
     return [*children, *(Child(Role.FRONT, f, others) for f in range(front_count))]
 
 
-def look_at_beats(children: Iterable[Child], control: Control, hang_timeout_ms: int, now_ns: int) -> bool:
-    """Kill each process that hangs; returns whether all get on."""
+def look_at_beats(children: Iterable[Child], control: Control, hang_timeout_ms: int, now_ns: int, late_ns: int) -> bool:
+    """Kill each process that hangs; returns whether all get on. `late_ns`: how much later this look comes than it should. When that is much, the host stood
+    still (a paused virtual machine, memory that is short): its processes are not to blame, and killing all of them would make it worse.
+    """
     healthy = True
+    if late_ns < STOOD_STILL_NS:
+        late_ns = 0
+    else:
+        logger.warning(
+            "host_stood_still ms=%d: no process had a core; look for a paused machine or for memory that is short", late_ns // NS_PER_MS
+        )
     for child in children:
+        child.beat_changed_ns += late_ns
         if child.pidfd < 0:
             healthy = healthy and (child.quick_failures < QUICK_FAILURES_MAX or child.role is Role.CONSOLE)
             continue

@@ -346,12 +346,13 @@ class Supervisor:
 
     def _check_progress(self, now_ns: int) -> None:
         """Kill processes that hang; feed systemd's watchdog while none does. Ringing makes idle processes show a beat."""
-        if now_ns < self._checked_ns + self._check_interval_ns():
+        late_ns = now_ns - (self._checked_ns or now_ns) - self._check_interval_ns()
+        if self._checked_ns and late_ns < 0:
             return
         self._checked_ns = now_ns
         if restore_locks(self._owners):
             self._record_holders()
-        healthy = look_at_beats(self._children, self._control, self.settings.hang_timeout_ms, now_ns)
+        healthy = look_at_beats(self._children, self._control, self.settings.hang_timeout_ms, now_ns, late_ns)
         for bell in self._bells.values():
             bell.ring()
         if healthy and self.notifier.watchdog_ns:

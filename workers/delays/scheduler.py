@@ -241,7 +241,7 @@ class Scheduler:
                 continue
             from workers.delays.delay_partition import DelayPartition
 
-            if not self._open:
+            if not self._open and not gc.isenabled():  # in a process of its own, which collects when it is idle (`shm.runtime.process.run`)
                 gc.collect()
                 gc.freeze()  # what was imported now stays: a collection that looks through it takes 15 ms
             try:
