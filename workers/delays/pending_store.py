@@ -6,7 +6,8 @@ little at a time, one at a time, between deliveries.
 Owner: the scheduler, one for each partition.
 Invariants: below the manifest's cursor everything is delivered, cancelled, or in the files that it names; what a job writes counts when the manifest says so,
     at once; a file is removed after the manifest has forgotten it. What is cancelled behind the cursor stays in its file, cancelled in memory only: the log is
-    read again from the cursor after a restart, and what replaces it must find it there.
+    read again from the cursor after a restart, and what replaces it must find it there. No job writes while a file is being loaded, and none is half done when
+    rows are released from files: each row that waits is in memory or in one file that is to be loaded.
 Crash: begin with the manifest; files and bytes that it does not name are not there.
 """
 
@@ -118,6 +119,7 @@ class PendingStore:
         """Take out what is due up to `tick`, in order. Raises OSError."""
         if self.is_late(tick):  # in its time it is there already; after a restart it may not be
             self._finish_loading()
+            self._finish_job()  # rows that are half moved are in two files
             for file in self._buckets.late(tick):
                 self._load(file)
         rows = self.rows.release(tick)
@@ -268,7 +270,9 @@ class PendingStore:
         """
         if self._job is not None:
             return self._go_on()
-        if not is_settled:
+        if (
+            not is_settled or self._loading is not None
+        ):  # a file to which rows came while it was being loaded would count as loaded without them
             return 0
         is_time = self.rows.unsaved_bytes > SAVE_BYTES or self._now_ns - self._saved_ns >= SAVE_AFTER_NS
         if read_offset > self.cursor and is_time:
@@ -324,6 +328,11 @@ class PendingStore:
             if file.is_loaded:  # while it was written
                 self._load(file, begin=begin)
         self._saved_ns = self._now_ns
+
+    def _finish_job(self) -> None:
+        """What was begun a little at a time has to be done now."""
+        while self._job is not None:
+            self._go_on()
 
     def _is_finished(self, file: BucketFile) -> bool:
         """Whether nothing in it is needed any more. What is cancelled behind the cursor is: read again, what replaces it must find it."""

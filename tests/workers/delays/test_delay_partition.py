@@ -219,6 +219,58 @@ def test_rows_saved_while_they_were_handed_out_wait_again_when_the_clock_is_set_
     assert len(world.delivered()) == 3
 
 
+def test_a_row_saved_to_a_bucket_that_is_being_loaded_is_delivered() -> None:
+    """The bucket takes several steps to load; nothing was saved for long, so that is done between them."""
+    world = DelayWorld(3)
+    begin_us = ((world.wall_us // TICK_US >> 12) + 4 << 12) * TICK_US
+    for number in range(12):
+        world.schedule([begin_us + SECOND + number * MS - world.wall_us])
+        world.pass_time(400 * MS)
+        for _ in range(12):
+            world.step()
+    store = world.partition._store
+    assert [len(file.chunks()) for file in store._buckets.all] == [12]
+    world.schedule([begin_us + 1_500 * MS - world.wall_us])
+    world.settle()
+    world.partition.catch_up()
+    world.pass_time(begin_us - 1_900 * MS - world.wall_us)
+    assert world.partition.step(world.now_ns, world.wall_us)
+    assert store._loading is not None
+    assert store.is_behind
+    world.finish()
+
+
+@pytest.mark.parametrize("steps", range(7))
+def test_rows_released_while_their_bucket_is_being_moved_come_once(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mark is on its way while a bucket that begins before it is saved, and comes `steps` later: before, in and behind its being moved to lower buckets."""
+    monkeypatch.setattr(pending_store, "SAVE_AFTER_NS", 1_000_000)
+    world = DelayWorld(3)
+    begin_us = ((world.wall_us // TICK_US >> 18) + 1 << 18) * TICK_US
+    world.pass_time(begin_us - 20 * MS - world.wall_us)
+    world.schedule([begin_us + due - world.wall_us for due in (2 * MS, 258_100 * MS, 259 * SECOND, 260 * SECOND, 262 * SECOND)])
+
+    def step() -> None:
+        world.partition.step(world.now_ns, world.wall_us)
+
+    def is_saving() -> bool:
+        return world.partition._store.is_busy
+
+    step()
+    world.pass_time(2 * MS)
+    while not is_saving():
+        step()
+    world.pass_time(10 * MS)
+    world.bench.now_us, world.bench.now_ns = world.wall_us, world.now_ns
+    step()
+    assert world.partition._marks.is_asked
+    while is_saving():
+        step()
+    for _ in range(steps):
+        step()
+    world.finish()
+    assert len(world.delivered()) == 5
+
+
 def test_a_mark_that_comes_behind_the_end_of_its_topic_is_refused_and_the_worker_lives() -> None:
     world = DelayWorld(9)
     world.schedule([SECOND])
