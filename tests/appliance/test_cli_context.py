@@ -98,7 +98,7 @@ def test_a_damaged_file_is_refused_and_never_written_over(shell: Shell, damaged:
     assert shell.file.read_text() == damaged
 
 
-def test_what_is_no_file_in_its_place_is_refused_and_not_waited_for(shell: Shell) -> None:
+def test_what_is_no_file_in_its_place_is_refused_and_not_waited_for(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe that nobody writes to; a link to a device without an end."""
     shell.file.parent.mkdir(parents=True)
     os.mkfifo(shell.file)
@@ -109,7 +109,10 @@ def test_what_is_no_file_in_its_place_is_refused_and_not_waited_for(shell: Shell
     assert f"{shell.file} is damaged: it is no file" in shell.refused("topic list", 1)
     shell.file.unlink()
     shell.file.mkdir()
-    assert f"Is a directory {shell.file}" in shell.refused("topic list", 1)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(shell.file.parents[1]))
+    with pytest.raises(IsADirectoryError) as error:
+        load()
+    assert error.value.filename == str(shell.file)
 
 
 def test_a_file_of_a_later_version_is_not_guessed_at(shell: Shell) -> None:
