@@ -145,7 +145,7 @@ class Peers:
         self._unshaken[peer] = None
         if len(self._by_fd) <= self._connections_max:
             return
-        if not self._is_full:
+        if not self._is_full and self._connections_max == self.limits.connections_max:
             self._is_full = True
             logger.warning("connections_full count=%d: raise connections.max, and the limit of open files with it", len(self._by_fd) - 1)
         oldest = next(iter(self._unshaken))
