@@ -227,7 +227,7 @@ def _read_file(path: str) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise InvalidSettingError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidSettingError(f"{path} is not TOML: {error}") from None
 
 

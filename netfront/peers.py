@@ -145,7 +145,7 @@ class Peers:
         self._unshaken[peer] = None
         if len(self._by_fd) <= self._connections_max:
             return
-        if not self._is_full:
+        if not self._is_full and self._connections_max == self.limits.connections_max:
             self._is_full = True
             logger.warning("connections_full count=%d: raise connections.max, and the limit of open files with it", len(self._by_fd) - 1)
         oldest = next(iter(self._unshaken))
@@ -233,9 +233,15 @@ class Peers:
         """Whether `take_ended` may have something to return."""
         return bool(self._unread or self._displaced)
 
+    def is_sender(self, peer: Peer) -> bool:
+        """Whether the last message taken for `peer`'s is known to be: not while one that had its descriptor before has ended and its messages may come
+        still (see `meet`).
+        """
+        return all(ended.fd != peer.fd or ended.identity is not None for ended, _, _ in self._unread)
+
     def condemn(self, peer: Peer, reason: str) -> None:
-        """Close the connection when what it was sent last has had the time between two looks to leave."""
-        if not peer.is_closing and peer not in self._doomed:
+        """Close the connection that sent the last message when what it was sent has had the time between two looks to leave."""
+        if not peer.is_closing and peer not in self._doomed and self.is_sender(peer):
             self._condemned[peer] = reason
 
     def close(self, peer: Peer, reason: str) -> None:

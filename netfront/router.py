@@ -143,7 +143,7 @@ class Router:
             frames.append(part)
             if len(frames) > PARTS_MAX:
                 self._discards = True
-                if peer is not None:
+                if peer is not None and self._peers.is_sender(peer):
                     self._peers.close(peer, f"a message of more than {PARTS_MAX - 1} parts")
                 self._discard()
                 return None

@@ -6,7 +6,8 @@ error: `unpacker_for` returns None, and the front says that its answer is not ex
 
 Owner: one front; nothing is kept but the loaded libraries.
 Invariants: a call unpacks PIECE_BYTES at most; a codec's own memory is at most WINDOW_MAX_BYTES; what is not a frame raises UnpackError, and reads and
-    writes nothing outside the pieces.
+    writes nothing outside the pieces. A buffer is one frame: behind its end no codec is called again. Thousands of frames of nothing would hold the loop for
+    0.1 s, and libzstd takes frames of its versions before 1.0 there, which WINDOW_LOG_MAX does not bound.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ _LZ4F_VERSION = 100
 
 class UnpackError(ValueError):
     """The bytes are not the frame that they should be."""
+
+
+_MORE_THAN_A_FRAME = "a compressed buffer has bytes behind its frame"
 
 
 class Unpacker(Protocol):
@@ -91,16 +95,22 @@ class _Zstd:
             raise MemoryError("no memory for a zstd stream")
         library.ZSTD_DCtx_setParameter(self._stream, _WINDOW_LOG_PARAMETER, WINDOW_LOG_MAX)
         self._target = ctypes.create_string_buffer(PIECE_BYTES)
+        self._has_ended = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """See `Unpacker`."""
         source = _Buffer(ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p), len(data), 0)
         while True:
+            if self._has_ended:
+                if source.position < len(data):
+                    raise UnpackError(_MORE_THAN_A_FRAME)
+                return
             target = _Buffer(ctypes.addressof(self._target), PIECE_BYTES, 0)
             before = source.position
             result = self._library.ZSTD_decompressStream(self._stream, ctypes.byref(target), ctypes.byref(source))
             if self._library.ZSTD_isError(result):
                 raise UnpackError("a compressed buffer is no zstd frame that can be unpacked here")
+            self._has_ended = not result
             if target.position:
                 yield ctypes.string_at(self._target, target.position)
             if target.position < PIECE_BYTES and source.position in (before, len(data)):
@@ -118,18 +128,24 @@ class _Lz4:
         if library.LZ4F_isError(library.LZ4F_createDecompressionContext(ctypes.byref(self._context), _LZ4F_VERSION)):
             raise MemoryError("no memory for an lz4 context")
         self._target = ctypes.create_string_buffer(PIECE_BYTES)
+        self._has_ended = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """See `Unpacker`."""
         source = ctypes.create_string_buffer(data, len(data))
         position = 0
         while True:
+            if self._has_ended:
+                if position < len(data):
+                    raise UnpackError(_MORE_THAN_A_FRAME)
+                return
             made, taken = ctypes.c_size_t(PIECE_BYTES), ctypes.c_size_t(len(data) - position)
             result = self._library.LZ4F_decompress(
                 self._context, self._target, ctypes.byref(made), ctypes.addressof(source) + position, ctypes.byref(taken), None
             )
             if self._library.LZ4F_isError(result):
                 raise UnpackError("a compressed buffer is no lz4 frame that can be unpacked here")
+            self._has_ended = not result
             position += taken.value
             if made.value:
                 yield ctypes.string_at(self._target, made.value)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from tailrace.settings import DEFAULT_BOOTSTRAP
 
 CONTEXT_VARIABLE = "TAILRACE_CONTEXT"
 FORMAT = 1
+FILE_MAX_BYTES = 1 << 20
+"""Thousands of contexts."""
 NAME_MAX = 64
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_MAX - 1}}}", re.ASCII)
 _ADDRESS = re.compile(r"(tcp://)?([^\s/:]+|\[[0-9a-fA-F:.]+\]):\d{1,5}|ipc://\S+", re.ASCII)
@@ -71,8 +74,7 @@ def load() -> Contexts:
     """What there is; nothing where there is no file. Raises ClickException when it is damaged, or of a later version; OSError."""
     path = contexts_path()
     try:
-        with open(path, "rb") as file:
-            data = file.read()
+        data = _read(path)
     except (FileNotFoundError, NotADirectoryError):
         return Contexts()
     try:
@@ -87,6 +89,18 @@ def load() -> Contexts:
     return Contexts(content["current"], content["contexts"])
 
 
+def _read(path: str) -> bytes:
+    """The file's bytes. Raises ClickException where it is no file or too large; OSError."""
+    # A pipe is not waited for: pressing the tab key comes here too.
+    with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise _damaged(path, "it is no file")
+        data = file.read(FILE_MAX_BYTES + 1)
+    if len(data) > FILE_MAX_BYTES:
+        raise _damaged(path, f"it has more than {FILE_MAX_BYTES} bytes")
+    return data
+
+
 def _wrong_with(content: Any) -> str:
     """Why this is not what such a file holds; empty: it is."""
     if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("contexts"), dict):
@@ -94,9 +108,9 @@ def _wrong_with(content: Any) -> str:
     for name, context in content["contexts"].items():
         if not isinstance(context, dict) or not isinstance(context.get("bootstrap"), str) or not _ADDRESS.fullmatch(context["bootstrap"]):
             return f"context {name!r} has no address"
-    if content.get("current") is not None and content["current"] not in content["contexts"]:
-        return f"the current context {content['current']!r} is not there"
-    content.setdefault("current", None)
+    current = content.setdefault("current", None)
+    if current is not None and (not isinstance(current, str) or current not in content["contexts"]):
+        return f"the current context {current!r} is not there"
     return ""
 
 

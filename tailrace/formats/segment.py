@@ -31,6 +31,7 @@ from tailrace.formats.batch_header import (
 
 SEGMENT_SUFFIX = ".arrows"
 OLD_SEGMENT_SUFFIX = ".arrow"
+_BASE_MAX = (1 << 63) - 1
 """Of segments in directories of a format before 4; the flusher renames them (`workers.segment_suffix`)."""
 INDEX_SUFFIX = ".index"
 PRODUCERS_SUFFIX = ".producers"
@@ -48,7 +49,8 @@ def file_name(base_offset: int, suffix: str = SEGMENT_SUFFIX) -> str:
 def segment_bases(names: list[str], suffix: str = SEGMENT_SUFFIX) -> list[int]:
     """Base offsets of the segments among a directory's names, ascending."""
     stems = (name[: -len(suffix)] for name in names if name.endswith(suffix))
-    return sorted(int(stem) for stem in stems if len(stem) == 20 and stem.isdigit())
+    bases = (int(stem) for stem in stems if len(stem) == 20 and stem.isascii() and stem.isdigit())
+    return sorted(base for base in bases if base <= _BASE_MAX)
 
 
 class Ending(Enum):

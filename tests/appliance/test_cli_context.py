@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import stat
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from appliance.cli.contexts import changing, contexts_path, load
+from appliance.cli.contexts import FILE_MAX_BYTES, changing, contexts_path, load
 from appliance.cli.main import tailrace
 from tailrace.private_appliance import EmbeddedAppliance
 
@@ -85,7 +86,9 @@ def test_the_file_is_its_users_alone_and_what_a_later_version_put_there_stays(sh
 @pytest.mark.parametrize(
     "damaged",
     ["", "{", "[]", '{"format": 1}', '{"format": 1, "current": "x", "contexts": {}}', '{"format": 1, "current": null, "contexts": {"a": {}}}',
-     '{"format": 1, "contexts": {"a": {"bootstrap": "nonsense"}}}'],
+     '{"format": 1, "contexts": {"a": {"bootstrap": "nonsense"}}}', '{"format": 1, "current": [], "contexts": {}}',
+     '{"format": 1, "current": {"a": 1}, "contexts": {}}', '{"format": 1, "contexts": {}}' + " " * FILE_MAX_BYTES],
+    ids=lambda text: text[:60],
 )  # fmt: skip
 def test_a_damaged_file_is_refused_and_never_written_over(shell: Shell, damaged: str) -> None:
     shell.file.parent.mkdir(parents=True)
@@ -93,6 +96,23 @@ def test_a_damaged_file_is_refused_and_never_written_over(shell: Shell, damaged:
     for line in ("context list", "context add b --bootstrap tcp://h:1", "context use a", "topic list", "status"):
         assert f"{shell.file} is damaged" in shell.refused(line, 1)
     assert shell.file.read_text() == damaged
+
+
+def test_what_is_no_file_in_its_place_is_refused_and_not_waited_for(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe that nobody writes to; a link to a device without an end."""
+    shell.file.parent.mkdir(parents=True)
+    os.mkfifo(shell.file)
+    for line in ("context list", "context add b --bootstrap tcp://h:1", "topic list"):
+        assert f"{shell.file} is damaged: it is no file" in shell.refused(line, 1)
+    shell.file.unlink()
+    shell.file.symlink_to("/dev/zero")
+    assert f"{shell.file} is damaged: it is no file" in shell.refused("topic list", 1)
+    shell.file.unlink()
+    shell.file.mkdir()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(shell.file.parents[1]))
+    with pytest.raises(IsADirectoryError) as error:
+        load()
+    assert error.value.filename == str(shell.file)
 
 
 def test_a_file_of_a_later_version_is_not_guessed_at(shell: Shell) -> None:

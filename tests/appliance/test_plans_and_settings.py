@@ -93,9 +93,10 @@ def test_a_configuration_that_is_not_toml_or_not_there_is_said(tmp_path: pathlib
     with pytest.raises(InvalidSettingError, match="cannot read"):
         load_settings(str(tmp_path / "none"), {}, [])
     bad = tmp_path / "bad.toml"
-    bad.write_text("a = = b")
-    with pytest.raises(InvalidSettingError, match="is not TOML"):
-        load_settings(str(bad), {}, [])
+    for content in (b"a = = b", b"\x8f\xff", b"cores = " + b"[" * 100_000):
+        bad.write_bytes(content)
+        with pytest.raises(InvalidSettingError, match="is not TOML"):
+            load_settings(str(bad), {}, [])
 
 
 def test_every_setting_is_documented() -> None:

@@ -285,6 +285,45 @@ def test_who_was_displaced_though_it_lives_is_put_back_by_its_next_message(peers
     assert peers.take_ended(0, 0) == [b"of one that is forgotten"]
 
 
+def test_without_descriptors_nobody_is_told_that_connections_max_is_too_small(
+    peers: Peers, sockets: FakeSockets, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What fails is told where it fails (`accept_failed`); connections that come and go meanwhile are no news, by the hundred."""
+    for fd in range(4):
+        connect(peers, fd)
+    peers.make_room(2)
+    for fd in range(50, 80):
+        peers.accepted(fd, True, 0)
+        assert sockets.closed.pop() == fd
+        peers.disconnected(fd, 1, 1)
+    assert not caplog.records
+    peers.room_is_back()
+    for fd in range(50, 58):
+        peers.accepted(fd, True, 0)
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["connections_full"]
+
+
+def test_who_has_the_descriptor_of_one_that_is_to_be_closed_stays(peers: Peers, sockets: FakeSockets) -> None:
+    """What a connection that has ended sent before it is read when its successor has sent nothing yet, and is taken for its successor's."""
+    peers.accepted(5, True, 0)
+    peers.disconnected(5, 1, 1)
+    peers.accepted(5, True, 2)
+    successor = peers.meet(b"guilty", 5)
+    assert successor is not None
+    assert not peers.is_sender(successor)
+    peers.condemn(successor, "nonsense")
+    peers.look(LOOK_NS, everything_is_read)
+    peers.look(2 * LOOK_NS, everything_is_read)
+    assert sockets.closed == []
+    peers.take_ended(2 * LOOK_NS, 2)
+    assert peers.is_sender(successor)
+    peers.condemn(successor, "nonsense of its own")
+    peers.look(3 * LOOK_NS, everything_is_read)
+    assert sockets.closed == [], "what it was sent has no time to leave"
+    peers.look(4 * LOOK_NS, everything_is_read)
+    assert sockets.closed == [5]
+
+
 def test_many_connections_are_looked_at_in_turn(sockets: FakeSockets) -> None:
     peers = Peers(sockets, LIMITS._replace(connections_max=10_000))
     for fd in range(3 * LOOK_COUNT):

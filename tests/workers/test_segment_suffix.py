@@ -73,6 +73,39 @@ def test_a_copy_under_both_names_goes_and_two_different_files_are_refused_untouc
         assert (old.read_bytes(), new.read_bytes()) == (other, b"same")
 
 
+def test_links_from_one_name_to_the_other_never_cost_the_bytes(tmp_path: pathlib.Path) -> None:
+    """Some had given tools, which go by the suffix, a link with the new one."""
+    for number, (is_new_link, is_old_link) in enumerate([(True, False), (False, True), (False, False)]):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        old, new = directory / f"{5:020d}{OLD_SEGMENT_SUFFIX}", directory / f"{5:020d}{SEGMENT_SUFFIX}"
+        (new if is_old_link else old).write_bytes(b"the only copy")
+        if is_new_link:
+            new.symlink_to(old.name)
+        elif is_old_link:
+            old.symlink_to(new.name)
+        else:
+            new.hardlink_to(old)
+        assert rename_segments(DiskFiles(), str(directory)) == 1
+        assert [path.name for path in directory.iterdir()] == [new.name]
+        assert (new.is_symlink(), new.read_bytes()) == (False, b"the only copy")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"the only copy")
+    for path in (old, new):
+        path.unlink(missing_ok=True)
+        path.symlink_to(elsewhere)
+    with pytest.raises(OSError, match="move one of the two out of the directory"):
+        rename_segments(DiskFiles(), str(directory))
+    assert (old.is_symlink(), new.is_symlink(), elsewhere.read_bytes()) == (True, True, b"the only copy")
+
+
+def test_names_that_only_look_like_segments_are_left_alone(tmp_path: pathlib.Path) -> None:
+    for stem in ("\u00b2" * 20, "\u0663" * 20, "9" * 20, "notes", "1"):
+        (tmp_path / f"{stem}{OLD_SEGMENT_SUFFIX}").write_bytes(b"")
+    assert rename_segments(DiskFiles(), str(tmp_path)) == 0
+    assert suffixes(tmp_path) == [OLD_SEGMENT_SUFFIX] * 5
+
+
 def test_worker_and_flusher_go_on_behind_renamed_segments_whichever_have_their_new_name(tmp_path: pathlib.Path) -> None:
     with bench(str(tmp_path)) as b:
         directory = tmp_path / "t-0"
