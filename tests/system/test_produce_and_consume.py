@@ -142,6 +142,21 @@ def test_rows_of_a_typed_topic_go_in_and_out_as_dicts(appliance: EmbeddedApplian
     assert [r.value for r in read_all(appliance, topic, 2)] == [{"a": 1, "when": moment}, {"a": None, "when": None}]
 
 
+def test_a_row_of_a_typed_topic_has_the_time_in_its_timestamp_column_by_which_it_is_found(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic, schema=pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("a", pa.int32())]))
+    stamps = [3_000, None, 1_000, 2_000]
+    with Producer(appliance.address) as producer:
+        producer.send_arrow(
+            topic, pa.table({"timestamp": pa.array([s and s * 1000 for s in stamps], pa.timestamp("us", "UTC")), "a": range(4)})
+        ).result(60)
+    assert [r.timestamp for r in read_all(appliance, topic, 4)] == [3_000, 3_000, 1_000, 2_000], "without one, the largest of its batch"
+    with Consumer(topic, bootstrap=appliance.address) as consumer:
+        key = consumer.assignment()[0]
+        consumer.seek(key, 2)
+        assert consumer.poll(60_000)[0].timestamp == 1_000
+        assert consumer.offsets_for_times({key: 1_000})[key] == (0, 3_000)
+
+
 def test_frames_of_the_default_schema_need_only_a_value(appliance: EmbeddedAppliance, topic: str) -> None:
     create(appliance, topic)
     with Producer(appliance.address) as producer:
