@@ -240,4 +240,16 @@ def rows_from_dicts(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordB
     try:
         return pa.RecordBatch.from_pylist(rows, schema=schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
-        raise InvalidRecordError(f"a row does not fit the topic's schema: {error}") from None
+        raise InvalidRecordError(f"a row does not fit the topic's schema: {_misfit(rows, schema)}{error}") from None
+
+
+def _misfit(rows: list[dict[str, Any]], schema: pa.Schema) -> str:
+    """Which column the first value that does not fit is of."""
+    for field in schema:
+        try:
+            pa.array([row.get(field.name) for row in rows], field.type)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError):
+            return f"column {field.name!r} takes {field.type}: "
+        except AttributeError:
+            break  # not even dicts
+    return ""
