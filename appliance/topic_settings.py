@@ -125,7 +125,8 @@ def parse(name: str, value: Any) -> Any:
         parse_levels(value)
         return " ".join(value.replace(",", " ").split())
     if value not in setting.allowed:
-        raise InvalidSettingError(f"topic setting {name} is {shown(value)}; allowed are {', '.join(setting.allowed)}")
+        later = ": compaction is not part of this version" if name == "cleanup.policy" and "compact" in str(value) else ""
+        raise InvalidSettingError(f"topic setting {name} is {shown(value)}; allowed are {', '.join(setting.allowed)}{later}")
     return value
 
 
