@@ -69,7 +69,8 @@ def check_topic_name(name: Any) -> str:
     if not isinstance(name, str):
         raise InvalidTopicNameError(f"a topic's name is text, not {type(name).__name__}")
     if len(name) > NAME_MAX or not _NAME.fullmatch(name) or name in (".", ".."):
-        raise InvalidTopicNameError(f"topic name {shown(name)} ({len(name)} characters) is not allowed; it may have {NAME_MAX}")
+        length = f"; it has {len(name)} characters" if len(name) > NAME_MAX else ""
+        raise InvalidTopicNameError(f"topic name {shown(name)} is not allowed{length}")
     return name
 
 
