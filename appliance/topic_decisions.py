@@ -227,9 +227,11 @@ class TopicDecisions:
             state = self._state_of(row)
             if not is_whole(offset, -1, state.high_watermark):
                 raise OffsetOutOfRangeError(
-                    f"{topic.name}-{row.partition} holds offsets up to {state.high_watermark}, not {str(offset)[:40]}"
+                    f"{topic.name}-{row.partition} ends at offset {state.high_watermark}, and {str(offset)[:40]} is none up to it; -1 deletes all that it holds"
                 )
             before[row.partition] = state.high_watermark if offset == -1 else offset
         if len(before) != len(wanted):
-            raise InvalidRequestError(f"topic {topic.name!r} has {len(topic.partitions)} partitions, and others were named")
+            raise InvalidRequestError(
+                f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}; delete_records names another one"
+            )
         return [] if validate_only else [self._catalog.delete_records(topic, before)]

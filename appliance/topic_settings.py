@@ -69,7 +69,8 @@ def check_topic_name(name: Any) -> str:
     if not isinstance(name, str):
         raise InvalidTopicNameError(f"a topic's name is text, not {type(name).__name__}")
     if len(name) > NAME_MAX or not _NAME.fullmatch(name) or name in (".", ".."):
-        raise InvalidTopicNameError(f"topic name {shown(name)} ({len(name)} characters) is not allowed; it may have {NAME_MAX}")
+        length = f"; it has {len(name)} characters" if len(name) > NAME_MAX else ""
+        raise InvalidTopicNameError(f"topic name {shown(name)} is not allowed{length}")
     return name
 
 
@@ -125,7 +126,8 @@ def parse(name: str, value: Any) -> Any:
         parse_levels(value)
         return " ".join(value.replace(",", " ").split())
     if value not in setting.allowed:
-        raise InvalidSettingError(f"topic setting {name} is {shown(value)}; allowed are {', '.join(setting.allowed)}")
+        later = ": compaction is not part of this version" if name == "cleanup.policy" and "compact" in str(value) else ""
+        raise InvalidSettingError(f"topic setting {name} is {shown(value)}; allowed are {', '.join(setting.allowed)}{later}")
     return value
 
 

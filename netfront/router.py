@@ -94,7 +94,7 @@ class Router:
                 socket.bind(address)
             except zmq.ZMQError as error:
                 raise AddressInUseError(
-                    f"cannot listen on {address}: {error.strerror}. Stop what uses it, or choose another with --listen."
+                    f"cannot listen on {address}: {zmq.strerror(error.errno or 0)}. Stop what uses it, or choose another with --listen."
                 ) from None
             bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
             if address.startswith("tcp://") and not self.port:

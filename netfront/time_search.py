@@ -5,7 +5,8 @@ read, and of each whose own largest time reaches it the `timestamp` column: Arro
 and unpacked where it is compressed. Times in a batch need not ascend.
 
 A record's time is
-    the batch's largest time on topics with LogAppendTime, and where the schema has no column `timestamp` of type timestamp[us, UTC];
+    the batch's largest time on topics with LogAppendTime, where the schema has no column `timestamp` of type timestamp[us, UTC], and in a typed topic for
+        occurrences of a recurring record (BatchHeader.has_one_time);
     else what that column says, and the batch's largest time where it is null: as consumers see it.
 
 Owner: one front; reads only, nothing is kept.
@@ -26,7 +27,6 @@ from shm.catalog_messages import Assignment
 from shm.partition_table import PartitionState
 from tailrace.formats.arrow_metadata import ArrowMetadataError, RecordBatchMetadata, nodes_of, read_record_batch
 from tailrace.formats.batch_header import (
-    ATTRIBUTE_LOG_APPEND_TIME,
     ATTRIBUTE_SPARSE,
     PREFIX_BYTES,
     BatchFormatError,
@@ -132,7 +132,7 @@ class TimeSearch:
         self, route: Assignment, base: int, position: int, head: bytes, header: BatchHeader, first: int, timestamp_us: int
     ) -> Generator[int, None, tuple[int, int] | None]:
         """(row, its time) of the first from row `first` on, in a batch whose largest time is not below `timestamp_us`."""
-        if header.attributes & ATTRIBUTE_LOG_APPEND_TIME:
+        if header.has_one_time(is_typed=route.typed):
             return first, header.max_timestamp_us
         if header.attributes & ATTRIBUTE_SPARSE or header.schema_id != route.schema_id:
             raise _UnreadableTimesError

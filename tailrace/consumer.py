@@ -79,7 +79,7 @@ class Consumer(GroupsLater, OtherNames):
         **settings: Unpack[ConsumerOptions],
     ) -> None:
         """`topics`: names, or a list of them; a dict first holds settings with Kafka's names (`{"bootstrap.servers": "localhost:7420"}`). Without topics
-        `assign` follows. `bootstrap`: the appliance's address.
+        `assign` follows. `bootstrap`: the appliance's address. `environment`: the clock and the network; tests have their own.
 
         Raises InvalidSettingError before anything is opened; UnknownTopicError, and NotReachableError when no appliance answers within request_timeout_ms.
         """
@@ -243,8 +243,8 @@ class Consumer(GroupsLater, OtherNames):
         return self.end_offsets([key])[key] - self.position(key)
 
     def offsets_for_times(self, timestamps: Mapping[TopicPartition, Any]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """For each partition the first record at or after a time (datetime, or int milliseconds), None where there is none. Raises InvalidRequestError,
-        UnknownTopicError, PartitionOutOfRangeError.
+        """For each partition the first record at or after a time (a datetime, UTC where it has no time zone, or int milliseconds), None where there is
+        none. Raises InvalidRequestError, UnknownTopicError, PartitionOutOfRangeError.
         """
         self._check_open()
         given = by_partition("timestamps", timestamps, "{TopicPartition(topic, 0): datetime}")

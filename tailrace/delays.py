@@ -113,7 +113,7 @@ def due_time_us(deliver_at: object, deliver_after: object, now_us: int, levels: 
         due_us = moment_us("deliver_at", deliver_at)
     else:
         if not isinstance(deliver_after, dt.timedelta):
-            raise InvalidRecordError(f"deliver_after is a {type(deliver_after).__name__}; it must be a timedelta")
+            raise InvalidRecordError(f"deliver_after is of type {type(deliver_after).__name__}; it must be a timedelta")
         after_us = (deliver_after.days * 86_400 + deliver_after.seconds) * 1_000_000 + deliver_after.microseconds
         if after_us < 0:
             raise InvalidRecordError(f"deliver_after is {deliver_after}; a delay cannot be negative")
@@ -128,7 +128,7 @@ def due_time_us(deliver_at: object, deliver_after: object, now_us: int, levels: 
 def moment_us(name: str, value: object) -> int:
     """A datetime with a time zone, microseconds since 1970. Raises InvalidRecordError; `name` is what the sentence calls it."""
     if not isinstance(value, dt.datetime):
-        raise InvalidRecordError(f"{name} is a {type(value).__name__}; it must be a datetime with a time zone")
+        raise InvalidRecordError(f"{name} is of type {type(value).__name__}; it must be a datetime with a time zone")
     if value.tzinfo is None:
         raise InvalidRecordError(f"{name} has no time zone, so nobody can say when it is; write datetime(..., tzinfo=timezone.utc)")
     since = value - _EPOCH

@@ -176,6 +176,13 @@ class Embedding:
             self._running = self._start()
         return self._running
 
+    @property
+    def address(self) -> str:
+        """Where clients connect. Raises NotReachableError before `start` and after `close`."""
+        if self._running is None:
+            raise NotReachableError("this appliance does not run: call start() first, or write `with tailrace.embedded() as appliance`")
+        return self._running.address
+
     def close(self) -> None:
         """Stop it if it runs; in a child of the program that started it, do nothing."""
         running, self._running = self._running, None

@@ -76,7 +76,8 @@ class Producer(TransactionsLater, OtherProducerNames):
         **settings: Unpack[ProducerOptions],
     ) -> None:
         """`bootstrap`: the address, or a dict of settings with Kafka's names (`{"bootstrap.servers": "localhost:7420", "linger.ms": 5}`). Nothing is waited
-        for: an appliance that does not answer is met by the first `send`. Raises InvalidSettingError.
+        for: an appliance that does not answer is met by the first `send`. `environment`: the clock and the network; tests
+        have their own. Raises InvalidSettingError.
         """
         first = bootstrap if isinstance(bootstrap, Mapping) or bootstrap is None else {"bootstrap": bootstrap}
         self.settings = build(ProducerSettings, merged(first, settings))
@@ -116,9 +117,10 @@ class Producer(TransactionsLater, OtherProducerNames):
 
         `value` and `key` are bytes (text is taken as UTF-8), or what the serializers take; on a typed topic `value` is a dict of column -> value.
         `headers`: a list of (str, bytes). `partition`: a number; None: by the key, records without one to a partition of the producer's choice.
-        `timestamp`: a datetime or int milliseconds since 1970; None: now. `on_delivery(metadata, error)` is called once the record has ended, in whatever
-        thread finds out. On a topic with `delay.enabled`, `deliver_at` (a datetime with a time zone) or `deliver_after` has it delivered then, and `repeat`
-        again and again from then on; its metadata has a `delay_id` and no offset.
+        `timestamp`: a datetime (UTC where it has no time zone) or int milliseconds since 1970; None: now.
+        `on_delivery(metadata, error)` is called once the record has ended, in whatever thread finds out. On a topic with `delay.enabled`, `deliver_at` (a
+        datetime with a time zone) or `deliver_after` has it delivered then, and `repeat` again and again from then on; its metadata has a `delay_id` and no
+        offset.
 
         Raises UnknownTopicError, PartitionOutOfRangeError, InvalidRecordError, SchemaMismatchError, RecordTooLargeError, DelayNotEnabledError,
         NotReachableError, and BufferExhaustedError when `buffer_memory` stayed full. What happens to the record later is on the handle.

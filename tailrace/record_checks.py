@@ -30,7 +30,7 @@ class Delay(NamedTuple):
         """Of a recurring record: when it was asked to begin, else its first time from now on, microseconds since 1970. Raises InvalidRecordError."""
         repeat: Any = self.repeat
         if not isinstance(repeat, Recurrence):
-            raise InvalidRecordError(f"repeat is a {type(repeat).__name__}; it must be a tailrace.Recurrence")
+            raise InvalidRecordError(f"repeat is of type {type(repeat).__name__}; it must be a tailrace.Recurrence")
         try:
             first_us = repeat.checked().after(now_us)
         except RecurrenceError as error:
@@ -53,13 +53,15 @@ def bytes_of(part: str, value: object) -> bytes:
             raise InvalidRecordError(f"{part} is text that is no UTF-8 ({error.reason} at character {error.start}); pass bytes") from None
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
-    raise InvalidRecordError(f"{part} is a {type(value).__name__}; on this topic it must be bytes or text or have a {part}_serializer")
+    raise InvalidRecordError(
+        f"{part} is of type {type(value).__name__}; on this topic it must be bytes or text or have a {part}_serializer"
+    )
 
 
 def row_size(value: object, info: TopicInfo) -> int:
     """About how many bytes a row of a typed topic takes in a batch. Raises InvalidRecordError, and SchemaMismatchError for a column that the topic has not."""
     if not isinstance(value, dict):
-        raise InvalidRecordError(f"value is a {type(value).__name__}; on a typed topic it must be a dict of column -> value")
+        raise InvalidRecordError(f"value is of type {type(value).__name__}; on a typed topic it must be a dict of column -> value")
     if not info.columns.issuperset(value):
         unknown = ", ".join(repr(name) for name in value if name not in info.columns)
         raise SchemaMismatchError(

@@ -25,7 +25,8 @@ class TopicPartition(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record as read. On a typed topic `value` is the row, a dict of column -> value, `key` is None and the timestamp the batch's."""
+    """One record as read. On a typed topic `value` is the row, a dict of column -> value, `key` is None, and the timestamp that of its
+    column `timestamp` (a timestamp[us, UTC]), else the largest of the batch."""
 
     topic: str
     partition: int

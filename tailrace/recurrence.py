@@ -51,7 +51,7 @@ class Recurrence:
     def every(cls, interval: dt.timedelta, *, missed: str = "all") -> Recurrence:
         """Again and again, `interval` apart. Raises RecurrenceError."""
         if not isinstance(interval, dt.timedelta):
-            raise RecurrenceError(f"the interval is a {type(interval).__name__}; it must be a timedelta")
+            raise RecurrenceError(f"the interval is of type {type(interval).__name__}; it must be a timedelta")
         return cls(every_us=interval // dt.timedelta(microseconds=1), missed=missed).checked()
 
     @classmethod

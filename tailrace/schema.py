@@ -98,9 +98,18 @@ def canonical(schema: pa.Schema) -> pa.Schema:
 
 
 def schema_of(source: Any) -> pa.Schema:
-    """The canonical schema of an Arrow schema, table or batch, or a pandas or polars frame."""
+    """The canonical schema of an Arrow or polars schema, an Arrow table or batch, or a pandas or polars frame. Raises InvalidSchemaError,
+    SchemaMismatchError.
+    """
     if isinstance(source, pa.Schema):
         return canonical(source)
+    if hasattr(source, "__arrow_c_schema__") and not hasattr(source, "__arrow_c_array__") and not hasattr(source, "__arrow_c_stream__"):
+        try:
+            return canonical(pa.schema(source))  # polars' Schema
+        except pa.ArrowInvalid:
+            raise InvalidSchemaError(
+                f"{type(source).__qualname__} {source} has no columns; pass a schema, or a frame that has the columns"
+            ) from None
     return canonical(to_batches(source)[0].schema if isinstance(source, pa.RecordBatch) else to_table(source).schema)
 
 
@@ -119,8 +128,11 @@ def to_table(frame: Any) -> pa.Table:
         frame = frame.collect()  # a LazyFrame
     for method in ("to_arrow", "to_arrow_table"):  # polars; a duckdb relation
         if hasattr(frame, method):
-            return getattr(frame, method)()
-    if hasattr(frame, "__arrow_c_stream__"):
+            table = getattr(frame, method)()
+            if not isinstance(table, pa.Schema | pa.Array | pa.ChunkedArray):  # polars' Schema or Series
+                return table
+            break
+    if hasattr(frame, "__arrow_c_stream__") and not hasattr(frame, "to_frame"):  # a Series is one column, not a frame of it
         return pa.table(frame)
     if hasattr(frame, "__arrow_c_array__"):
         return pa.Table.from_batches([pa.record_batch(frame)])

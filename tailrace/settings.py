@@ -191,7 +191,7 @@ ALIASES = {"bootstrap_servers": "bootstrap"}
 def _check_callables(settings: Any, *names: str) -> None:
     for name in names:
         if getattr(settings, name) is not None and not callable(getattr(settings, name)):
-            raise InvalidSettingError(f"{name} is a {type(getattr(settings, name)).__name__}; it takes a callable")
+            raise InvalidSettingError(f"{name} is of type {type(getattr(settings, name)).__name__}; it takes a callable")
 
 
 def _check_kinds(settings: Any) -> None:

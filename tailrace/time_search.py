@@ -34,7 +34,7 @@ def first_buffered(cursor: PartitionCursor, when_us: int, settings: ConsumerSett
         header, rows, first_offset = taken
         if header.max_timestamp_us < when_us:
             continue
-        stamps = arrow_batch.timestamps_of(rows, header)
+        stamps = arrow_batch.timestamps_of(rows, header, is_typed=cursor.info.typed)
         if stamps is None:
             return OffsetAndTimestamp(first_offset, header.max_timestamp_us // 1000)
         row = pc.index(pc.greater_equal(stamps, when_us), True).as_py()

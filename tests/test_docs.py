@@ -57,13 +57,18 @@ def test_the_error_table() -> None:
     )
 
 
+def in_toml(value: object) -> str:
+    """A setting's value as the configuration and the command line take it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def test_the_settings_tables() -> None:
     rows = []
     for name, item in setting_names().items():
         default = item.default if item.default_factory.__class__.__name__ == "_MISSING_TYPE" else item.default_factory()
-        rows.append(f"| `{name}` | `{default}` | {item.metadata['doc']} |\n")
+        rows.append(f"| `{name}` | `{in_toml(default)}` | {item.metadata['doc']} |\n")
     check_part(ROOT / "docs/operations.md", "settings", "| setting | default | |\n|---|---|---|\n" + "".join(rows))
-    rows = [f"| `{s.name}` | `{s.default}` | {s.doc} |\n" for s in TOPIC_SETTINGS.values()]
+    rows = [f"| `{s.name}` | `{in_toml(s.default)}` | {s.doc} |\n" for s in TOPIC_SETTINGS.values()]
     later = f"\nNot in this version, and refused rather than ignored: {', '.join(f'`{name}`' for name in LATER)}.\n"
     check_part(ROOT / "docs/operations.md", "topic settings", "| setting | default | |\n|---|---|---|\n" + "".join(rows) + later)
 

@@ -30,7 +30,7 @@ def command() -> None:
 
 @command.command()
 @click.argument("name")
-@click.option("--bootstrap", required=True, metavar="ADDRESS", help="tcp://HOST:PORT or ipc://PATH.")
+@click.option("--bootstrap", required=True, metavar="ADDRESS", help="tcp://HOST:PORT, HOST:PORT or ipc://PATH.")
 @click.option("--use", is_flag=True, help="Use it from now on; the first one is used anyway.")
 def add(name: str, bootstrap: str, use: bool) -> None:
     """Add a context, or change its address.

@@ -164,7 +164,7 @@ def check_name(name: str) -> None:
 def check_address(address: str) -> None:
     """Raises UsageError."""
     if not _ADDRESS.fullmatch(address):
-        raise click.UsageError(f"{address!r} is no address; write tcp://HOST:PORT or ipc://PATH")
+        raise click.UsageError(f"{address!r} is no address; write tcp://HOST:PORT, HOST:PORT or ipc://PATH")
 
 
 def chosen_bootstrap() -> str:

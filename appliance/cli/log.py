@@ -12,7 +12,7 @@ import orjson
 
 from appliance import log_check
 from appliance.cli.options import json_option
-from appliance.cli.output import BYTES, human_bytes, print_json, print_table, progress, say
+from appliance.cli.output import BYTES, counted, human_bytes, print_json, print_table, progress, say
 from tailrace.formats.batch_header import ATTRIBUTE_COMPRESSED, NO_PRODUCER, BatchHeader
 from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
 from tailrace.formats.segment import Ending, ReadAt, Walk, schema_message_length, walk_batches
@@ -69,9 +69,10 @@ def verify(ctx: click.Context, directory: str, as_json: bool) -> None:
                 wrap=["FINDING", "PATH"],
             )
         rate = totals.data_bytes / seconds if seconds else 0
-        pending = f"{totals.pending_records} pending records, " if totals.pending_records else ""
+        pending = f"{counted(totals.pending_records, 'pending record')}, " if totals.pending_records else ""
         say(
-            f"{totals.partitions} partitions, {totals.segments} segments, {totals.batches} batches, {totals.records} records, {pending}"
+            f"{counted(totals.partitions, 'partition')}, {counted(totals.segments, 'segment')}, "
+            f"{totals.batches:,} batch{'' if totals.batches == 1 else 'es'}, {counted(totals.records, 'record')}, {pending}"
             f"{human_bytes(totals.data_bytes)} in {seconds:.2f} s ({human_bytes(int(rate))}/s): {_summary(totals.worst)}"
         )
     ctx.exit({log_check.Severity.DAMAGE: 1, log_check.Severity.REPAIRABLE: EXIT_REPAIRABLE}.get(totals.worst, 0))  # type: ignore[arg-type]

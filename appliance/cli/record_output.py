@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from appliance.cli.consume import Reader
 
 TEMPLATE_HELP = (
-    "%t topic, %p partition, %o offset, %T timestamp (ms), %k key, %v (or %s) value, %K and %S their bytes, %h headers, %% a percent sign; "
-    "\\n, \\t, \\\\"
+    "%t topic, %p partition, %o offset, %T timestamp (ms), %k key, %v (or %s) value, %K and %S how many bytes these have (-1: null), %h headers, "
+    "%% a percent sign; \\n, \\t, \\\\"
 )
 FORMATS = ("value", "json", "csv", "arrow", "parquet")
 _RECORD_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
@@ -69,14 +69,18 @@ def value_line(record: Record) -> bytes:
     return _bytes(record.value) + b"\n"
 
 
+def _size(value: Any) -> bytes:
+    return b"-1" if value is None else b"%d" % len(_bytes(value))
+
+
 def _headers(record: Record) -> bytes:
     return b",".join(name.encode() + b"=" + (value or b"") for name, value in record.headers)
 
 
 _TOKENS: dict[str, Callable[[Record], bytes]] = {
     "t": lambda r: r.topic.encode(), "p": lambda r: b"%d" % r.partition, "o": lambda r: b"%d" % r.offset, "T": lambda r: b"%d" % r.timestamp,
-    "k": lambda r: _bytes(r.key), "v": lambda r: _bytes(r.value), "s": lambda r: _bytes(r.value), "K": lambda r: b"%d" % len(_bytes(r.key)),
-    "S": lambda r: b"%d" % len(_bytes(r.value)), "h": _headers, "%": lambda _: b"%",
+    "k": lambda r: _bytes(r.key), "v": lambda r: _bytes(r.value), "s": lambda r: _bytes(r.value), "K": lambda r: _size(r.key),
+    "S": lambda r: _size(r.value), "h": _headers, "%": lambda _: b"%",
 }  # fmt: skip
 
 

@@ -88,4 +88,6 @@ def _check(arguments: list[str], as_json: bool) -> int:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

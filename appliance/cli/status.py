@@ -60,4 +60,4 @@ def command(bootstrap: str, as_json: bool) -> None:
 
 
 def _moment(us: int | None) -> str:
-    return "" if us is None else dt.datetime.fromtimestamp(us / 1e6, dt.UTC).isoformat(timespec="seconds")
+    return "" if us is None else dt.datetime.fromtimestamp(us / 1e6, dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

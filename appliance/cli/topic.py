@@ -140,7 +140,7 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
         ["COLUMN", "TYPE"], [line.split(": ", 1) for line in topic["schema"].splitlines() if ": " in line and not line.startswith(" ")]
     )
     click.echo()
-    print_table(["SETTING", "VALUE"], [[k, str(v)] for k, v in topic["configs"].items()])
+    print_table(["SETTING", "VALUE"], [[k, str(v).lower() if isinstance(v, bool) else str(v)] for k, v in topic["configs"].items()])
     click.echo()
     print_table(
         ["PARTITION", "RECORDS", "SIZE", "SEGMENTS", "BEGINNING", "END", "EPOCH", "STATE"],

@@ -174,10 +174,10 @@ def timestamp_range(batch: pa.RecordBatch, fallback_us: int) -> tuple[int, int]:
     return (fallback_us if first is None else first), (fallback_us if largest is None else largest)
 
 
-def timestamps_of(batch: pa.RecordBatch, header: BatchHeader) -> pa.Array | None:
+def timestamps_of(batch: pa.RecordBatch, header: BatchHeader, *, is_typed: bool) -> pa.Array | None:
     """The time of each row in microseconds, int64, by the rule that LIST_OFFSETS finds records by; None: each has the batch's largest."""
     index = batch.schema.get_field_index("timestamp")
-    if index < 0 or batch.schema.field(index).type != _TIMESTAMP or header.attributes & ATTRIBUTE_LOG_APPEND_TIME:
+    if index < 0 or batch.schema.field(index).type != _TIMESTAMP or header.has_one_time(is_typed=is_typed):
         return None
     return batch.column(index).cast(pa.int64()).fill_null(header.max_timestamp_us)
 
@@ -210,11 +210,13 @@ def _to_records(topic: str, partition: int, first_offset: int, batch: pa.RecordB
     timestamp_type = timestamp_type_of(header)
     offsets = range(first_offset, first_offset + count)
     if typed:
-        rows = batch.to_pylist()
+        times = timestamps_of(batch, header, is_typed=True)
         stamp = header.append_time_us if timestamp_type == LOG_APPEND_TIME else header.max_timestamp_us
         return [
             Record(topic, partition, offset, stamp // 1000, timestamp_type, None, row, [], stamp)
-            for offset, row in zip(offsets, rows, strict=True)
+            for offset, row, stamp in zip(
+                offsets, batch.to_pylist(), repeat(stamp, count) if times is None else times.to_pylist(), strict=True
+            )
         ]
     if timestamp_type == LOG_APPEND_TIME:
         stamps = np.full(count, header.append_time_us)
@@ -238,4 +240,16 @@ def rows_from_dicts(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordB
     try:
         return pa.RecordBatch.from_pylist(rows, schema=schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
-        raise InvalidRecordError(f"a row does not fit the topic's schema: {error}") from None
+        raise InvalidRecordError(f"a row does not fit the topic's schema: {_misfit(rows, schema)}{error}") from None
+
+
+def _misfit(rows: list[dict[str, Any]], schema: pa.Schema) -> str:
+    """Which column the first value that does not fit is of."""
+    for field in schema:
+        try:
+            pa.array([row.get(field.name) for row in rows], field.type)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError):
+            return f"column {field.name!r} takes {field.type}: "
+        except AttributeError:
+            break  # not even dicts
+    return ""

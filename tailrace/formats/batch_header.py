@@ -52,6 +52,8 @@ is passed on and means nothing to it.
 
 REMEMBERED_BATCHES = 5
 """How many batches of a producer a partition's worker remembers; so many sequences, and no more, may a producer have whose fate it does not know."""
+_TICK_US, _TICK_MASK = 1_000, (1 << 44) - 1
+"""As in `tailrace.delays`, which those who read headers have no other use for."""
 NO_PRODUCER = -1
 NO_SEQUENCE = -1
 SEQUENCE_MODULUS = 1 << 31
@@ -140,6 +142,15 @@ class BatchHeader:
     def is_delay_mark(self) -> bool:
         """Whether it is a delay log's mark: see CONTROL_DELAY_MARK."""
         return bool(self.attributes & ATTRIBUTE_CONTROL) and self.control_type == CONTROL_DELAY_MARK
+
+    def has_one_time(self, *, is_typed: bool) -> bool:
+        """Whether `max_timestamp_us` is every record's time, whatever a column says: with LogAppendTime, and in a typed topic, whose columns are the
+        producer's, for occurrences of a recurring record (a batch holds those of one tick).
+        """
+        if self.attributes & ATTRIBUTE_LOG_APPEND_TIME:
+            return True
+        is_of_one_tick = self.first_timestamp_us == self.max_timestamp_us == (self.min_tick & _TICK_MASK) * _TICK_US
+        return is_typed and bool(self.attributes & ATTRIBUTE_DELAYED) and is_of_one_tick
 
     def to_bytes(self) -> bytes:
         """The 136 bytes, with `header_crc32c` as it stands in the field (see `seal_header`)."""

@@ -49,6 +49,10 @@ def test_templates_are_kcats(appliance: EmbeddedAppliance, ten: str) -> None:
     text = "%t|%p|%o|%k|%v|%s|%K|%S|%T|%h|%%\\n"
     printed = run(appliance, "consume", ten, "--partition", "1", "--tail", "1", "-f", text).stdout
     assert printed == b"%s|1|4|k9|v9|v9|2|2|%d||%%\n" % (ten.encode(), (T0 + dt.timedelta(hours=9)).timestamp() * 1000)
+    with Producer(appliance.address) as producer:
+        producer.send(ten, None, partition=1).result(60)
+        producer.send(ten, b"", b"", partition=1).result(60)
+    assert run(appliance, "consume", ten, "--partition", "1", "--tail", "2", "-f", "%K %S,").stdout == b"-1 -1,0 0,", "null is not empty"
     assert run(appliance, "consume", ten, "--partition", "0", "--tail", "1", "-f", r"a\tb\\").stdout == b"a\tb\\"
     assert b"'%x'" in run(appliance, "consume", ten, "--tail", "1", "-f", "%x", status=2).stderr
     assert b"exclude" in run(appliance, "consume", ten, "--tail", "1", "-f", "%v", "--format", "json", status=2).stderr

@@ -123,6 +123,7 @@ def test_topic_names_that_are_allowed() -> None:
         ({"compression.type": "gzip"}, "allowed are producer, none, lz4, zstd"),
         ({"durability": "replicated"}, "allowed are disk, memory"),
         ({"min.insync.replicas": 2}, "not supported by this version"),
+        ({"cleanup.policy": "compact"}, "allowed are delete: compaction is not part of this version"),
         ({"max.message.bytes": 8 << 20}, "what a ring of"),
     ],
 )

@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Generator, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,9 +21,11 @@ from netfront.unpacking import PIECE_BYTES, UnpackError, unpacker_for
 from shm.catalog_messages import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionState
+from tailrace.delays import TICK_BITS, TICK_US
 from tailrace.formats import arrow_batch
 from tailrace.formats.batch_header import (
     ATTRIBUTE_CONTROL,
+    ATTRIBUTE_DELAYED,
     ATTRIBUTE_LOG_APPEND_TIME,
     ATTRIBUTE_SPARSE,
     END_OF_STREAM,
@@ -195,6 +198,23 @@ def test_an_empty_log_has_no_record_at_any_time(log: Log) -> None:
     assert log.found(0) is None
     log.roll()
     assert log.found(0) is None
+
+
+def test_occurrences_in_a_typed_topic_have_their_own_time_whatever_the_column_says(tmp_path: Path) -> None:
+    log = Log(tmp_path, SCHEMAS["behind nested ones"])
+    columns = pa.RecordBatch.from_pylist([{"timestamp": 5}, {"timestamp": 6}], schema=log.schema)
+    for tick, first_us in ((7, 7_000), (8, 6_000)):
+        header = BatchHeader(
+            attributes=ATTRIBUTE_DELAYED, record_count=2, last_offset_delta=1, first_timestamp_us=first_us, max_timestamp_us=tick * TICK_US,
+            schema_id=log.route.schema_id, min_tick=3 << TICK_BITS | tick,
+        )  # fmt: skip
+        assert header.has_one_time(is_typed=True) == (tick == 7)
+        assert not header.has_one_time(is_typed=False)
+        log.put(arrow_batch.encode_as(columns, header, SEED, "none"))
+    assert log.found(6_000) is None, "a default topic's column is right"
+    log.route = replace(log.route, typed=True)
+    assert log.found(6_000) == FoundTime(0, 7_000, True)
+    assert log.found(7_001) is None, "delivered, and no occurrences: the column"
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])

@@ -343,5 +343,9 @@ def test_each_occurrence_has_its_own_time_also_when_it_was_missed(tmp_path: path
             assert stamps[name][: len(taken[name])] == taken[name]
         assert stamps["long"] == [asked_ms + 3_600_000 * number for number in range(6)]
         assert stamps["once"] in ([], [1234])
+        with Consumer("typed", bootstrap=second.address) as consumer:
+            key = consumer.assignment()[0]
+            for offset, stamp in enumerate(stamps["typed"]):
+                assert consumer.offsets_for_times({key: stamp})[key] == (offset, stamp), "found by the time that the record shows"
     finally:
         assert second.stop() == 0

@@ -98,8 +98,11 @@ def test_a_deserializer_that_fails_hands_out_what_came_before_and_names_the_reco
 def test_a_private_appliance_is_started_and_closed_without_a_block() -> None:
     private = tailrace.embedded()
     private.close()
+    with pytest.raises(NotReachableError, match="call start"):
+        _ = private.address
     first = private.start()
     assert private.start() is first
+    assert private.address == first.address
     with Producer(first.address) as producer:
         producer.send("t", b"x").result(60)
     private.close()
@@ -142,7 +145,7 @@ def test_a_client_that_was_there_first_is_served_as_soon_as_the_appliance_is(tmp
 
 def test_what_cannot_be_sent_is_refused_by_send_and_names_what_is_wrong(appliance: EmbeddedAppliance, topic: str) -> None:
     calls: list[tuple[dict[str, Any], str]] = [
-        ({"value": 3}, "value is a int"), ({"value": {"a": 1}}, "value is a dict"), ({"value": b"x", "key": 3}, "key is a int"),
+        ({"value": 3}, "value is of type int"), ({"value": {"a": 1}}, "value is of type dict"), ({"value": b"x", "key": 3}, "key is of type int"),
         ({"value": b"x", "partition": "0"}, "partition is '0'"), ({"value": b"x", "partition": 1.0}, "partition is 1.0"),
         ({"value": b"x", "partition": True}, "partition is True"), ({"value": b"x", "on_delivery": 3}, "on_delivery is 3"),
         ({"value": b"x", "headers": {"a": b"b"}}, "list of"), ({"value": b"x", "headers": [("\ud800", b"b")]}, "UTF-8"), ({"value": "\ud800"}, "UTF-8"),

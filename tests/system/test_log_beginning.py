@@ -6,8 +6,8 @@ import pathlib
 
 import pytest
 
-from tailrace import Admin, Consumer
-from tailrace.errors import OffsetOutOfRangeError
+from tailrace import Admin, Consumer, TopicPartition
+from tailrace.errors import InvalidRequestError, OffsetOutOfRangeError
 from tests.kit.orders import ORDERS, consumer, create, kill_everything, produce, read, segments, start
 from tests.kit.processes import wait_until
 
@@ -35,8 +35,10 @@ def test_delete_records_moves_the_log_start_over_restarts(tmp_path: pathlib.Path
     produce(running, 0, 10, each=True)
     with Admin(running.address) as admin:
         assert admin.delete_records({ORDERS: 4}) == {ORDERS: 4}
-        with pytest.raises(OffsetOutOfRangeError):
+        with pytest.raises(OffsetOutOfRangeError, match="ends at offset 10, and 11 is none up to it"):
             admin.delete_records({ORDERS: 11})
+        with pytest.raises(InvalidRequestError, match="has partitions 0 to 0; delete_records names another"):
+            admin.delete_records({TopicPartition(ORDERS.topic, 1): 0})
     kill_everything(running)
     again = start(tmp_path)
     try:

@@ -19,7 +19,15 @@ import pyarrow as pa
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer, Record, TopicPartition
-from tailrace.errors import InvalidRequestError, NotSupportedError, OffsetOutOfRangeError, RequestTimeoutError
+from tailrace.errors import (
+    InvalidRecordError,
+    InvalidRequestError,
+    InvalidSchemaError,
+    NotSupportedError,
+    OffsetOutOfRangeError,
+    RequestTimeoutError,
+    SchemaMismatchError,
+)
 from tailrace.partitioners import partition_for_key
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 
@@ -140,6 +148,40 @@ def test_rows_of_a_typed_topic_go_in_and_out_as_dicts(appliance: EmbeddedApplian
         producer.send(topic, {"a": 1, "when": moment}).result(60)
         producer.send(topic, {"a": None}).result(60)
     assert [r.value for r in read_all(appliance, topic, 2)] == [{"a": 1, "when": moment}, {"a": None, "when": None}]
+
+
+def test_a_row_of_a_typed_topic_has_the_time_in_its_timestamp_column_by_which_it_is_found(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic, schema=pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("a", pa.int32())]))
+    stamps = [3_000, None, 1_000, 2_000]
+    with Producer(appliance.address) as producer:
+        producer.send_arrow(
+            topic, pa.table({"timestamp": pa.array([s and s * 1000 for s in stamps], pa.timestamp("us", "UTC")), "a": range(4)})
+        ).result(60)
+    assert [r.timestamp for r in read_all(appliance, topic, 4)] == [3_000, 3_000, 1_000, 2_000], "without one, the largest of its batch"
+    with Consumer(topic, bootstrap=appliance.address) as consumer:
+        key = consumer.assignment()[0]
+        consumer.seek(key, 2)
+        assert consumer.poll(60_000)[0].timestamp == 1_000
+        assert consumer.offsets_for_times({key: 1_000})[key] == (0, 3_000)
+
+
+def test_a_row_that_does_not_fit_names_its_column(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance, topic, schema=pa.schema([("a", pa.int32()), ("name", pa.string())]))
+    with Producer(appliance.address) as producer, pytest.raises(InvalidRecordError, match="column 'name' takes string"):
+        producer.send(topic, {"a": 1, "name": 5}).result(60)
+
+
+def test_a_polars_schema_makes_a_topic_and_what_is_no_frame_is_refused(appliance: EmbeddedAppliance, topic: str) -> None:
+    frame = pl.DataFrame({"a": [1], "name": ["x"]})
+    create(appliance, topic, schema=frame.schema)
+    with Producer(appliance.address) as producer:
+        producer.send_arrow(topic, frame).result(60)
+        for no_frame in (frame.schema, frame["a"]):
+            with pytest.raises(SchemaMismatchError, match="has no columns"):
+                producer.send_arrow(topic, no_frame)
+    for no_schema in (pa.int64(), frame["a"]):
+        with pytest.raises(InvalidSchemaError, match="has no columns"):
+            create(appliance, f"{topic}-2", schema=no_schema)
 
 
 def test_frames_of_the_default_schema_need_only_a_value(appliance: EmbeddedAppliance, topic: str) -> None:
