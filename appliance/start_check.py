@@ -205,7 +205,7 @@ def _check_addresses(settings: Settings, report: StartReport) -> None:
     except OSError as error:
         report.warn(
             "console",
-            f"http.listen {settings.http_listen}: {error.strerror}. The console waits for it, or takes a free port where http.listen is not set",
+            f"http.listen {settings.http_listen}: {error.strerror}. The console waits for it where you set http.listen, else it takes a free port",
         )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 from spark_bridge.planner import OffsetRange, ReadOptions, load_topics, parse_options, plan_leased
 from spark_bridge.reader import kafka_schema, read_range
 from tailrace.admin import Admin
+from tailrace.errors import NotSupportedError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,6 +59,22 @@ class TailraceDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the columns in `schema`, in that order."""
         return TopicReader(self._options(), schema.fieldNames())
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        """Not in this version. Raises NotSupportedError."""
+        raise NotSupportedError(
+            "writing from Spark is not part of this version: send with tailrace.Producer, in foreachPartition for example"
+        )
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802
+        """Not in this version. Raises NotSupportedError."""
+        raise NotSupportedError("writing from Spark is not part of this version: send with tailrace.Producer, in foreachBatch for example")
+
+    def streamReader(self, schema: StructType) -> NoReturn:  # noqa: N802
+        """Not in this version. Raises NotSupportedError."""
+        raise NotSupportedError(
+            "Spark streams are not part of this version: read batches with spark.read, from startingOffsets to endingOffsets"
+        )
 
 
 class TopicReader(DataSourceReader):

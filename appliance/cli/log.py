@@ -35,7 +35,7 @@ def command() -> None:
 @json_option
 @click.pass_context
 def verify(ctx: click.Context, directory: str, as_json: bool) -> None:
-    """Prove everything in a data directory, or in one partition's: every checksum and index entry, offsets, timestamps, producer sequences.
+    """Check everything in a data directory, or in one partition's: every checksum and index entry, offsets, timestamps, producer sequences.
 
     Exit status 0: intact; 1: damaged; 4: only what the next start repairs without a loss (an index, a torn tail).
 
@@ -96,7 +96,7 @@ def _summary(worst: log_check.Severity | None) -> str:
 @click.option("--records", is_flag=True, help="Print the records too, one JSON object a line.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 def dump(file: str, records: bool, as_json: bool) -> None:
-    """Print every batch of a segment file, with form and checksums proven. Exit status 1 when something in it is damaged.
+    """Print every batch of a segment file and check its form and checksums. Exit status 1 when something in it is damaged.
 
     \b
     Example:

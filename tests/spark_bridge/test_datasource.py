@@ -116,6 +116,11 @@ def test_what_is_wrong_is_said(spark: Any, filled: EmbeddedAppliance) -> None:
     ):
         with pytest.raises(Exception, match=sentence):
             load(spark, filled, **options).count()
+    with pytest.raises(Exception, match="writing from Spark is not part of this version"):
+        spark.range(3).write.format("tailrace").option("bootstrap", filled.address).mode("append").save()
+    stream = spark.readStream.format("tailrace").option("bootstrap", filled.address).option("subscribe", "plain").load()
+    with pytest.raises(Exception, match="Spark streams are not part of this version"):
+        stream.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination()
 
 
 @pytest.mark.parametrize(
