@@ -143,10 +143,11 @@ class Router:
             frames.append(part)
             if len(frames) > PARTS_MAX:
                 self._discards = True
-                if peer is not None and self._peers.is_sender(peer):
+                is_sure = peer is None or self._peers.is_sender(peer)
+                if peer is not None and is_sure:
                     self._peers.close(peer, f"a message of more than {PARTS_MAX - 1} parts")
                 self._discard()
-                return None
+                return None if is_sure else frames  # too many for a request: an answer finds who sent it
         if peer is not None:
             peer.taken += taken
         return frames

@@ -9,8 +9,9 @@ import pytest
 import zmq
 
 from netfront.credits import Credit
-from netfront.peers import MARK_BYTES, Limits
-from netfront.router import COPY_BELOW_BYTES, Router
+from netfront.peers import MARK_BYTES, Limits, Peers
+from netfront.router import COPY_BELOW_BYTES, PARTS_MAX, Router
+from tailrace.protocol.wire import FRAMES_MAX
 
 MIB = 1 << 20
 LIMITS = Limits(
@@ -104,3 +105,38 @@ os._exit(0)
 def test_a_large_answer_is_sent_when_no_descriptor_is_left() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", WITHOUT_DESCRIPTORS], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "sent\n", done.stderr
+
+
+def test_a_message_of_too_many_parts_closes_its_sender_or_can_be_answered_where_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not known while a connection that had the descriptor before may have sent it: who would be closed might be another."""
+    router = Router(["tcp://127.0.0.1:*"], MIB, LIMITS)
+    context = zmq.Context()
+    client = context.socket(zmq.DEALER)
+    client.setsockopt(zmq.RCVTIMEO, 60_000)
+    client.connect(f"tcp://127.0.0.1:{router.port}")
+
+    def receive() -> list[bytes] | None:
+        assert router.socket.poll(30_000)
+        return router.try_receive()
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Peers, "is_sender", lambda _self, _peer: False)
+            client.send_multipart([b"x"] * 5_000)
+            received = receive()
+            assert received is not None
+            assert FRAMES_MAX < len(received) <= PARTS_MAX + 1
+            assert router.try_send(received[0], [b"told"])
+            assert client.recv() == b"told"
+            client.send(b"a request")
+            while (received := receive()) is None:
+                pass  # the rest of that message
+            assert received[1:] == [b"a request"]
+            assert router.watch(0).closed_count == 0
+        client.send_multipart([b"x"] * 5_000)
+        assert receive() is None
+        assert router.watch(0).closed_count == 1
+    finally:
+        client.close(0)
+        context.term()
+        router.close()
