@@ -370,7 +370,7 @@ class DelayPartition:
 
     @property
     def _may_ask_for_mark(self) -> bool:
-        """Whether what was closed before is delivered, or is not due any more. Until then a mark that was lost is not asked for again either."""
+        """Whether nothing that is under way, or is to be delivered, comes first. Until then a mark that was lost is not asked for again either."""
         if self._sent is not None or self._held is not None:
             return False
         return not (len(self._ready) and self._marks.is_fenced) or self._marks.asks_for_epoch or self._is_set_back

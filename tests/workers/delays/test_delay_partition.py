@@ -286,7 +286,12 @@ def test_a_delivery_that_is_refused_while_a_lost_mark_waits_for_it_does_not_make
     world = DelayWorld(1)
     send = world.partition._send
     kept: list[tuple[Assignment, bytes]] = []
-    monkeypatch.setattr(world.partition, "_send", lambda target, data: kept.append((target, bytes(data))) or True)
+
+    def lose(target: Assignment, data: bytearray) -> bool:
+        kept.append((target, bytes(data)))
+        return True
+
+    monkeypatch.setattr(world.partition, "_send", lose)
     world.schedule([0, 20 * SECOND])
     _rest(world)
     world.pass_time(SECOND)
