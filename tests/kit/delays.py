@@ -165,6 +165,8 @@ class DelayWorld:
             work = 1
         self._is_inside = False
         self._check_invariants()
+        deadline_ns = self.partition.next_deadline_ns()
+        assert work or deadline_ns is None or deadline_ns > self.now_ns, "nothing to do, and a deadline that has passed: it would spin"
         if self.rng.random() < 0.5:
             self.settle()
         elif self.rng.random() < 0.5:

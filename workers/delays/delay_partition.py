@@ -40,7 +40,7 @@ from workers.delays.intake import Intake
 from workers.delays.listing import listed_rows
 from workers.delays.log_batches import LogBatch, LogBatches, ticks_of
 from workers.delays.log_follower import LogFollower
-from workers.delays.marks import RETRY_NS, Marks
+from workers.delays.marks import RETRY_NS, TRY_AGAIN_NS, Marks
 from workers.delays.pending_store import PendingStore
 from workers.delays.recurring_rows import RecurringRows
 from workers.delays.set_aside import SetAside
@@ -121,6 +121,8 @@ class DelayPartition:
         """A mark of a new epoch of the clock that waits for what is under way."""
         self._ready = no_rows()
         self._sent: Sent | None = None
+        self._is_lane_full = False
+        """Whether the lane to the worker did not take what this step had for it."""
         self._seen_delivered = (0, 0)
         self._now_ns = now_ns
         self._wall_us = wall_us
@@ -142,6 +144,7 @@ class DelayPartition:
             raise self._failure
         self._now_ns, self._wall_us = now_ns, wall_us
         self._store.set_time(now_ns, self._now_tick)
+        self._is_lane_full = False
         work = self._see_delivered()
         work += self._read_log()
         work += self._store.load_due_soon()
@@ -163,11 +166,16 @@ class DelayPartition:
         return min(ahead, default=None)
 
     def next_deadline_ns(self) -> int | None:
-        """When there is something to do by the monotonic clock."""
+        """When there is something to do by the monotonic clock: behind this step, if it had nothing to do. What waits for something else has no deadline of
+        its own: one that has passed would have the scheduler run without a pause until the other thing ends.
+        """
+        if self._is_lane_full:
+            return self._now_ns + TRY_AGAIN_NS
         deadlines = [self._store.next_deadline_ns(self._follower.next_offset, is_settled=self.is_settled and self._held is None)]
         if self._sent is not None:
             deadlines.append(self._sent.at_ns + RETRY_NS)
-        deadlines.append(self._marks.retry_ns)
+        if self._may_ask_for_mark:
+            deadlines.append(self._marks.retry_ns)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     @property
@@ -316,7 +324,7 @@ class DelayPartition:
             self._store.rows.done(rows)
             self._ready = self._ready[1:]
             return 1
-        if not self._send(self.topic, data):
+        if not self._write(self.topic, data):
             return 0
         crash_point("scheduler.after_delivery")
         self.counters.lateness_us = self._wall_us - int(rows[0, 0]) * TICK_US
@@ -331,7 +339,7 @@ class DelayPartition:
         if sent.rows[-1, 0] > self._now_tick:
             self._ready = np.concatenate([sent.rows, self._ready])
             self._sent = None
-        elif not self._send(self.topic, sent.data):
+        elif not self._write(self.topic, sent.data):
             return 0
         sent.at_ns = self._now_ns
         sent.tries += 1
@@ -342,6 +350,12 @@ class DelayPartition:
             )  # fmt: skip
         return 1
 
+    def _write(self, target: Assignment, data: Any) -> bool:
+        """Into the lane to the worker. False: it is full, and this is tried again a little later."""
+        written = self._send(target, data)
+        self._is_lane_full = self._is_lane_full or not written
+        return written
+
     # ---- marks -----------------------------------------------------------------------------------------------------------------------
 
     def _first_waiting(self) -> int:
@@ -349,31 +363,38 @@ class DelayPartition:
         first: int = min([self._store.rows.wheel.earliest(), *self._ready[:1, 0].tolist()])
         return first
 
+    @property
+    def _is_set_back(self) -> bool:
+        """Whether the wall clock is far behind what is closed, and no mark that is still to be read says so."""
+        return self._now_tick < self._marks.closed_tick - SET_BACK_TICKS and self._follower.next_offset >= self._read_again_until
+
+    @property
+    def _may_ask_for_mark(self) -> bool:
+        """Whether nothing that is under way, or is to be delivered, comes first. Until then a mark that was lost is not asked for again either."""
+        if self._sent is not None or self._held is not None:
+            return False
+        return not (len(self._ready) and self._marks.is_fenced) or self._marks.asks_for_epoch or self._is_set_back
+
     def _ask_for_mark(self) -> int:
         """Have everything that is due in a moment closed, when it is all at hand and what was closed before is delivered."""
         marks = self._marks
         retry_ns = marks.retry_ns
-        if self._sent is not None or self._held is not None or (retry_ns is not None and self._now_ns < retry_ns):
+        if not self._may_ask_for_mark or (retry_ns is not None and self._now_ns < retry_ns):
             return 0
         now_tick = self._now_tick
         delivered = self._delivered()
         done = NONE_DELIVERED
-        is_set_back = (
-            marks.closed and now_tick < marks.closed_tick - SET_BACK_TICKS and self._follower.next_offset >= self._read_again_until
-        )
-        if marks.asks_for_epoch or is_set_back:
+        if marks.asks_for_epoch or self._is_set_back:
             ordinal = max(marks.epoch, delivered[0] >> TICK_BITS) + 1 << TICK_BITS | (now_tick + 1)
             if delivered[0] >> TICK_BITS == marks.epoch:
                 done = delivered[0] & TICK_MASK, delivered[1]
-        elif len(self._ready) and marks.is_fenced:
-            return 0
         else:
             tick = min(now_tick + LEAD_TICKS, self._recurring.reach())
             if self._first_waiting() > tick or tick <= marks.closed_tick or self._store.is_late(tick):
                 marks.ask_no_more()
                 return 0
             ordinal = marks.epoch << TICK_BITS | (tick + 1)
-        if not self._send(self.log, marks.encode(ordinal, done, self.log.schema_id, self._wall_us)):
+        if not self._write(self.log, marks.encode(ordinal, done, self.log.schema_id, self._wall_us)):
             return 0
         marks.asked(ordinal, self._now_ns)
         return 1

@@ -17,6 +17,8 @@ from tailrace.formats.checksum import Readable
 
 RETRY_NS = 1_000_000_000
 """How soon a mark or a batch that is not seen settled is sent again: it was refused (a full disk), or lost with a worker."""
+TRY_AGAIN_NS = 10_000_000
+"""How soon something is tried again, when a lane is full or a request waits."""
 
 
 class Marks:

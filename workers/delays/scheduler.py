@@ -34,6 +34,7 @@ from shm.runtime.process import ProcessContext, configure_logging, process_name,
 from tailrace.formats.pending_files import PendingDamagedError
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.requests import encode_reply
+from workers.delays.marks import TRY_AGAIN_NS
 from workers.delays.requests import DelayRequests, Requester
 from workers.delays.wall_clock import WallClockAlarm
 from workers.files import DiskFiles, Files
@@ -52,8 +53,6 @@ REQUESTS_AT_ONCE = 8
 """So many requests of a front are served before deliveries are seen to."""
 ANSWERS_MAX = 64
 """So many answers that do not fit the lane yet; requests of that front wait behind them."""
-TRY_AGAIN_NS = 10_000_000
-"""How soon, when a lane is full or a request waits."""
 
 
 @dataclass(slots=True)

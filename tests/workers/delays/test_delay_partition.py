@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from shm.catalog_messages import Assignment
 from shm.crash_points import armed
 from tailrace import recurrence
 from tailrace.delays import NONE_DELIVERED, TICK_BITS, TICK_US
@@ -17,7 +18,7 @@ from tailrace.formats.pending_files import BUCKET_SUFFIX
 from tailrace.protocol.errors import ErrorCode
 from tests.kit.batches import reseal
 from tests.kit.delays import LOG_SEED, SCHEMA, DelayWorld, Killed, tick_of
-from workers.delays import bucket_files, delivery, listing, pending_store
+from workers.delays import bucket_files, delivery, listing, marks, pending_store
 
 MS, SECOND = 1_000, 1_000_000
 SPANS = (0, 50 * MS, 2 * SECOND, 60 * SECOND, 7_200 * SECOND, 10 * 86_400 * SECOND, 900 * 86_400 * SECOND)
@@ -269,6 +270,64 @@ def test_rows_released_while_their_bucket_is_being_moved_come_once(steps: int, m
         step()
     world.finish()
     assert len(world.delivered()) == 5
+
+
+def _rest(world: DelayWorld) -> None:
+    """Until a step has nothing to do; the world holds its next deadline against the clock."""
+    for _ in range(100):
+        if not world.step():
+            return
+    raise AssertionError("there is always something to do")
+
+
+def test_a_delivery_that_is_refused_while_a_lost_mark_waits_for_it_does_not_make_the_scheduler_spin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = DelayWorld(1)
+    send = world.partition._send
+    kept: list[tuple[Assignment, bytes]] = []
+
+    def lose(target: Assignment, data: bytearray) -> bool:
+        kept.append((target, bytes(data)))
+        return True
+
+    monkeypatch.setattr(world.partition, "_send", lose)
+    world.schedule([0, 20 * SECOND])
+    _rest(world)
+    world.pass_time(SECOND)
+    _rest(world)
+    assert [target.slot for target, _ in kept] == [1, 1], "two marks: the first is slow, the second gets lost"
+    send(*kept[0])
+    world.settle()
+    _rest(world)
+    assert [target.slot for target, _ in kept] == [1, 1, 0], (
+        "what the first mark closes is delivered, and refused: its partition is offline"
+    )
+    for tries in range(2, 5):
+        world.pass_time(SECOND)
+        _rest(world)
+        assert [target.slot for target, _ in kept] == [1, 1] + [0] * tries
+        assert world.partition.next_deadline_ns() == world.now_ns + SECOND * 1000, "until it is sent again there is nothing to do"
+    monkeypatch.setattr(world.partition, "_send", send)
+    world.finish()
+
+
+@pytest.mark.parametrize("passed", [0, 1])
+def test_a_full_lane_is_tried_again_a_little_later_and_not_without_a_pause(passed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = DelayWorld(2)
+    send = world.partition._send
+    takes = [True] * passed
+    monkeypatch.setattr(world.partition, "_send", lambda *_: bool(takes) and takes.pop())
+    world.schedule([0])
+    _rest(world)
+    for _ in range(passed):  # what the lane took is lost, and sent again
+        world.pass_time(SECOND)
+        _rest(world)
+    assert world.partition.next_deadline_ns() == world.now_ns + marks.TRY_AGAIN_NS
+    monkeypatch.setattr(world.partition, "_send", send)
+    world.pass_time(marks.TRY_AGAIN_NS // 1000)
+    assert world.step(), "it is tried when the deadline comes"
+    world.finish()
 
 
 def test_a_mark_that_comes_behind_the_end_of_its_topic_is_refused_and_the_worker_lives() -> None:
