@@ -1,7 +1,8 @@
 """The processes that should be running, and whether each of them gets on.
 
 Owner: the supervisor; in shared memory each process counts its own beats.
-Invariants: a process that shows no beat for hang_timeout_ms is killed, once in each such time; one that ends is reaped by its supervisor alone.
+Invariants: a process that shows no beat for hang_timeout_ms, while its supervisor ran, is killed, once in each such time; one that ends is reaped by its
+    supervisor alone.
 """
 
 from __future__ import annotations
@@ -20,8 +21,20 @@ logger = logging.getLogger("appliance.supervisor")
 
 NS_PER_MS = 1_000_000
 STOOD_STILL_NS = 1_000_000_000
+"""A look that comes later than this was held up by the host."""
 QUICK_FAILURES_MAX = 5
 """A process that ended so often before it ever served is in trouble."""
+
+
+MODULES = {
+    Role.COORDINATOR: "appliance.coordinator",
+    Role.FLUSHER: "workers.flusher",
+    Role.SCHEDULER: "workers.delays.scheduler",
+    Role.WORKER: "workers.worker",
+    Role.FRONT: "netfront.front",
+    Role.CONSOLE: "appliance.console",
+}
+"""What each process runs."""
 
 
 @dataclass(slots=True)
@@ -78,7 +91,7 @@ def look_at_beats(children: Iterable[Child], control: Control, hang_timeout_ms: 
             "host_stood_still ms=%d: no process had a core; look for a paused machine or for memory that is short", late_ns // NS_PER_MS
         )
     for child in children:
-        child.beat_changed_ns += late_ns
+        child.beat_changed_ns = min(now_ns, child.beat_changed_ns + late_ns)
         if child.pidfd < 0:
             healthy = healthy and (child.quick_failures < QUICK_FAILURES_MAX or child.role is Role.CONSOLE)
             continue

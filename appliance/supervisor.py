@@ -25,7 +25,7 @@ from typing import Any
 
 import orjson
 
-from appliance.children import NS_PER_MS, Child, first_children, look_at_beats, other_cores
+from appliance.children import MODULES, NS_PER_MS, Child, first_children, look_at_beats, other_cores
 from appliance.directory_errors import DataDirectoryError, unusable
 from appliance.held_directories import forget_holders, record_holders, restore_locks, take_all
 from appliance.host_needs import allow_open_files, refuse_unfit_machine, slots_for_open_files
@@ -47,14 +47,6 @@ from tailrace.front_addresses import front_address
 
 logger = logging.getLogger("appliance.supervisor")
 
-_MODULES = {
-    Role.COORDINATOR: "appliance.coordinator",
-    Role.FLUSHER: "workers.flusher",
-    Role.SCHEDULER: "workers.delays.scheduler",
-    Role.WORKER: "workers.worker",
-    Role.FRONT: "netfront.front",
-    Role.CONSOLE: "appliance.console",
-}
 _STOP_ORDER = (Role.CONSOLE, Role.FRONT, Role.SCHEDULER, Role.WORKER, Role.FLUSHER, Role.COORDINATOR)
 HIRE_AGAIN_MS = 5_000
 SPAWN_AGAIN_MS = 1_000
@@ -165,7 +157,7 @@ class Supervisor:
         )  # fmt: skip
         for fd in [fd for held in self._owners for fd in held.held_fds]:
             os.set_inheritable(fd, True)
-        arguments = launcher.command(_MODULES[child.role])
+        arguments = launcher.command(MODULES[child.role])
         spec_fd = spec.to_inherited_file()
         try:
             environment = {**os.environ, SPEC_VARIABLE: str(spec_fd)}
