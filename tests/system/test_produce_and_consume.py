@@ -18,34 +18,16 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from tailrace import Admin, Consumer, NewTopic, Producer, Record, TopicPartition
+from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.errors import (
     InvalidRecordError,
-    InvalidRequestError,
     InvalidSchemaError,
-    NotSupportedError,
-    OffsetOutOfRangeError,
     RequestTimeoutError,
     SchemaMismatchError,
 )
 from tailrace.partitioners import partition_for_key
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-
-
-def create(appliance: EmbeddedAppliance, name: str, partitions: int = 1, schema: object = None, **configs: object) -> None:
-    with Admin(appliance.address) as admin:
-        admin.create_topics([NewTopic(name, partitions, {k.replace("_", "."): v for k, v in configs.items()}, schema)])
-
-
-def read_all(appliance: EmbeddedAppliance, name: str, count: int) -> list[Record]:
-    records: list[Record] = []
-    with Consumer(name, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
-        while len(records) < count:
-            some = consumer.poll(timeout_ms=60_000, max_records=10_000)
-            assert some, f"only {len(records)} of {count} records came"
-            records += some
-        assert consumer.poll(timeout_ms=0) == []
-    return records
+from tests.kit.topics import create, read_all
 
 
 @pytest.mark.parametrize("acks", [0, 1, "all"])
@@ -197,136 +179,6 @@ def test_a_pluggable_partitioner_and_an_explicit_partition(appliance: EmbeddedAp
         assert producer.send(topic, b"x", b"abc").result(60).partition == 3
         assert producer.send(topic, b"x", b"abc", partition=1).result(60).partition == 1
         assert producer.partitions_for(topic) == [0, 1, 2, 3]
-
-
-class TestConsumer:
-    """Positions and waiting."""
-
-    @pytest.fixture
-    def filled(self, appliance: EmbeddedAppliance, topic: str) -> TopicPartition:
-        """A partition with records 0 to 99, batches of 10, one millisecond apart."""
-        create(appliance, topic)
-        with Producer(appliance.address) as producer:
-            for start in range(0, 100, 10):
-                for number in range(start, start + 10):
-                    producer.send(topic, b"%d" % number, timestamp=1_000_000 + number)
-                producer.flush()
-        return TopicPartition(topic, 0)
-
-    def consumer(self, appliance: EmbeddedAppliance, key: TopicPartition, **settings: Any) -> Consumer:
-        consumer = Consumer(bootstrap=appliance.address, **settings)
-        consumer.assign([key])
-        return consumer
-
-    def test_seeks(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
-        with self.consumer(appliance, filled) as consumer:
-            for offset in (55, 0, 99, 3):
-                consumer.seek(filled, offset)
-                assert consumer.position(filled) == offset
-                assert consumer.poll(60_000, max_records=2)[0].offset == offset
-            consumer.seek_to_beginning(filled)
-            assert [r.offset for r in consumer.poll(60_000, max_records=3)] == [0, 1, 2]
-            assert consumer.position(filled) == 3
-            consumer.seek_to_end()
-            assert consumer.position(filled) == 100
-            assert consumer.poll(0) == []
-            assert consumer.lag(filled) == 0
-
-    def test_arrow_after_records_goes_on_where_records_stopped(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
-        with self.consumer(appliance, filled, auto_offset_reset="earliest") as consumer:
-            assert len(consumer.poll(60_000, max_records=7)) == 7
-            batch = consumer.poll_arrow(60_000)[0]
-            assert batch.base_offset == 7
-            assert batch.batch.column("value").to_pylist()[0] == b"7"
-
-    def test_offsets(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
-        with self.consumer(appliance, filled) as consumer:
-            assert consumer.beginning_offsets([filled]) == {filled: 0}
-            assert consumer.end_offsets([filled]) == {filled: 100}
-            for milliseconds, offset in ((0, 0), (1_000_000, 0), (1_000_042, 42), (1_000_099, 99)):
-                found = consumer.offsets_for_times({filled: milliseconds})[filled]
-                assert found is not None
-                assert (found.offset, found.timestamp) == (offset, 1_000_000 + offset)
-            assert consumer.offsets_for_times({filled: 2_000_000}) == {filled: None}
-
-    @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
-    def test_the_appliance_finds_the_record_of_a_time_in_its_batch(
-        self, appliance: EmbeddedAppliance, filled: TopicPartition, compression: str
-    ) -> None:
-        with Producer(appliance.address, compression_type=compression, linger_ms=60_000) as producer:
-            for milliseconds in (2_000, 5_000, 1_000, 5_000, 9_000):
-                producer.send(filled.topic, b"x" * 100, timestamp=milliseconds * 1_000)
-            producer.flush()
-        with Admin(appliance.address) as admin:
-            for seconds, offset in ((1_000.05, 50), (1_500, 100), (2_001, 101), (5_000, 101), (5_000.5, 104), (9_001, -1)):
-                found = admin.offsets({filled: dt.datetime.fromtimestamp(seconds, dt.UTC)})[filled]
-                assert (found["offset"], found["exact"]) == (offset, True)
-
-    @pytest.mark.parametrize(("reset", "first"), [("earliest", 0), ("latest", None)])
-    def test_auto_offset_reset_after_falling_out_of_the_log(
-        self, appliance: EmbeddedAppliance, filled: TopicPartition, reset: str, first: int | None
-    ) -> None:
-        with self.consumer(appliance, filled, auto_offset_reset=reset) as consumer:
-            consumer.seek(filled, 5000)
-            records = consumer.poll(1_000 if first is None else 60_000)
-            assert (records[0].offset if records else None) == first
-
-    def test_auto_offset_reset_none_raises(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
-        with self.consumer(appliance, filled, auto_offset_reset="none") as consumer:
-            with pytest.raises(OffsetOutOfRangeError, match="has no position"):
-                consumer.poll(60_000)
-            consumer.seek(filled, 5000)
-            with pytest.raises(OffsetOutOfRangeError, match="holds offsets 0 to 100"):
-                consumer.poll(60_000)
-            consumer.seek(filled, 50)
-            assert consumer.poll(60_000)[0].offset == 50
-
-    def test_pause_and_resume(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
-        with self.consumer(appliance, filled, auto_offset_reset="earliest") as consumer:
-            assert consumer.poll(60_000, max_records=5)[-1].offset == 4
-            consumer.pause(filled)
-            assert consumer.paused() == [filled]
-            assert consumer.poll(50) == []
-            consumer.resume(filled)
-            assert consumer.poll(60_000)[0].offset == 5
-
-    def test_small_fetches_still_get_on(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
-        with self.consumer(
-            appliance, filled, auto_offset_reset="earliest", fetch_max_bytes=1024, max_partition_fetch_bytes=1024
-        ) as consumer:
-            seen = 0
-            while seen < 100:
-                records = consumer.poll(60_000)
-                assert records[0].offset == seen
-                seen += len(records)
-
-    def test_a_long_poll_is_woken_by_a_record(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
-        with self.consumer(appliance, filled, fetch_max_wait_ms=30_000) as consumer, Producer(appliance.address) as producer:
-            consumer.seek_to_end()
-            assert consumer.poll(0) == []
-            timer = threading.Timer(0.05, lambda: producer.send(filled.topic, b"late").result(60))
-            timer.start()
-            assert [r.value for r in consumer.poll(60_000)] == [b"late"]
-            timer.join()
-
-    def test_iteration_gives_records_without_end(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
-        with self.consumer(appliance, filled, auto_offset_reset="earliest") as consumer:
-            seen = []
-            for record in consumer:
-                seen.append(record.offset)
-                if len(seen) == 100:
-                    break
-        assert seen == list(range(100))
-
-    def test_what_is_not_there_yet_is_refused_and_not_ignored(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
-        with pytest.raises(NotSupportedError, match="groups"):
-            Consumer(filled.topic, bootstrap=appliance.address, group_id="g")
-        with self.consumer(appliance, filled) as consumer:
-            for call in (consumer.commit, consumer.committed, consumer.subscribe):
-                with pytest.raises(NotSupportedError, match="groups"):
-                    call()
-        with Consumer(bootstrap=appliance.address) as nothing, pytest.raises(InvalidRequestError, match="nothing is assigned"):
-            nothing.poll(0)
 
 
 def test_many_threads_share_a_producer(appliance: EmbeddedAppliance, topic: str) -> None:

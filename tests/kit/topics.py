@@ -1,0 +1,24 @@
+"""Making a topic and reading it whole, by the SDK."""
+
+from __future__ import annotations
+
+from tailrace import Admin, Consumer, NewTopic, Record
+from tailrace.private_appliance import EmbeddedAppliance
+
+
+def create(appliance: EmbeddedAppliance, name: str, partitions: int = 1, schema: object = None, **configs: object) -> None:
+    """A topic; settings with underscores for dots."""
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(name, partitions, {k.replace("_", "."): v for k, v in configs.items()}, schema)])
+
+
+def read_all(appliance: EmbeddedAppliance, name: str, count: int) -> list[Record]:
+    """The first `count` records of a topic, which has no more."""
+    records: list[Record] = []
+    with Consumer(name, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+        while len(records) < count:
+            some = consumer.poll(timeout_ms=60_000, max_records=10_000)
+            assert some, f"only {len(records)} of {count} records came"
+            records += some
+        assert consumer.poll(timeout_ms=0) == []
+    return records
