@@ -6,14 +6,12 @@ Invariants: each call is made once, in the order in which batches ended, whateve
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 
+from tailrace.client_log import logger
 from tailrace.producer_batch import DueCallback
-
-logger = logging.getLogger("tailrace")
 
 
 class Callbacks:

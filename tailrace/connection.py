@@ -12,12 +12,12 @@ Invariants: closed, or in a child of the process that made it, it uses no socket
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tailrace import live_clients
+from tailrace.client_log import logger
 from tailrace.environment import REAL, ClientSocket, Environment
 from tailrace.errors import ClientClosedError, InvalidSettingError, TailraceError, error_for
 from tailrace.formats.checksum import Readable
@@ -26,8 +26,6 @@ from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES, ClientSession, Response, State
 from tailrace.protocol.wire import Api, WireError
-
-logger = logging.getLogger("tailrace")
 
 PING_AFTER_NS = 250_000_000
 """Silence while something is under way, after which the front is asked whether it still knows us."""

@@ -9,13 +9,13 @@ Invariants: batches of a partition are sent in order. A batch that may have been
 
 from __future__ import annotations
 
-import logging
 import threading
 from functools import partial
 
 import numpy as np
 
 from tailrace.accumulator import NS_PER_MS, Accumulator
+from tailrace.client_log import logger
 from tailrace.connection import Connection
 from tailrace.environment import Environment
 from tailrace.errors import DeliveryTimeoutError, InvalidRecordError, NotReachableError, RecordTooLargeError, TailraceError, error_for
@@ -28,8 +28,6 @@ from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.session import Response
 from tailrace.protocol.wire import Api
 from tailrace.settings import ProducerSettings
-
-logger = logging.getLogger("tailrace")
 
 RETRY_BACKOFF_MAX_MS = 1_000
 CREDIT_ASK_NS = 50_000_000

@@ -14,7 +14,6 @@ Invariants: at most one thread at a time sleeps for an answer; nothing is sent a
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from collections.abc import Callable
 from tailrace import live_clients
 from tailrace.accumulator import NS_PER_MS, Accumulator
 from tailrace.callbacks import Callbacks
+from tailrace.client_log import logger
 from tailrace.connection import Connection
 from tailrace.delivery import Delivery
 from tailrace.environment import REAL, Environment, sleep_on
@@ -31,8 +31,6 @@ from tailrace.partition_queue import PartitionQueue
 from tailrace.producer_batch import BATCH_OVERHEAD_BYTES, BatchState, OnDelivery, ProducerBatch
 from tailrace.settings import ProducerSettings
 from tailrace.topics import TopicInfo
-
-logger = logging.getLogger("tailrace")
 
 NEVER_NS = 2**63 - 1
 HELPER_FAILURES_MAX = 10

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tailrace import live_clients
+from tailrace.client_log import logger
 from tailrace.connection import Connection, decode_answer
 from tailrace.environment import REAL, sleep_on
 from tailrace.errors import ClientClosedError, InvalidRequestError, TailraceError
@@ -29,8 +29,6 @@ from tailrace.pending_call import PendingCall
 from tailrace.protocol import requests
 from tailrace.protocol.session import Response
 from tailrace.protocol.wire import Api
-
-logger = logging.getLogger("tailrace")
 
 FAILURES_MAX = 10
 """So often in a row looking after the connection may fail in what nobody expected; then the client is closed."""
