@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 CHANGE_TIMEOUT_NS = 30_000_000_000
 RETRY_NS = 1_000_000_000
+INHERITED_PATIENCE_NS = 5_000_000_000
+"""So long at most clients' processes wait at start for what a predecessor decided (a disk that refuses carries nothing out)."""
 """How soon a catalog that refused a change's end is asked again."""
 CHANGES_MAX = 32
 DECIDED_AT_ONCE = 16
@@ -79,8 +81,9 @@ class Changes:
     """See the module's docstring."""
 
     def __init__(
-        self, catalog: Catalog, topics: dict[str, Topic], telling: Telling, decisions: TopicDecisions, boundary: Boundary, answer_max: int
-    ) -> None:
+        self, catalog: Catalog, topics: dict[str, Topic], telling: Telling, decisions: TopicDecisions, boundary: Boundary, answer_max: int,
+        start_ns: int,
+    ) -> None:  # fmt: skip
         """`topics`: by name, as the coordinator knows them; changed here."""
         self._catalog = catalog
         self._topics = topics
@@ -98,6 +101,21 @@ class Changes:
         for topic in [topic for topic in topics.values() if topic.state != "active"]:  # what a predecessor may not have told
             telling.tell_workers(topic)
             self._late[topic.topic_id] = topic
+        self._inherited = [topic for topic in self._late.values() if topic.state == "changing"]
+        self._inherited_until_ns = start_ns + INHERITED_PATIENCE_NS
+
+    def is_inheriting(self, now_ns: int) -> bool:
+        """Whether topics are still being changed as a predecessor decided. A front that got the whole catalog now would not know them, and would tell
+        clients so; it waits, but not for long.
+        """
+        if now_ns >= self._inherited_until_ns:
+            self._inherited.clear()
+        self._inherited = [
+            topic
+            for topic in self._inherited
+            if self._late.get(topic.topic_id) is topic and not self._telling.placement.lacks_memory(topic)
+        ]
+        return bool(self._inherited)
 
     def is_waiting(self) -> bool:
         """Whether a request or a decision is not finished."""

@@ -77,14 +77,14 @@ class Coordinator:
         telling.connect_workers()
         telling.feed_leases = lambda out: leases.feed(out, topics.values())
         self._leases = leases
-        self._changes = Changes(catalog, topics, telling, decisions, boundary, answer_max)
+        self._changes = Changes(catalog, topics, telling, decisions, boundary, answer_max, start_ns)
 
     # ---- agent -----------------------------------------------------------------------------------------------------------------------
 
     def step(self, now_ns: int) -> int:
         """One turn of the loop: feeds, requests, decisions that are carried out, what waits for lanes."""
         self._now_ns = now_ns
-        work = self._telling.connect_workers() + self._telling.feed()
+        work = self._telling.connect_workers() + self._telling.feed(hold_readers=self._changes.is_inheriting(now_ns))
         for front, lane in self._incoming.items():
             answers = self._telling.to(Role.FRONT, front).queue
             while len(answers) < ANSWERS_MAX and (message := lane.peek()) is not None:

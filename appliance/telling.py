@@ -133,14 +133,14 @@ class Telling:
             return assignment.has_delays
         return True
 
-    def feed(self) -> int:
-        """Begin to give the whole catalog to each process that has asked for it; returns how many there are."""
+    def feed(self, *, hold_readers: bool = False) -> int:
+        """Begin to give the whole catalog to each process that has asked for it; returns how many there are. `hold_readers`: fronts and scheduler later."""
         count = 0
         for out in self._outgoing:
             wanted = out.slot.load(ProcessWord.WANTS_FEED)
             if wanted in (out.feeding, out.slot.load(ProcessWord.FED_GENERATION)):
                 continue
-            if out.role in _READERS and self.placement.awaits_workers(self._connected):
+            if out.role in _READERS and (hold_readers or self.placement.awaits_workers(self._connected)):
                 continue
             for topic in self._topics.values():
                 # A front may only know what is finished; a topic that is being deleted is opened by none.

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from appliance.catalog import Catalog, Topic
-from appliance.changes import DECIDED_AT_ONCE, Changes, Requester
+from appliance.changes import DECIDED_AT_ONCE, INHERITED_PATIENCE_NS, Changes, Requester
 from appliance.topic_decisions import TopicDecisions
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
@@ -28,6 +28,10 @@ class AppliedAtOnce:
         return self
 
 
+DECIDED_ONLY = AppliedAtOnce(b"")
+"""The slot of a partition that the flusher has not made yet."""
+
+
 class World:
     """`appliance.telling` and `shm.runtime.boundary`, of which only what was told and answered is kept."""
 
@@ -40,7 +44,12 @@ class World:
         decisions = TopicDecisions(
             self.catalog, self.topics, Any, lambda _: None, lambda: 5, ring_bytes=1 << 26, lane_bytes=1 << 22,  # type: ignore[arg-type,return-value]
         )  # fmt: skip
-        self.changes = Changes(self.catalog, self.topics, self, decisions, self, 1 << 19)  # type: ignore[arg-type]
+        self.decisions = decisions
+        self.changes = self.successor()
+
+    def successor(self) -> Changes:
+        """What a coordinator that starts now makes of the topics that are known."""
+        return Changes(self.catalog, self.topics, self, self.decisions, self, 1 << 19, 0)  # type: ignore[arg-type]
 
     def caught(self, what: str, error: Exception) -> str:
         self.failures.append(f"{what} {error}")
@@ -56,7 +65,7 @@ class World:
     def __getattr__(self, name: str) -> Any:
         if name == "placement":
             return self
-        assert name in ("tell_workers", "tell_readers", "give", "take_back"), name
+        assert name in ("tell_workers", "tell_readers", "give", "take_back", "lacks_memory"), name
         return lambda *_, **__: None
 
     def ask(self, names: list[str], now_ns: int = 0) -> None:
@@ -143,3 +152,30 @@ def test_the_delay_log_of_a_topic_that_had_the_name_before_is_left_to_its_deleti
     assert world.change(Api.DELETE_TOPICS, {"name": "later"})["code"] == 0
     assert world.catalog.topics() == [log]
     assert world.failures == []
+
+
+def test_fronts_wait_for_what_a_predecessor_decided_but_not_for_ever(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path)
+    assert not world.changes.is_inheriting(0)
+    world.ask(["one"])
+    monkeypatch.setattr(AppliedAtOnce, "read", lambda _self, _slot: DECIDED_ONLY)
+    world.changes.step(0)
+    assert not world.changes.is_inheriting(0), "it decided this itself: fronts hear of it when it is carried out"
+    successor = world.successor()
+    successor.step(0)
+    assert successor.is_inheriting(0)
+    monkeypatch.undo()
+    successor.step(0)
+    assert not successor.is_inheriting(0)
+    assert not world.successor().is_inheriting(0)
+
+
+def test_fronts_do_not_wait_for_a_disk_that_carries_nothing_out(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path)
+    world.ask(["one"])
+    monkeypatch.setattr(AppliedAtOnce, "read", lambda _self, _slot: DECIDED_ONLY)
+    world.changes.step(0)
+    successor = world.successor()
+    assert successor.is_inheriting(INHERITED_PATIENCE_NS - 1)
+    assert not successor.is_inheriting(INHERITED_PATIENCE_NS)
+    assert successor.is_waiting()
