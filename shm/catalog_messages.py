@@ -31,9 +31,13 @@ class LaneKind(IntEnum):
     FOLLOW = 6
     """Coordinator to flusher: the dedicated worker of number `slot` has a ring now."""
     REQUEST = 3
-    """Front to coordinator; `slot` is the API number, payload JSON."""
+    """Front to coordinator, scheduler or groups; `slot` is the API number, payload JSON."""
     RESPONSE = 4
-    """Coordinator to front; `flags` is the error code, payload JSON."""
+    """The answer; `flags` is the error code, payload JSON."""
+    SESSION_CLOSED = 7
+    """Front to groups: the session that has sent group requests has ended; no payload."""
+    PUSH = 8
+    """Groups to front: tell the session something that it did not ask for; `slot` is the API number, payload JSON."""
 
 
 REPLAY = 1

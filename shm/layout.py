@@ -202,12 +202,14 @@ class Role(IntEnum):
     FLUSHER = 4
     SCHEDULER = 5
     CONSOLE = 6
+    GROUPS = 7
 
 
 _ROLE_START = {
     Role.SUPERVISOR: 0,
     Role.COORDINATOR: 1,
     Role.CONSOLE: 2,
+    Role.GROUPS: 3,
     Role.FRONT: 4,
     Role.FLUSHER: 4 + FRONTS_MAX,
     Role.SCHEDULER: 4 + FRONTS_MAX + FLUSHERS_MAX,

@@ -231,6 +231,66 @@ class UnknownDelayError(TailraceError):
     default_code = ErrorCode.UNKNOWN_DELAY
 
 
+class InvalidGroupError(TailraceError):
+    """A name that no group can have, or that a group of the other kind has."""
+
+    default_code = ErrorCode.INVALID_GROUP
+
+
+class UnknownGroupError(TailraceError):
+    """There is no such group."""
+
+    default_code = ErrorCode.UNKNOWN_GROUP
+
+
+class GroupNotEmptyError(TailraceError):
+    """The group has members, and what was asked for needs one that has none."""
+
+    default_code = ErrorCode.GROUP_NOT_EMPTY
+
+
+class GroupFullError(TailraceError):
+    """The group has as many members as it may."""
+
+    default_code = ErrorCode.GROUP_FULL
+
+
+class UnknownMemberError(TailraceError):
+    """The group does not know this consumer any more. The consumer joins again by itself."""
+
+    default_code = ErrorCode.UNKNOWN_MEMBER
+
+
+class FencedMemberError(TailraceError):
+    """The consumer was removed from its group, or another one with its group_instance_id has taken its place."""
+
+    default_code = ErrorCode.FENCED_MEMBER
+
+
+class InstanceIdInUseError(TailraceError):
+    """Another live consumer of the group has this group_instance_id."""
+
+    default_code = ErrorCode.INSTANCE_ID_IN_USE
+
+
+class CommitFailedError(TailraceError):
+    """A commit came from a consumer that does not own the partition any more: what it read is read again by the consumer that does."""
+
+    default_code = ErrorCode.PARTITION_NOT_OWNED
+
+
+class UnsupportedAssignorError(TailraceError):
+    """The appliance has no assignor of this name, or the group's consumers name different ones."""
+
+    default_code = ErrorCode.UNSUPPORTED_ASSIGNOR
+
+
+class LockLostError(TailraceError):
+    """A record was acknowledged after its lock had timed out: another consumer may have it."""
+
+    default_code = ErrorCode.LOCK_LOST
+
+
 _BY_CODE: dict[ErrorCode, type[TailraceError]] = {subclass.default_code: subclass for subclass in TailraceError.__subclasses__()}
 
 

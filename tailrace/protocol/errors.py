@@ -54,6 +54,18 @@ class ErrorCode(IntEnum):
     UNKNOWN_DELAY = 38
     TOO_MANY_REQUESTS = 39
     TOO_MANY_PRODUCERS = 40
+    INVALID_GROUP = 41
+    UNKNOWN_GROUP = 42
+    GROUP_NOT_EMPTY = 43
+    GROUP_FULL = 44
+    TOO_MANY_GROUPS = 45
+    UNKNOWN_MEMBER = 46
+    FENCED_MEMBER = 47
+    INSTANCE_ID_IN_USE = 48
+    PARTITION_NOT_OWNED = 49
+    UNSUPPORTED_ASSIGNOR = 50
+    LOCK_LOST = 51
+    STALE_SLOT_MAP = 52
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +126,18 @@ ERROR_TABLE: dict[ErrorCode, ErrorRow] = dict(
         _row(_C.UNKNOWN_DELAY, False, "No such delayed record is pending: it was delivered, cancelled or rescheduled.", "Look at what is pending with `tailrace delay list TOPIC`."),
         _row(_C.TOO_MANY_REQUESTS, True, "More requests are under way than are allowed.", "Wait for answers before asking for more, and ask again shortly; the SDK does."),
         _row(_C.TOO_MANY_PRODUCERS, True, "The partition, or its worker, remembers as many producers as it may.", "Use fewer producers, and each for longer; or raise producer.ids.max. The SDK tries again until delivery_timeout_ms."),
+        _row(_C.INVALID_GROUP, False, "The group's name is not allowed, or the group is of another kind.", "Use 1 to 249 characters without control characters; a name belongs to a consumer group or to a share group, not to both."),
+        _row(_C.UNKNOWN_GROUP, False, "There is no such group.", "Check its spelling with `tailrace group list`."),
+        _row(_C.GROUP_NOT_EMPTY, False, "The group has members.", "Stop its consumers first; `tailrace group describe NAME` names them."),
+        _row(_C.GROUP_FULL, False, "The group has as many members as it may.", "Use fewer consumers, or raise group.members.max."),
+        _row(_C.TOO_MANY_GROUPS, False, "There are as many groups as there may be.", "Delete groups that are not needed with `tailrace group delete NAME`, or raise groups.max."),
+        _row(_C.UNKNOWN_MEMBER, False, "The group does not know this member: it left, or its session has timed out.", "Join again; the SDK does."),
+        _row(_C.FENCED_MEMBER, False, "The member's epoch is not the group's: it was removed, or another consumer with its instance id has taken its place.", "Join again; the SDK does, unless another consumer has the same group_instance_id."),
+        _row(_C.INSTANCE_ID_IN_USE, False, "Another live consumer of the group has this group_instance_id.", "Give each consumer an instance id of its own, or stop the other one."),
+        _row(_C.PARTITION_NOT_OWNED, False, "The partition belongs to another member of the group now.", "Drop what was read of it: the member that has it now begins at the last committed offset."),
+        _row(_C.UNSUPPORTED_ASSIGNOR, False, "The appliance has no assignor of this name, or the group's members name different ones.", "Use range, roundrobin or sticky, the same in all consumers of the group."),
+        _row(_C.LOCK_LOST, False, "The record's lock has timed out: it may be with another consumer.", "Acknowledge sooner, or raise group.share.record.lock.duration.ms."),
+        _row(_C.STALE_SLOT_MAP, True, "The topic's hash slots have moved since the client looked.", "Ask for the topic's metadata and route the records anew; the SDK does."),
     )
 )  # fmt: skip
 assert set(ERROR_TABLE) == set(ErrorCode)

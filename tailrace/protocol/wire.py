@@ -60,6 +60,15 @@ class Api(IntEnum):
     LIST_DELAYS = 15
     CHANGE_DELAYS = 16
     DESCRIBE_DELAYS = 17
+    GROUP_HEARTBEAT = 18
+    COMMIT_OFFSETS = 19
+    FETCH_OFFSETS = 20
+    LIST_GROUPS = 21
+    DESCRIBE_GROUP = 22
+    DELETE_GROUPS = 23
+    ALTER_GROUP_OFFSETS = 24
+    SHARE_ACQUIRE = 25
+    SHARE_ACKNOWLEDGE = 26
 
 
 API_VERSIONS: dict[int, tuple[int, int]] = {**dict.fromkeys(Api, (1, 1)), Api.FETCH: (2, 2)}
