@@ -133,7 +133,10 @@ class GroupTorture:
         """Disturb for `seconds`, let the members finish, check. Raises AssertionError."""
         with Admin(self.address) as admin:
             admin.create_topics(
-                [NewTopic(TOPIC, PARTITIONS, {"segment.bytes": 1 << 19, "group.share.record.lock.duration.ms": 5000}), NewTopic(f"{TOPIC}.dlq", 1)]
+                [
+                    NewTopic(TOPIC, PARTITIONS, {"segment.bytes": 1 << 19, "group.share.record.lock.duration.ms": 5000}),
+                    NewTopic(f"{TOPIC}.dlq", 1),
+                ]
             )
         self._members = [self._start_member(kind) for kind in KINDS for _ in range(MEMBERS)]
         threads = [threading.Thread(target=self._produce), threading.Thread(target=self._disturb_members)]
@@ -169,7 +172,10 @@ class GroupTorture:
             if sum(missing) != before:
                 before, since = sum(missing), time.monotonic()
             if time.monotonic() - since > STALLED_S:
-                lost = sorted(self._acknowledged.keys() - handled["consumer"])[:5], sorted(self._acknowledged.keys() - handled["share"] - dead)[:5]
+                lost = (
+                    sorted(self._acknowledged.keys() - handled["consumer"])[:5],
+                    sorted(self._acknowledged.keys() - handled["share"] - dead)[:5],
+                )
                 raise AssertionError(f"never handled: {missing} (consumers, share), {lost}; notes in {self._directory}")
             time.sleep(0.5)  # a look at files that others write
 
