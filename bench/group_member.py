@@ -1,10 +1,8 @@
 """Consumers of one group in one process, for `bench.groups`: what each of them owned and read, and when.
 
-`python -P -m bench.group_member ADDRESS GROUP TOPIC CONSUMERS FILE` reads until SIGTERM. The file has, by the monotonic clock (the same in all processes):
-
-    {"owned": [[ns, partition, 1 given | 0 taken]], "gaps": [[partition, begin_ns, end_ns]]}    gaps: between two reads of a partition that was kept, LONG_NS at least
-
-written at the end, and, for a process that is killed, `owned` a line at a time to FILE.owned.
+`python -P -m bench.group_member ADDRESS GROUP TOPIC CONSUMERS FILE` reads until SIGTERM. Times are of the monotonic clock, the same in all processes. The file
+is JSON: `owned` is [[ns, partition, 1 given | 0 taken]], `gaps` is [[partition, begin_ns, end_ns]] between two reads of a partition that was kept, LONG_NS
+at least. It is written at the end; for a process that is killed, `owned` goes to FILE.owned, a line at a time.
 """
 
 from __future__ import annotations

@@ -181,9 +181,8 @@ def part_commits(found: list[dict[str, Any]]) -> None:
         report("                                           p99", "ms", percentile(alone, 0.99), found)
         cpu = cpu_of_groups(running)
         code = "import sys, json, bench.groups as g; print(json.dumps(g.several(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))"
-        children = [
-            subprocess.Popen([sys.executable, "-P", "-c", code, running.address, str(first), "10"], stdout=subprocess.PIPE) for first in range(0, COMMITTERS, 10)
-        ]  # fmt: skip
+        command = [sys.executable, "-P", "-c", code, running.address]
+        children = [subprocess.Popen([*command, str(first), "10"], stdout=subprocess.PIPE) for first in range(0, COMMITTERS, 10)]
         times = [ms for child in children for ms in json.loads(child.communicate()[0])]
         report(f"{COMMITTERS} consumers together", "commits/s", len(times) / COMMIT_S, found)
         report("                           p50", "ms", statistics.median(times), found)
