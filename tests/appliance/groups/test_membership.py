@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from appliance.groups.messages import SessionKey
 from tailrace.errors import (
     FencedMemberError,
     InstanceIdInUseError,
+    InvalidRequestError,
     TailraceError,
     UnknownMemberError,
 )
@@ -147,3 +149,229 @@ def test_commits_are_fenced_by_ownership(bench: Bench) -> None:
     assert caught.value.code == ErrorCode.FENCED_MEMBER
     ((*_, code, _),) = bench.ask(Api.COMMIT_OFFSETS, group="billing", offsets=[[*mine, 9]])["refused"]
     assert code == ErrorCode.PARTITION_NOT_OWNED, "from outside only what nobody owns"
+
+
+def test_an_instance_that_goes_for_a_while_keeps_its_partitions(bench: Bench) -> None:
+    one = Client(bench, member_id="m1", instance_id="pod-0", session_timeout_ms=10_000)
+    two = Client(bench, member_id="m2", instance_id="pod-1")
+    settle(one, two)
+    epoch, mine = one.epoch, one.partitions
+    one.leave(-2)
+    bench.wait(5)
+    two.heartbeat()
+    assert len(two.partitions) == 2, "they wait for pod-0"
+    with pytest.raises(FencedMemberError):
+        one.heartbeat()
+    successor = Client(bench, member_id="m3", instance_id="pod-0", session_timeout_ms=10_000)
+    settle(successor, two)
+    assert (successor.epoch, successor.partitions) == (epoch, mine), "no rebalance"
+    successor.leave(-2)
+    bench.wait(11)
+    settle(two)
+    assert len(two.partitions) == 4
+    dynamic = Client(bench, member_id="m4")
+    dynamic.heartbeat()
+    with pytest.raises(InvalidRequestError, match="instance_id"):
+        dynamic.leave(-2)
+
+
+def test_after_a_restart_an_instance_id_is_free_when_its_member_does_not_come(bench: Bench) -> None:
+    one = Client(bench, member_id="m1", instance_id="pod-0")
+    settle(one)
+    bench.restart()
+    two = Client(bench, member_id="m2", instance_id="pod-0")
+    with pytest.raises(TailraceError) as caught:
+        two.heartbeat()
+    assert caught.value.code == ErrorCode.NOT_READY, "m1 may live: ask again"
+    bench.wait(1.1)
+    two.heartbeat()
+    assert len(two.partitions) == 4
+    bench.restart()
+    two.heartbeat()
+    bench.wait(1.1)
+    with pytest.raises(InstanceIdInUseError):
+        Client(bench, member_id="m3", instance_id="pod-0").heartbeat()
+
+
+def test_a_dynamic_member_whose_connection_closed_has_a_moment_to_come_back(bench: Bench) -> None:
+    one, two = Client(bench, member_id="m1"), Client(bench, member_id="m2")
+    settle(one, two)
+    bench.service.session_closed(one.session, bench.now_ns)
+    bench.wait(0.9)
+    one.session = SessionKey(1, 77)
+    one.heartbeat()
+    bench.wait(2)
+    one.heartbeat()
+    bench.service.session_closed(two.session, bench.now_ns)
+    bench.wait(1.1)
+    one.heartbeat()
+    assert len(one.partitions) == 4, "a consumer that was killed costs a second, not its session timeout"
+    bench.service.session_closed(SessionKey(0, 424242), bench.now_ns)  # of nobody
+
+
+def test_a_static_member_whose_connection_closed_keeps_its_session_timeout(bench: Bench) -> None:
+    one = Client(bench, member_id="m1", instance_id="pod-0", session_timeout_ms=10_000)
+    two = Client(bench, member_id="m2")
+    settle(one, two)
+    bench.service.session_closed(one.session, bench.now_ns)
+    bench.wait(9)
+    two.heartbeat()
+    assert len(two.partitions) == 2
+    bench.wait(1.1)
+    two.heartbeat()
+    assert len(two.partitions) == 4
+
+
+def test_a_member_that_gives_nothing_back_is_named_and_then_removed(bench: Bench) -> None:
+    one = Client(bench, member_id="m1", rebalance_timeout_ms=60_000)
+    two = Client(bench, member_id="m2")
+    settle(one)
+    two.heartbeat()
+
+    def beat_without_polling(seconds: int) -> None:
+        for _ in range(seconds):
+            bench.wait(1)
+            two.heartbeat()
+            bench.ask(Api.GROUP_HEARTBEAT, one.session, group="billing", member_id="m1", member_epoch=one.epoch)
+
+    beat_without_polling(20)
+    members = {member["member_id"]: member for member in bench.ask(Api.DESCRIBE_GROUP, group="billing", part="members")["members"]}
+    assert members["m2"]["stuck"] == ""
+    assert members["m1"]["state"] == "REVOKING"
+    assert "has not given back orders-" in members["m1"]["stuck"]
+    assert "removed in 4" in members["m1"]["stuck"]
+    assert two.partitions == []
+    beat_without_polling(39)
+    with pytest.raises(UnknownMemberError):
+        beat_without_polling(2)
+    two.heartbeat()
+    assert len(two.partitions) == 4
+
+
+def test_a_silent_member_is_named_before_it_is_removed(bench: Bench) -> None:
+    one = Client(bench, session_timeout_ms=45_000, heartbeat_interval_ms=3_000)
+    settle(one)
+    bench.wait(7)
+    (member,) = bench.ask(Api.DESCRIBE_GROUP, group="billing")["members"]
+    assert member["stuck"].startswith("has sent no heartbeat for 7 s: it is removed in 3")
+    assert member["last_heartbeat_ms_ago"] == 7_000
+
+
+def test_subscriptions_change_while_a_member_stays(bench: Bench) -> None:
+    bench.topics.create("clicks", 2)
+    one = Client(bench)
+    settle(one)
+    one.heartbeat(topics=["orders", "clicks", "later", "clicks"])
+    settle(one)
+    assert {topic for topic, _ in one.partitions} == {"orders", "clicks"}
+    bench.topics.create("later", 1)
+    bench.service.topics_changed(bench.now_ns)
+    settle(one)
+    assert ("later", 0) in one.partitions
+    one.heartbeat(topics=[])
+    settle(one)
+    assert one.partitions == []
+
+
+def test_topics_that_grow_go_and_pause_are_told(bench: Bench) -> None:
+    one = Client(bench)
+    other = Client(bench, group="other", member_id="m2", topics=[], follows_catalog=True)
+    settle(one, other)
+    bench.pushes.clear()
+    bench.topics.grow("orders", 6)
+    bench.service.topics_changed(bench.now_ns)
+    bench.finish_step()
+    assert {push.session for push in bench.pushes} == {one.session.session, other.session.session}
+    before = other.last["catalog_version"]
+    settle(one, other)
+    assert other.last["catalog_version"] > before
+    assert len(one.partitions) == 6
+    bench.pushes.clear()
+    bench.topics.set("orders", delivery_paused=True)
+    bench.service.topics_changed(bench.now_ns)
+    bench.finish_step()
+    assert one.session.session in {push.session for push in bench.pushes}
+    epoch = one.epoch
+    one.heartbeat()
+    assert one.last["paused_topics"] == [bench.topics.id_of("orders")]
+    assert one.epoch == epoch, "a pause is no rebalance"
+    bench.topics.delete("orders")
+    bench.service.topics_changed(bench.now_ns)
+    settle(one)
+    assert (one.partitions, one.last["paused_topics"]) == ([], [])
+
+
+def test_topics_that_change_while_the_process_is_down_are_met_at_its_start(bench: Bench) -> None:
+    one = Client(bench)
+    settle(one)
+    bench.topics.grow("orders", 5)
+    bench.restart()
+    settle(one)
+    assert len(one.partitions) == 5
+
+
+def test_an_answer_that_was_lost_costs_nothing(bench: Bench) -> None:
+    one, two = Client(bench, member_id="m1"), Client(bench, member_id="m2")
+    settle(one)
+    two.heartbeat()
+    lost = one.request()
+    bench.ask(Api.GROUP_HEARTBEAT, one.session, **lost)
+    one.heartbeat(owned=one.owned_by_topic())
+    settle(one, two)
+    two.leave()
+    epoch = one.epoch
+    bench.ask(Api.GROUP_HEARTBEAT, one.session, **one.request())
+    one.heartbeat(member_epoch=epoch, owned=one.owned_by_topic())
+    assert one.epoch == epoch + 1
+    join = Client(bench, member_id="m3")
+    bench.ask(Api.GROUP_HEARTBEAT, join.session, **join.request())
+    settle(one, join)
+    assert len(join.partitions) == 2
+    two.leave()  # what has left can leave again
+
+
+def test_a_member_that_joins_again_begins_anew(bench: Bench) -> None:
+    one, two = Client(bench, member_id="m1"), Client(bench, member_id="m2")
+    settle(one, two)
+    epoch = bench.summary("billing")["epoch"]
+    one.epoch = 0
+    one.heartbeat()
+    assert len(one.partitions) == 2
+    settle(one, two)
+    assert bench.summary("billing")["epoch"] == epoch, "nobody else has to move"
+
+
+def test_many_joins_in_one_step_are_one_rebalance(bench: Bench) -> None:
+    clients = [Client(bench, member_id=f"m{number:03d}") for number in range(50)]
+    sent = {bench.send(Api.GROUP_HEARTBEAT, one.request(), one.session): one for one in clients}
+    for correlation_id, answer in bench.finish_step().items():
+        sent[correlation_id].take(answer)
+    assert bench.summary("billing")["epoch"] == 1
+    assert sorted(partition for one in clients for partition in one.partitions) == [("orders", number) for number in range(4)]
+
+
+def test_a_heartbeat_without_news_writes_nothing(bench: Bench) -> None:
+    one = Client(bench)
+    settle(one)
+    one.heartbeat()
+    bench.wait(3)
+    bench.send(Api.GROUP_HEARTBEAT, one.request(), one.session)
+    bench.service.settle()
+    assert not bench.store.is_in_transaction
+    bench.finish_step()
+    bench.wait(43)
+    one.heartbeat()
+    assert bench.summary("billing")["members"] == 1, "it was heard, all the same"
+
+
+def test_a_join_behind_a_leave_in_the_same_step(bench: Bench) -> None:
+    one = Client(bench)
+    settle(one)
+    leave = {"group": "billing", "member_id": "m1", "member_epoch": -1}
+    stays = bench.send(Api.GROUP_HEARTBEAT, {**one.request(), "owned": {}}, one.session)
+    bench.send(Api.GROUP_HEARTBEAT, leave, one.session)
+    assert bench.finish_step()[stays].code == ErrorCode.UNKNOWN_MEMBER
+    one.epoch = 0
+    bench.send(Api.GROUP_HEARTBEAT, leave, one.session)
+    one.heartbeat()
+    assert len(one.partitions) == 4
