@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from appliance.groups.messages import SessionKey
@@ -14,7 +16,7 @@ from tailrace.errors import (
 )
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
-from tests.appliance.groups.kit import Bench, Client, settle
+from tests.appliance.groups.kit import Bench, Client, FakeTopics, settle
 
 
 def test_the_first_member_gets_all_partitions_with_its_first_answer(bench: Bench) -> None:
@@ -375,3 +377,46 @@ def test_a_join_behind_a_leave_in_the_same_step(bench: Bench) -> None:
     bench.send(Api.GROUP_HEARTBEAT, leave, one.session)
     one.heartbeat()
     assert len(one.partitions) == 4
+
+
+def test_a_pause_holds_through_restarts_and_rollbacks(bench: Bench) -> None:
+    one = Client(bench)
+    bench.topics.set("orders", delivery_paused=True)
+    settle(one)
+    paused = [bench.topics.id_of("orders")]
+    assert one.last["paused_topics"] == paused
+    bench.restart()
+    assert one.heartbeat()["paused_topics"] == paused
+    bench.send(Api.GROUP_HEARTBEAT, {**one.request(), "topics": ["orders", "later"]}, one.session)
+    bench.service.settle()
+    bench.store.rollback()
+    bench.service.rolled_back(bench.now_ns)
+    bench.finish_step()
+    assert one.heartbeat()["paused_topics"] == paused
+
+
+def test_when_one_of_200_members_dies_five_partitions_change_hands_and_no_other_stops(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FakeTopics(**{f"t{number}": 100 for number in range(10)}))
+    names = [f"t{number}" for number in range(10)]
+    clients = [Client(bench, member_id=f"m{number:03d}", topics=names, session=number) for number in range(200)]
+
+    def beat(some: list[Client]) -> None:
+        sent = {bench.send(Api.GROUP_HEARTBEAT, one.request(), one.session): one for one in some}
+        for correlation_id, answer in bench.finish_step().items():
+            sent[correlation_id].take(answer)
+
+    for _ in range(4):
+        beat(clients)
+    assert {len(one.owned) for one in clients} == {5}
+    dead, left = clients[77], [one for one in clients if one is not clients[77]]
+    before = {one.member_id: set(one.owned) for one in left}
+    bench.pushes.clear()
+    bench.service.session_closed(dead.session, bench.now_ns)
+    bench.wait(1.001)
+    pushed = {push.session for push in bench.pushes}
+    assert len(pushed) == 5, "those who get one of its partitions hear of it at once, nobody else is woken"
+    beat([one for one in left if one.session.session in pushed])
+    assert sum(len(one.owned) for one in left) == 1_000, "every partition is owned again after one heartbeat of those"
+    beat(left)
+    assert all(before[one.member_id] <= one.owned for one in left), "what a member keeps it never gives up"
+    bench.close()
