@@ -420,3 +420,59 @@ def test_when_one_of_200_members_dies_five_partitions_change_hands_and_no_other_
     beat(left)
     assert all(before[one.member_id] <= one.owned for one in left), "what a member keeps it never gives up"
     bench.close()
+
+
+def test_a_member_is_where_it_was_heard_last(bench: Bench) -> None:
+    one, two = Client(bench, member_id="m1"), Client(bench, member_id="m2")
+    settle(one, two)
+    one.heartbeat()
+    old, one.session = one.session, SessionKey(1, 77)
+    one.heartbeat()
+    bench.service.session_closed(old, bench.now_ns)
+    bench.wait(2)
+    one.heartbeat()
+    assert len(one.partitions) == 2, "a connection that it has left is not its own any more"
+    bench.pushes.clear()
+    two.leave()
+    assert [push.session for push in bench.pushes] == [77]
+    bench.service.session_closed(one.session, bench.now_ns)
+    one.heartbeat()
+    bench.wait(2)
+    one.heartbeat()
+    assert len(one.partitions) == 4, "it was heard behind the close"
+    bench.service.session_closed(one.session, bench.now_ns)
+    bench.wait(2)
+    assert bench.summary("billing")["members"] == 0
+
+
+def test_connections_and_timers_are_known_when_a_step_was_rolled_back(bench: Bench) -> None:
+    one, two = Client(bench, member_id="m1", session_timeout_ms=10_000), Client(bench, member_id="m2")
+    settle(one, two)
+    bench.wait(4)
+    bench.send(Api.GROUP_HEARTBEAT, {**two.request(), "topics": []}, two.session)
+    bench.service.settle()
+    bench.store.rollback()
+    bench.service.rolled_back(bench.now_ns)
+    bench.finish_step()
+    bench.pushes.clear()
+    Client(bench, member_id="m3").heartbeat()
+    assert {push.session for push in bench.pushes} <= {one.session.session, two.session.session}
+    assert bench.pushes
+    two.is_to_report = True
+    bench.service.session_closed(two.session, bench.now_ns)
+    bench.wait(1.1)
+    assert bench.summary("billing")["members"] == 2, "m2 went with its connection"
+    bench.wait(5)
+    assert bench.summary("billing")["members"] == 1, "ten seconds since m1 was heard, not since the rollback"
+
+
+def test_who_is_heard_in_the_step_of_a_change_hears_of_it(bench: Bench) -> None:
+    one = Client(bench, member_id="m1")
+    settle(one)
+    one.heartbeat()
+    two = Client(bench, member_id="m2")
+    bench.send(Api.GROUP_HEARTBEAT, two.request(), two.session)
+    correlation_id = bench.send(Api.GROUP_HEARTBEAT, one.request(), one.session)
+    answer = bench.finish_step()[correlation_id]
+    assert sum(map(len, answer["assignment"].values())) == 2
+    assert bench.pushes == [], "its answer has the news"
