@@ -159,7 +159,7 @@ def join_again(group: ConsumerGroup, member: Member, settings: MemberSettings) -
         if settings.instance_id is not None:
             group.by_instance[settings.instance_id] = member.member_id
     group.release(member)
-    member.settings = settings
+    member.settings, member.has_new_settings = settings, True
     member.epoch = member.previous_epoch = 0
     member.state, member.is_away = STABLE, False
     group.changed(member)
@@ -207,7 +207,7 @@ def subscribe_anew(group: ConsumerGroup, member: Member, request: Mapping[str, A
     )
     if changed != member.settings:
         group.is_dirty = group.is_dirty or changed.topics != member.settings.topics
-        member.settings = changed
+        member.settings, member.has_new_settings = changed, True
         group.changed(member)
 
 

@@ -97,6 +97,8 @@ class GroupTable:
                 self._store.delete_members(gone)
             if there:
                 self._store.put_members([member.row(group.group_id) for member in there])
+                for member in there:
+                    member.has_new_settings = False
             group.touched.clear()
         if group.is_row_changed:
             self._store.put_groups([group.row()])

@@ -476,3 +476,19 @@ def test_who_is_heard_in_the_step_of_a_change_hears_of_it(bench: Bench) -> None:
     answer = bench.finish_step()[correlation_id]
     assert sum(map(len, answer["assignment"].values())) == 2
     assert bench.pushes == [], "its answer has the news"
+
+
+def test_what_a_member_asked_for_last_is_what_is_kept(bench: Bench) -> None:
+    bench.topics.create("clicks", 2)
+    one = Client(bench, client_id="app", session_timeout_ms=10_000)
+    settle(one, Client(bench, member_id="m2"))
+    one.heartbeat(topics=["clicks"])
+    settle(one)
+    bench.restart()
+    member, _ = bench.ask(Api.DESCRIBE_GROUP, group="billing")["members"]
+    assert (member["topics"], member["client_id"], member["session_timeout_ms"]) == (["clicks"], "app", 10_000)
+    one.more["session_timeout_ms"], one.topics, one.epoch = 20_000, ["orders", "clicks"], 0
+    one.heartbeat()
+    bench.restart()
+    member, _ = bench.ask(Api.DESCRIBE_GROUP, group="billing")["members"]
+    assert (member["topics"], member["session_timeout_ms"]) == (["clicks", "orders"], 20_000)
