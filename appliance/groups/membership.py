@@ -153,7 +153,7 @@ def full(group: ConsumerGroup) -> GroupFullError:
 def join_again(group: ConsumerGroup, member: Member, settings: MemberSettings) -> None:
     """A member that the group has begins anew: it has nothing."""
     if member.settings.topics != settings.topics:
-        group.is_dirty = True
+        group.is_dirty = group.is_row_changed = True
     if member.instance_id != settings.instance_id:
         if member.instance_id is not None:
             del group.by_instance[member.instance_id]
@@ -207,7 +207,8 @@ def subscribe_anew(group: ConsumerGroup, member: Member, request: Mapping[str, A
         follows_catalog=member.settings.follows_catalog if follows is None else follows,
     )
     if changed != member.settings:
-        group.is_dirty = group.is_dirty or changed.topics != member.settings.topics
+        if changed.topics != member.settings.topics:
+            group.is_dirty = group.is_row_changed = True
         member.settings, member.has_new_settings = changed, True
         group.changed(member)
 
