@@ -68,6 +68,8 @@ class Member:
     last_heartbeat_ns: int = 0
     revoking_since_ns: int = 0
     timer: Any = None
+    subscription_bytes: int = 0
+    """What `Sessions` counts for its subscription."""
     has_new_settings: bool = True
     """Whether its settings are to be written, too: they may be long, and seldom change."""
     quiet_answer: bytes = b""
