@@ -211,6 +211,7 @@ class Changes:
             for topic in [topic for topic in self._late.values() if self._is_over(topic)]:
                 del self._late[topic.topic_id]
                 self._complete(topic, [], now_ns)
+                count += 1  # who waits for it is seen to in the next step, of which no ring tells
         for change in [change for change in self._changes if change.is_decided]:
             for topic, results in [pending for pending in change.pending.values() if self._is_over(pending[0])]:
                 del change.pending[topic.topic_id]

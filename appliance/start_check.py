@@ -73,7 +73,8 @@ def check_start(config: str | None, environment: Mapping[str, str], flags: Calla
         refuse_unfit_machine()
     except Halt as halt:
         report.refuse("machine", halt.reason, halt.code)
-    existing = _check_directories(settings, report)
+    reserve_bytes = settings.disk_reserve_bytes + settings.ring_bytes * workers if settings.disk_reserve_bytes else 0
+    existing = _check_directories(settings, reserve_bytes, report)
     _check_open_files(settings, existing, workers, report)
     _check_shared_memory(settings, workers, report)
     _check_addresses(settings, report)
@@ -95,7 +96,7 @@ def _workers(count: int) -> str:
 # ---- data directories ----------------------------------------------------------------------------------------------------------------
 
 
-def _check_directories(settings: Settings, report: StartReport) -> list[str]:
+def _check_directories(settings: Settings, reserve_bytes: int, report: StartReport) -> list[str]:
     """The directories that exist and may be taken."""
     existing: dict[str, Identity] = {}
     for path in map(os.path.abspath, settings.data_dirs):
@@ -109,9 +110,7 @@ def _check_directories(settings: Settings, report: StartReport) -> list[str]:
             report.ok(name, "is made, mode 0700")
             continue
         existing[path] = identity
-        found = os.statvfs(path)
-        count = partitions_in(path)
-        report.ok(name, f"{count} partition{'' if count == 1 else 's'}, {found.f_bavail * found.f_frsize >> 20} MiB free")
+        _say_what_a_directory_holds(path, reserve_bytes, report, name)
     catalogs = [path for path in existing if os.path.exists(f"{path}/{CATALOG_FILE}")]
     if len(catalogs) > 1:
         sentence = (
@@ -126,6 +125,21 @@ def _check_directories(settings: Settings, report: StartReport) -> list[str]:
             )
             report.refuse("catalog", sentence, ExitCode.CONFIG)
     return list(existing)
+
+
+def _say_what_a_directory_holds(path: str, reserve_bytes: int, report: StartReport, name: str) -> None:
+    """A disk that is full stops nobody from starting: records are read, and producers are refused."""
+    found = os.statvfs(path)
+    free, count = found.f_bavail * found.f_frsize, partitions_in(path)
+    text = f"{count} partition{'' if count == 1 else 's'}, {free >> 20} MiB free"
+    reserve_bytes = min(reserve_bytes, found.f_blocks * found.f_frsize // 8)
+    if free < reserve_bytes:
+        report.warn(
+            name,
+            f"{text}, less than the reserve of {reserve_bytes >> 20}: producers would get DISK_FULL. Free some, or lower disk_reserve_bytes",
+        )
+    else:
+        report.ok(name, text)
 
 
 def _directories_that_lack(catalog: str, known: list[str]) -> Iterator[tuple[str, int]]:

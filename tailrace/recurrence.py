@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import orjson
 
 from tailrace.delays import HORIZON_US, TICK_US, tick_of
+from tailrace.units import shown_duration
 
 MISSED = ("all", "last", "none")
 INTERVAL_MIN_US = 10_000
@@ -77,7 +78,7 @@ class Recurrence:
 
     def describe(self) -> str:
         """For people."""
-        how = f"every {dt.timedelta(microseconds=self.every_us)}" if self.every_us else f"{self.expression} ({self.zone})"
+        how = f"every {shown_duration(self.every_us)}" if self.every_us else f"{self.expression} ({self.zone})"
         return how if self.missed == "all" else f"{how}, missed: {self.missed}"
 
     def checked(self) -> Recurrence:

@@ -53,6 +53,19 @@ def duration_ms(text: str) -> int | None:
     return _whole(total) if text else None
 
 
+def shown_duration(us: int) -> str:
+    """Microseconds as `duration_ms` reads them, as long as they are whole milliseconds: "1h30m", "10s", "50ms"."""
+    ms, rest_us = divmod(us, 1000)
+    parts = []
+    for unit in ("d", "h", "m", "s"):
+        count, ms = divmod(ms, _MS[unit])
+        if count:
+            parts.append(f"{count}{unit}")
+    if ms or rest_us:
+        parts.append(f"{ms}.{rest_us:03d}ms" if rest_us else f"{ms}ms")
+    return "".join(parts) or "0s"
+
+
 def _bytes(text: str) -> int | None:
     found = _SIZE.fullmatch(text)
     if found is None or (found[3] and not found[2]):

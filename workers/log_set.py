@@ -116,11 +116,12 @@ class LogSet:
                 log.change(assignment)
             else:
                 was_closed = log is not None and same and not log.is_open
+                told_epoch = log.file.leader_epoch if log is not None and same else 0
                 log = PartitionLog(self._files, self._data_dir, assignment, self._facts.producer_expiration_us)
                 self._logs[slot] = log
                 self._open(log, replay=replay)
-                if assignment.revive and was_closed:
-                    log.begin_anew()
+                if assignment.revive and (was_closed or log.file.leader_epoch < told_epoch):
+                    log.begin_anew(told_epoch)
                 on_open(log)
             if assignment.delete_before > log.log_start_offset and not log.refusal:
                 log.advance_start(assignment.delete_before)

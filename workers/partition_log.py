@@ -161,9 +161,13 @@ class PartitionLog:
             self.file.run = run
             self._home.save()
 
-    def begin_anew(self) -> None:
-        """It takes writes again: what its worker appended while it could not be opened was refused, and the new epoch says so. Raises OSError."""
+    def begin_anew(self, told_epoch: int) -> None:
+        """It takes writes again: what its worker appended meanwhile was refused, and a new epoch says so. It is above `told_epoch`, which readers and worker
+        may have been told of although the disk could not keep it. Raises OSError.
+        """
         self.file.begin_epoch(self.next_offset)
+        while self.file.leader_epoch <= told_epoch:
+            self.file.begin_epoch(self.next_offset)
         self._home.save()
 
     # ---- appending -------------------------------------------------------------------------------------------------------------------

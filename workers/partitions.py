@@ -211,9 +211,22 @@ class Partitions:
                 )
         partition.next_offset, partition.leader_epoch, partition.producers = next_offset, leader_epoch, producers
 
-    def look_at_log_end(self, partition: Partition) -> None:
-        """The scheduler sends again what this worker believes to have appended. If everything is settled and the log ends before that, the disk refused it
-        in a way that began no epoch: then the log is right.
+    def look_at_log_ends(self, partition: Partition) -> None:
+        """The scheduler sends again what this worker believes to have appended, or a mark that does not follow what it believes to have delivered: a topic
+        and its delay log are looked at together.
+        """
+        other = (
+            self.topic_of(partition.assignment)
+            if partition.is_delay_log
+            else self.delay_logs.get((partition.assignment.topic_id.hex(), partition.assignment.partition))
+        )
+        for each in (partition, other):
+            if each is not None:
+                self._look_at_log_end(each)
+
+    def _look_at_log_end(self, partition: Partition) -> None:
+        """If everything is settled and the log ends before what this worker believes to have appended, the disk refused it in a way that began no epoch: then
+        the log is right.
         """
         ring, assignment = self._ring, partition.assignment
         if ring.settled.load() != ring.next_number:

@@ -266,7 +266,7 @@ class Worker:
             return self._refuse(source, message, code, next_offset)
         duplicate = False
         if source == SOURCE_SCHEDULER and not self._is_next_delay(partition, header):
-            self._opened.look_at_log_end(partition)
+            self._opened.look_at_log_ends(partition)
             return self._refuse(source, message, ErrorCode.UNKNOWN_SEQUENCE, next_offset, header)
         if header.producer_id >= 0:
             now_us = max(self._now_us(), partition.last_append_us)

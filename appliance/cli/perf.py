@@ -253,18 +253,18 @@ def latency(topic: str, num_records: int, record_size: int, acks: str, throughpu
     click.echo(f"Percentiles: {shares}")
 
 
-_UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}
+_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 
 
 def _rate(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
     """ "500MB/s" -> 500e6."""
-    found = re.fullmatch(r"([0-9.]+)\s*([kmg]?)b?(/s)?", value.strip().lower())
+    found = re.fullmatch(r"([0-9.]+)\s*([kmg])b?(/s)?", value.strip().lower())
     try:
         rate = float(found[1]) * _UNITS[found[2]] if found else 0.0
     except ValueError:
         rate = 0.0
     if rate <= 0:
-        raise click.BadParameter(f"{value!r} is no rate; write 500MB/s")
+        raise click.BadParameter(f"{value!r} is no rate with a unit; write 500MB/s")
     return rate
 
 

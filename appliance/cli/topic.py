@@ -203,7 +203,8 @@ def _shown_time(value: str | int | None) -> str:
 @click.option("--partitions", type=int, help="New number of partitions; it can only grow.")
 @click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="A topic setting, repeatable.")
 @bootstrap_option
-def alter(name: str, partitions: int | None, configs: tuple[str, ...], bootstrap: str) -> None:
+@json_option
+def alter(name: str, partitions: int | None, configs: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
     """Change a topic's settings or its number of partitions.
 
     \b
@@ -217,13 +218,18 @@ def alter(name: str, partitions: int | None, configs: tuple[str, ...], bootstrap
             admin.alter_topics({name: parse_pairs(configs, "--config")})
         if partitions is not None:
             admin.create_partitions({name: partitions})
-    say(f"altered {name}")
+        topic = admin.describe_topics([name])[name] if as_json else {}
+    if as_json:
+        print_json({"altered": name, "partitions": len(topic["partitions"]), "configs": topic["configs"]})
+    else:
+        say(f"altered {name}")
 
 
 @command.command()
 @click.argument("name", shell_complete=complete_topics)
 @bootstrap_option
-def online(name: str, bootstrap: str) -> None:
+@json_option
+def online(name: str, bootstrap: str, as_json: bool) -> None:
     """Let a topic's partitions take writes again, after the disk that failed was repaired. Their logs are recovered first.
 
     \b
@@ -232,7 +238,10 @@ def online(name: str, bootstrap: str) -> None:
     """
     with connect(bootstrap) as admin:
         admin.bring_online(name)
-    say(f"{name} takes writes")
+    if as_json:
+        print_json({"online": name})
+    else:
+        say(f"{name} takes writes")
 
 
 @command.command(name="delete-records")
@@ -269,7 +278,8 @@ def delete_records(name: str, partition: int, before: int, yes: bool, bootstrap:
 @click.option("--if-exists", is_flag=True, help="A topic that does not exist is no error.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
 @bootstrap_option
-def delete(name: str, if_exists: bool, yes: bool, bootstrap: str) -> None:
+@json_option
+def delete(name: str, if_exists: bool, yes: bool, bootstrap: str, as_json: bool) -> None:
     """Delete a topic with everything in it. On a terminal it asks first.
 
     \b
@@ -285,6 +295,12 @@ def delete(name: str, if_exists: bool, yes: bool, bootstrap: str) -> None:
         except UnknownTopicError:
             if not if_exists:
                 raise
-            say(f"there is no topic {name}")
+            if as_json:
+                print_json({"deleted": None})
+            else:
+                say(f"there is no topic {name}")
             return
-    say(f"deleted {name}")
+    if as_json:
+        print_json({"deleted": name})
+    else:
+        say(f"deleted {name}")

@@ -107,13 +107,16 @@ def test_topics_are_listed_described_altered_and_deleted(appliance: EmbeddedAppl
     run(appliance, "topic", "create", topic)
     assert topic in [row["name"] for row in json.loads(run(appliance, "topic", "list", "--json").stdout)]
     assert topic.encode() in run(appliance, "topic", "list").stdout
-    run(appliance, "topic", "alter", topic, "--partitions", "3", "--config", "segment.ms=5000")
+    altered = json.loads(run(appliance, "topic", "alter", topic, "--partitions", "3", "--config", "segment.ms=5000", "--json").stdout)
+    assert (altered["altered"], altered["partitions"], altered["configs"]["segment.ms"]) == (topic, 3, 5000)
+    assert json.loads(run(appliance, "topic", "online", topic, "--json").stdout) == {"online": topic}
     described = json.loads(run(appliance, "topic", "describe", topic, "--json").stdout)
     assert (len(described["partitions"]), described["configs"]["segment.ms"]) == (3, 5000)
     text = run(appliance, "topic", "describe", topic).stdout.decode()
     assert "timestamp[us, tz=UTC]" in text
     assert "ONLINE" in text
-    run(appliance, "topic", "delete", topic)
+    assert json.loads(run(appliance, "topic", "delete", topic, "--json").stdout) == {"deleted": topic}
+    assert json.loads(run(appliance, "topic", "delete", topic, "--if-exists", "--json").stdout) == {"deleted": None}
     run(appliance, "topic", "describe", topic, status=1)
 
 

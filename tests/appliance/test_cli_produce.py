@@ -29,7 +29,7 @@ def delayed(appliance: EmbeddedAppliance, topic: str) -> str:
 def test_lines_recur_until_their_id_is_cancelled(appliance: EmbeddedAppliance, delayed: str) -> None:
     done = run(appliance, "produce", delayed, "--every", "50ms", "--key", "k", stdin=b"beat\n", is_process=True)
     (delay_id,) = done.stdout.decode().split()
-    assert b"delivered every 0:00:00.050000" in done.stderr
+    assert b"delivered every 50ms" in done.stderr
     seen = run(appliance, "consume", delayed, "--from-beginning", "--follow", "--max", "3", "-f", "%k=%v\\n").stdout
     assert seen == b"k=beat\n" * 3
     run(appliance, "delay", "cancel", delayed, delay_id)
@@ -43,7 +43,7 @@ def test_cron_and_every_say_when_and_from_when(appliance: EmbeddedAppliance, del
     run(appliance, "produce", delayed, "--every", "1h30m", "--due", "2040-01-31T08:00:00Z", stdin=b"c\n")
     rows = json.loads(run(appliance, "delay", "list", delayed, "--json").stdout)
     assert {row["delay_id"] for row in rows[:2]} == set(answer["delay_ids"])
-    assert [row["repeat"] for row in rows] == ["30 8 * * * (Asia/Tokyo), missed: last"] * 2 + ["every 1:30:00"]
+    assert [row["repeat"] for row in rows] == ["30 8 * * * (Asia/Tokyo), missed: last"] * 2 + ["every 1h30m"]
     moment = dt.datetime.fromisoformat(rows[0]["due"])
     assert (moment.hour, moment.minute) == (23, 30), "08:30 in Tokyo"
     assert rows[2]["due"] == "2040-01-31T08:00:00+00:00"

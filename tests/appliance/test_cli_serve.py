@@ -129,6 +129,25 @@ def test_directories_memory_and_addresses_that_cannot_be_used_are_said(tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "open", "used"]
 
 
+def test_a_full_disk_is_said_and_is_no_refusal(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data"
+    start_embedded(data_dir=str(data)).stop()
+    assert check(QUIET, ("data_dirs", str(data)), ("listen", "tcp://127.0.0.1:0")).exit_status == 0
+    real = os.statvfs
+
+    def full(path: Any) -> Any:
+        found = list(real(path))
+        if path == str(data):
+            found[4] = 1000  # blocks that are free to others than root
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(os, "statvfs", full)
+    report = check(QUIET, ("data_dirs", str(data)), ("listen", "tcp://127.0.0.1:0"))
+    assert report.exit_status == 0
+    (warning,) = (found.detail for found in report.checks if found.name == f"data directory {data}" and found.level is Level.WARNING)
+    assert "DISK_FULL" in warning
+
+
 def test_a_directory_that_the_catalog_lists_and_the_settings_do_not_is_said(tmp_path: pathlib.Path) -> None:
     first, second = str(tmp_path / "first"), str(tmp_path / "second")
     running = start_embedded(data_dir=first, auto_create_topics=True, settings={"data_dirs": f"{first},{second}"})

@@ -198,3 +198,33 @@ def test_a_revived_log_has_on_its_disk_what_only_the_journal_held() -> None:
     workload.go_on(boot(disk.lose_power(random.Random(2)), 1, 3))
     workload.settle()
     check(workload.history, workload.readable())
+
+
+def test_a_disk_that_could_not_even_keep_the_refusal_begins_an_epoch_when_it_is_good_again() -> None:
+    """The worker has appended above the log's end, and was told nothing of an epoch since: without a new one its next batch would leave a gap."""
+    disk = SimDisk()
+    workload = Workload(boot(disk, 0, 1), random.Random(3))
+    workload.send()
+    workload.settle()
+
+    def broken(operation: str, path: str) -> None:
+        if operation != "read":
+            raise OSError(errno.EIO, "broken", path)
+
+    disk.hook = broken
+    workload.send()
+    workload.settle()
+    told = workload.bench.table.read(0)
+    assert (told.state, told.leader_epoch) == (SlotState.OFFLINE_FOR_WRITES, 1)
+    disk.hook = None
+    workload.bench.assign(dataclasses.replace(workload.bench.assignments[0], version=2, revive=True))
+    workload.settle()
+    revived = workload.bench.table.read(0)
+    assert revived.state is SlotState.ONLINE
+    assert revived.leader_epoch > told.leader_epoch
+    acknowledged = len(workload.history.acknowledged)
+    workload.send()
+    workload.settle()
+    assert workload.bench.table.read(0).state is SlotState.ONLINE
+    assert len(workload.history.acknowledged) > acknowledged
+    check(workload.history, workload.readable())

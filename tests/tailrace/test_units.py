@@ -6,7 +6,7 @@ import pytest
 
 from tailrace.delays import parse_levels
 from tailrace.errors import InvalidSettingError
-from tailrace.units import duration_ms, examples, whole_number
+from tailrace.units import duration_ms, examples, shown_duration, whole_number
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,12 @@ def test_a_duration_of_any_length_is_a_number_or_none() -> None:
     assert duration_ms("1.5 s") == 1_500
     assert duration_ms("") is None
     assert duration_ms("1" * 1_000_000 + "d") is None
+
+
+@pytest.mark.parametrize(
+    ("us", "shown"),
+    [(0, "0s"), (50_000, "50ms"), (10_000_000, "10s"), (5_400_000_000, "1h30m"), (86_461_500_000, "1d1m1s500ms"), (10_250, "10.250ms")],
+)
+def test_durations_are_shown_as_they_are_written(us: int, shown: str) -> None:
+    assert shown_duration(us) == shown
+    assert shown == "0s" or us % 1000 or duration_ms(shown) == us // 1000
