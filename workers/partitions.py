@@ -225,16 +225,17 @@ class Partitions:
                 self._look_at_log_end(each)
 
     def _look_at_log_end(self, partition: Partition) -> None:
-        """If everything is settled and the log ends before what this worker believes to have appended, the disk refused it in a way that began no epoch: then
-        the log is right.
+        """If everything is settled and the log ends before what this worker believes to have appended, or has begun an epoch since, its disk had failed: the
+        log is right.
         """
         ring, assignment = self._ring, partition.assignment
         if ring.settled.load() != ring.next_number:
             return
         state = self._tables[assignment.data_dir].read(assignment.slot)
-        if state.topic_id == assignment.topic_id and state.state is SlotState.ONLINE and state.log_end_offset < partition.next_offset:
+        is_behind = state.log_end_offset < partition.next_offset or state.leader_epoch != partition.leader_epoch
+        if state.topic_id == assignment.topic_id and state.state is SlotState.ONLINE and is_behind:
             logger.warning(
-                "taken_up_behind topic=%s partition=%d from=%d to=%d",
+                "taken_up_anew topic=%s partition=%d from=%d to=%d",
                 assignment.topic, assignment.partition, partition.next_offset, state.log_end_offset,
             )  # fmt: skip
             try:

@@ -313,6 +313,8 @@ class _Recovery:
                 result.last_append_us = max(result.last_append_us, header.append_time_us)
                 result.max_timestamp_us = max(result.max_timestamp_us, largest)
                 record_producer(result.producers, header)
+            if following is not None and walk.next_offset >= following:
+                return Action.APPEND  # given up after a failed sync, perhaps inside a batch: the next segment has it
             behind = None
             durable = walk.next_offset < self._known_durable
             if walk.ending is Ending.TORN:
@@ -321,7 +323,9 @@ class _Recovery:
             action = decide(walk.ending, elsewhere=walk.next_offset in self._hints.elsewhere, durable=durable)
             if action is not Action.QUARANTINE:
                 return action
-            end = behind.offset if behind else self._known_durable
+            if behind is not None and following is not None and behind.offset >= following:
+                behind = None
+            end = behind.offset if behind else min(self._known_durable, following or self._known_durable)
             self._lose(
                 base, walk.position, behind.position if behind else 0, walk.next_offset, end, walk.reason or "the file is too short", reader
             )

@@ -44,6 +44,17 @@ def test_readers_of_a_partition_that_is_offline_do_not_keep_everybody_busy() -> 
     assert run(854).world.steps < 100_000
 
 
+@pytest.mark.parametrize(
+    ("seed", "fault"),
+    [
+        (21981, "the worker of a topic had not heard that its delay log's disk had failed: nothing was delivered any more"),
+        (60388, "a segment that was given up inside a batch was called damaged from where the next one begins"),
+    ],
+)
+def test_what_a_seed_has_found_stays_mended(seed: int, fault: str) -> None:
+    assert run(seed).world.steps < 100_000, fault
+
+
 @pytest.mark.parametrize("seed", [35, 1876])
 def test_a_seed_replays_exactly(seed: int) -> None:
     first, second = run(seed), run(seed)
