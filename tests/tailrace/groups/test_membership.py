@@ -383,3 +383,30 @@ def check(bench: Bench, members: list[Member]) -> None:
         if name in known and member.membership.phase is Phase.MEMBER:
             for partition in member.has:
                 assert readers.setdefault(partition, name) == name, f"{partition} has two readers"
+
+
+def test_what_is_confirmed_stays_claimed_while_something_else_is_to_be_given_up(bench: Bench) -> None:
+    one = Member(bench)
+    topic = bench.topics.id_of("orders")
+
+    def hear(*partitions: int) -> dict[str, Any]:
+        """A heartbeat is answered with this assignment; returns the heartbeat."""
+        bench.now_ns += 3 * SECOND_NS
+        due = one.membership.step(bench.now_ns)
+        assert due is not None
+        answer = {"member_epoch": 1, "assignment": {topic: list(partitions)}, "topic_names": {topic: "orders"}, "catalog_version": 1}
+        one.hear(due[0], (ErrorCode.OK, "", answer))
+        return due[1]
+
+    hear(0)
+    hear(0)
+    one.poll()
+    hear(0, 1)
+    assert hear(0, 1)["owned"] == {topic: [0, 1]}
+    hear(1)
+    assert hear(1)["owned"] is None, "0 is still read, and 1 may be taken at any moment"
+    one.poll(steps=1)
+    assert one.told[-1] == (ChangeKind.REVOKE, 1)
+    assert hear(1)["owned"] == {topic: [1]}
+    one.poll()
+    assert one.has == {(topic, 1)}
