@@ -114,6 +114,7 @@ class GroupReading:
         if self._subscription is None and self._reading.cursors:
             raise InvalidRequestError("partitions are assigned by assign(); write unsubscribe() before subscribe()")
         self._subscription, self.hooks = subscription, hooks
+        self._reading.topics_may_go = True
         if self.membership.phase is not Phase.OUT:
             self._want_topics()
 
@@ -139,7 +140,7 @@ class GroupReading:
 
     def leave(self) -> None:
         """Be no member any more; everything is given up already."""
-        self._subscription = None
+        self._subscription, self._reading.topics_may_go = None, False
         with self._lock:
             self.membership.leave(self._now_ns())
         self._ring()

@@ -71,7 +71,7 @@ def test_a_consumer_that_does_not_poll_is_given_up_told_so_and_joins_again(
         told.calls.clear()
         read += poll_until([other], lambda: len(other.assignment()) == PARTITIONS, "its partitions are given to the other")
         with pytest.raises(CommitFailedError):
-            stuck.commit()
+            stuck.commit({had[0]: 1})
         caplog.set_level(logging.WARNING, "tailrace")
         poll_until_shared([stuck, other], PARTITIONS)
         assert told.calls[0] == ("lost", had)
@@ -315,3 +315,22 @@ def test_a_deleted_group_or_topic_is_survived(appliance: EmbeddedAppliance, fill
         create(appliance, filled, PARTITIONS)
         fill(appliance, filled)
         assert len(read_until([consumer], RECORDS)) == RECORDS
+
+
+def test_a_topic_that_goes_while_it_is_read_is_no_error_of_a_member(appliance: EmbeddedAppliance, filled: str) -> None:
+    """Whoever learns of it first, the reader or the group."""
+    with (
+        member(appliance, filled, filled, fetch_max_wait_ms=10, heartbeat_interval_ms=1_000) as consumer,
+        Admin(appliance.address) as admin,
+    ):
+        read_until([consumer], RECORDS)
+        pid = children(appliance)["tr-groups-0"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            admin.delete_topics([filled])
+            for _ in range(20):
+                consumer.poll(10)
+            assert len(consumer.assignment()) == PARTITIONS, "the group has not heard of it"
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        poll_until([consumer], lambda: consumer.assignment() == [], "the topic's partitions are given up")
