@@ -163,6 +163,8 @@ class GroupReading:
         """Around a call of poll()."""
         if not self._has_thread:
             self.beats.step()
+        if self._thread.failure is not None:
+            raise self._thread.failure
         self.progress.begin_poll()
         if self._subscription is not None and self.membership.phase is Phase.OUT:
             self._want_topics()

@@ -12,11 +12,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from tailrace import Admin, Producer, Record, TopicPartition
+from tailrace.environment import REAL
 from tailrace.errors import ClientClosedError, CommitFailedError
 from tailrace.private_appliance import EmbeddedAppliance
 from tests.kit.groups import Remembers, heartbeats, member, offsets_by_partition, poll_until, poll_until_shared, read_until
@@ -334,3 +336,27 @@ def test_a_topic_that_goes_while_it_is_read_is_no_error_of_a_member(appliance: E
         finally:
             os.kill(pid, signal.SIGCONT)
         poll_until([consumer], lambda: consumer.assignment() == [], "the topic's partitions are given up")
+
+
+def test_where_there_may_be_no_thread_polls_make_the_heartbeats(appliance: EmbeddedAppliance, filled: str) -> None:
+    """As in the simulation."""
+    alone = replace(REAL, has_threads=False)
+    threads = threading.active_count()
+    told = Remembers()
+    with member(appliance, filled, environment=alone) as one, member(appliance, filled, filled, environment=alone) as two:
+        one.subscribe([filled], listener=told)
+        read = poll_until_shared([one, two], PARTITIONS)
+        read += read_until([one, two], RECORDS - len(read))
+        assert len({record.value for record in read}) == RECORDS
+        two.close()
+        poll_until_shared([one], PARTITIONS)
+        assert [kind for kind, _ in told.calls][-1] == "assigned"
+        one.commit()
+        assert threading.active_count() == threads
+        fill(appliance, filled, 4, RECORDS)
+        count = heartbeats(one)
+        assert one.poll(60_000)
+        late = threading.Timer(0.3, fill, (appliance, filled, 4, RECORDS + 4))
+        late.start()
+        poll_until([one], lambda: heartbeats(one) > count, "it shows itself while it waits")
+        late.join()
