@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tailrace.connection import Connection
-from tailrace.errors import CorruptBatchError, InvalidRequestError, NotReachableError, OffsetOutOfRangeError
+from tailrace.errors import CorruptBatchError, InvalidRequestError, NotReachableError, OffsetOutOfRangeError, UnknownTopicError
 from tailrace.fetcher import Fetcher, PartitionCursor, corrupt_error
 from tailrace.offset_lookup import At
 from tailrace.records import TopicPartition
@@ -36,6 +36,10 @@ class Reading:
         self._offsets = offsets
         self.fetcher = Fetcher(connection, settings, now_ns)
         self.cursors: dict[TopicPartition, PartitionCursor] = {}
+        self.topics_may_go = False
+        """Whether a topic that is not there (any more) is no error: the group will say what is to be read."""
+        self.wake_fd = -1
+        """Readable when whoever waits for records is to look at something else first; -1: never."""
         self._turn = 0
         self._away_since_ns = 0
         """Since when there is no appliance; 0: there is one."""
@@ -47,7 +51,9 @@ class Reading:
 
     def decide_positions(self, cursors: Iterable[PartitionCursor]) -> None:
         """Give every cursor without a position one, as auto_offset_reset says."""
-        undecided = {cursor.key: cursor for cursor in cursors if cursor.position is None and cursor.error is None}
+        undecided = {
+            cursor.key: cursor for cursor in cursors if cursor.position is None and cursor.error is None and not cursor.from_committed
+        }
         if not undecided:
             return
         reset = self._settings.auto_offset_reset
@@ -57,7 +63,13 @@ class Reading:
                     f"{cursor.key.topic}-{cursor.key.partition} has no position and auto_offset_reset is none; seek first"
                 )
             return
-        for key, offset in self._offsets(undecided, reset).items():
+        try:
+            offsets = self._offsets(undecided, reset)
+        except UnknownTopicError:
+            if not self.topics_may_go:
+                raise
+            return
+        for key, offset in offsets.items():
             undecided[key].seek(offset)
 
     def step(self, fetcher: Fetcher, cursors: Iterable[PartitionCursor], deadline_ns: int) -> None:
@@ -80,16 +92,20 @@ class Reading:
             return
         tick_ns = connection.next_tick_ns()
         wait_ns = min(deadline_ns, tick_ns if tick_ns is not None else deadline_ns) - now_ns
-        if not fetcher.is_waiting and connection.is_ready:
+        if cursors and not fetcher.is_waiting and connection.is_ready:
             wait_ns = min(wait_ns, 10_000_000)
         if wait_ns > 0:
-            connection.wait(wait_ns)
+            connection.wait(wait_ns, self.wake_fd)
             connection.process()
 
     def advance(self, deadline_ns: int | None) -> bool:
         """Until something can be handed out, or the time is up. Raises the error of a partition that has nothing left before it."""
         if not self.cursors:
             raise InvalidRequestError("nothing is assigned: name topics at construction, or call assign()")
+        return self.look(deadline_ns, None)
+
+    def look(self, deadline_ns: int | None, is_interrupted: Callable[[], bool] | None) -> bool:
+        """`advance`, also without any partition; it ends when `is_interrupted`, too."""
         while True:
             cursors = list(self.cursors.values())
             self.decide_positions(cursors)
@@ -103,6 +119,8 @@ class Reading:
                     self.raise_or_reset(cursor)
             if deadline_ns is not None and self._now_ns() >= deadline_ns:
                 return False
+            if is_interrupted is not None and is_interrupted():
+                return False
 
     def raise_or_reset(self, cursor: PartitionCursor) -> None:
         """Raise the cursor's error, once; or have its position decided anew, where auto_offset_reset allows it. A position behind damage is asked for."""
@@ -112,6 +130,8 @@ class Reading:
             cursor.seek(None)
             return
         cursor.error = None
+        if isinstance(error, UnknownTopicError) and self.topics_may_go:
+            return
         if isinstance(error, CorruptBatchError) and error.next_offset is None and error.first_offset is not None:
             behind = self._offsets([cursor.key], {"behind": error.first_offset})[cursor.key]
             raise corrupt_error(cursor.key, error.first_offset, behind, error.detail) from None
