@@ -24,6 +24,7 @@ from appliance.groups.share.spans import ACKNOWLEDGED, ARCHIVED, Kind, Span, Spa
 LOCK_TICK_NS = 50_000_000
 """Locks last to the end of a tick: those of one member's requests, one after the other, are one span, and few moments are to be looked at."""
 DELIVERY_COUNT_MAX = 1 << 30
+RUNS_MAX = 2_000
 OUTCOMES = frozenset({"accept", "release", "reject", "renew"})
 
 
@@ -71,20 +72,28 @@ class SharePartition:
     # ---- acquiring -------------------------------------------------------------------------------------------------------------------
 
     def acquire(
-        self, member: str, count_max: int, end_offset: int, delivery_limit: int, locks_max: int, now_ns: int, lock_ns: int
+        self,
+        member: str,
+        count_max: int,
+        end_offset: int,
+        delivery_limit: int,
+        locks_max: int,
+        now_ns: int,
+        lock_ns: int,
+        runs_max: int = RUNS_MAX,
     ) -> list[Acquired]:
-        """Lock up to `count_max` records for a member: those that are available again first, then new ones below `end_offset`."""
+        """Lock up to `count_max` records, in up to `runs_max` runs, for a member: those that are available again first, then new ones below `end_offset`."""
         until_ns = self._until_ns(now_ns, lock_ns)
-        result = self._acquire_again(member, count_max, delivery_limit, until_ns)
+        result = self._acquire_again(member, count_max, runs_max, delivery_limit, until_ns)
         count = min(count_max - sum(each.last - each.first + 1 for each in result), self.room(locks_max), end_offset - self.spans.next)
-        if count > 0:
+        if count > 0 and len(result) < runs_max:
             span = self.spans.append(count, State(Kind.ACQUIRED, 1, member, until_ns))
             result.append(Acquired(span.first, span.last, 1, False))
         if result:
             self._watch(until_ns)
         return result
 
-    def _acquire_again(self, member: str, count_max: int, delivery_limit: int, until_ns: int) -> list[Acquired]:
+    def _acquire_again(self, member: str, count_max: int, runs_max: int, delivery_limit: int, until_ns: int) -> list[Acquired]:
         result: list[Acquired] = []
         if not self.spans.available_count or count_max <= 0:
             return result
@@ -92,7 +101,7 @@ class SharePartition:
         for span in self.spans.between(self._available_from, self.spans.next - 1):
             if span.state.kind is not Kind.AVAILABLE:
                 continue
-            if not left:
+            if not left or len(result) >= runs_max:
                 self._available_from = span.first
                 return result
             last = min(span.last, span.first + left - 1)
