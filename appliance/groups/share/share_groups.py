@@ -84,6 +84,8 @@ class ShareGroups:
         """Carry out a request whose `group` is known to be a name that a share group may have. Raises TailraceError."""
         name: str = request["group"]
         session = SessionKey(requester.front, requester.session)
+        if api in _CHANGING:
+            self._changed.add(name)  # first: whatever fails, a rollback knows where to look
         if api == Api.GROUP_HEARTBEAT:
             answer = self._heartbeat(name, session, request, now_ns)
         elif api == Api.SHARE_ACQUIRE:
@@ -137,7 +139,6 @@ class ShareGroups:
                 group.changed_members.add(member.member_id)
                 group.subscribe(member)
                 group.first_sight(member, is_joining=True)
-                self._changed.add(name)
         self._move_session(group, member, session)
         member.heard(session, now_ns)
         self._watch_member(group, member)
@@ -157,7 +158,6 @@ class ShareGroups:
             raise GroupFullError(
                 f"share group {name!r:.100} has {len(group.members)} members; group.members.max allows {self._limits.members_max}"
             )
-        self._changed.add(name)
         if member_id in group.members:  # it knows nothing of what it had before
             self._wake(group, group.release(member_id))
             group.waiting.pop(member_id, None)
@@ -250,10 +250,8 @@ class ShareGroups:
         if sequence:
             member.sequence, member.last_answer = sequence, answer
             group.changed_members.add(member.member_id)
-        if group.changed_partitions or sequence:
-            self._changed.add(group.name)
-            for key in group.changed_partitions:
-                self._watch_partition(group, key)
+        for key in group.changed_partitions:
+            self._watch_partition(group, key)
 
     def _wake(self, group: ShareGroup, freed: dict[Partition, int]) -> None:
         """Tell members that found nothing that there are records again: no more members than records."""
@@ -379,7 +377,6 @@ class ShareGroups:
         if group.members:
             raise GroupNotEmptyError(f"share group {name!r:.100} has {len(group.members)} members")
         refused = describing.alter(group, self._topics, request)
-        self._changed.add(name)
         for key in {*group.changed_partitions, *group.gone_partitions}:
             self._watch_partition(group, key)
         return {"refused": refused}
