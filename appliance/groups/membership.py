@@ -62,10 +62,10 @@ class Sessions:
         member.last_heartbeat_ns = now_ns
         self.watch(group_id, member)
 
-    def closed(self, session: SessionKey, now_ns: int) -> None:
-        """The connection is gone."""
+    def closed(self, session: SessionKey, now_ns: int, *, with_front: bool) -> None:
+        """The connection is gone. `with_front`: the client is not told of that before it sends something."""
         for member, group_id in self._members.pop(session, {}).items():
-            member.closed_ns = now_ns
+            member.closed_ns = now_ns + (member.settings.heartbeat_interval_ms * 1_000_000 if with_front else 0)
             member.quiet_answer = b""
             self.watch(group_id, member)
 
