@@ -19,23 +19,25 @@ Crash: a program that is killed between the retry and its commit reads the origi
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from tailrace.connection import Connection
 from tailrace.dead_letters import DeadLetters, Letter, make_topic
-from tailrace.environment import Environment
+from tailrace.environment import REAL, Environment
 from tailrace.errors import InvalidRequestError, NotSupportedError, RequestTimeoutError, TailraceError, UnknownTopicError
 from tailrace.fetcher import Fetcher, PartitionCursor
 from tailrace.formats import arrow_batch
 from tailrace.offset_lookup import Call
 from tailrace.producer import Producer
+from tailrace.protocol.wire import Api
 from tailrace.reading import Reading
 from tailrace.records import Record, TopicPartition
 from tailrace.retry_topics import is_retry_topic, retry_topic
 from tailrace.settings import ConsumerSettings
-from tailrace.topics import TopicInfo
+from tailrace.topics import TopicInfo, topics_from_metadata
 from tailrace.units import duration_ms
 
 PREFIX = "retry."
@@ -81,9 +83,30 @@ class RetryLater:
         self._producer: Producer | None = None
         self._letters: DeadLetters | None = None
         self._made: set[str] = set()
+        self._lock = threading.Lock()
+        self._owns_connection = False
+
+    @classmethod
+    def standalone(cls, settings: ConsumerSettings) -> RetryLater:
+        """With a connection of its own, for a consumer that must not block: `retry` is called in another thread."""
+        connection = Connection(settings.bootstrap, f"{settings.client_id}-retries", REAL, "consumer")
+
+        def call(api: Api, request: dict[str, Any]) -> dict[str, Any]:
+            return connection.call_json(api, request, settings.request_timeout_ms)
+
+        def info(topic: str) -> TopicInfo:
+            return topics_from_metadata(call(Api.METADATA, {"topics": [topic]}), topic)[topic]
+
+        found = cls(settings, connection, Reading(connection, settings, REAL.monotonic_ns, lambda *_: {}), call, info, REAL)
+        found._owns_connection = True
+        return found
 
     def retry(self, record: Record, delay: Any) -> int:
         """Have the record come again. Returns which attempt that will be, 0: it went to the dead-letter topic. Raises what writing it is refused with."""
+        with self._lock:
+            return self._retry(record, delay)
+
+    def _retry(self, record: Record, delay: Any) -> int:
         if not isinstance(record, Record):
             raise InvalidRequestError(f"{record!r:.100} is no record; give one that poll() has returned")
         after = delay_of(delay)
@@ -171,7 +194,10 @@ class RetryLater:
 
     def close(self) -> None:
         """End the producers."""
-        if self._producer is not None:
-            self._producer.close()
-        if self._letters is not None:
-            self._letters.close()
+        with self._lock:
+            if self._producer is not None:
+                self._producer.close()
+            if self._letters is not None:
+                self._letters.close()
+            if self._owns_connection:
+                self._connection.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from datetime import timedelta
@@ -20,6 +21,7 @@ from tailrace import (
     Record,
     TopicPartition,
 )
+from tailrace.aio import AsyncConsumer
 from tailrace.private_appliance import EmbeddedAppliance
 from tests.kit.processes import kill_and_wait_for_successor
 
@@ -142,3 +144,21 @@ def test_what_cannot_be_retried_is_said(appliance: EmbeddedAppliance, topic: str
         (record,) = take(consumer, 1)
         with pytest.raises(NotSupportedError, match="schema of its own"):
             consumer.retry_later(record, 1)
+
+
+def test_an_async_consumer_retries_alike(appliance: EmbeddedAppliance, topic: str) -> None:
+    make(appliance, topic, 2)
+
+    async def main() -> None:
+        async with AsyncConsumer(
+            topic, bootstrap=appliance.address, group_id="g", auto_offset_reset="earliest", value_deserializer=json.loads
+        ) as consumer:
+            records: list[Record] = []
+            while len(records) < 2:
+                records += await consumer.poll(LONG_MS)
+            assert await consumer.retry_later(records[1], 0.1) == 1
+            (again,) = await consumer.poll(LONG_MS)
+            assert (again.topic, again.value, dict(again.headers)["retry.offset"]) == (f"{topic}.g.retry", 1, b"1")
+            await consumer.commit()
+
+    asyncio.run(main())

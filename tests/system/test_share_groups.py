@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -26,16 +28,18 @@ from tailrace import (
     NewTopic,
     Producer,
     Record,
+    RecordTooLargeError,
     ShareConsumer,
     TailraceError,
     TopicPartition,
     UnknownTopicError,
 )
 from tailrace.connection import Connection
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tailrace.protocol.wire import Api
 from tailrace.share.records import ShareRecord
 from tests.kit.processes import children, kill_and_wait_for_successor
+from tests.system import test_skip_damaged
 
 LONG_MS = 60_000
 
@@ -450,3 +454,61 @@ def test_a_poll_comes_back_in_its_time_while_the_process_of_groups_stands_still(
         finally:
             os.kill(pid, signal.SIGCONT)
         assert [record.offset for record in take(consumer, 3)] == [2, 3, 4]
+
+
+def test_damaged_records_are_told_in_the_dead_letter_topic_and_the_rest_goes_on(tmp_path: pathlib.Path, topic: str) -> None:
+    test_skip_damaged.fill(tmp_path, topic)
+    test_skip_damaged.damage(tmp_path, topic, [3, 7], "body")
+    damaged = {number * test_skip_damaged.PER_BATCH + row for number in (3, 7) for row in range(test_skip_damaged.PER_BATCH)}
+    running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
+    try:
+        with share(running, topic) as consumer:
+            found: list[int] = []
+            while len(found) < test_skip_damaged.TOTAL - len(damaged) or consumer.metrics()["dead_letters"] < 2:
+                found += [record.offset for record in consumer.poll(1_000, 7)]
+            consumer.commit()
+        assert sorted(found) == [offset for offset in range(test_skip_damaged.TOTAL) if offset not in damaged]
+        assert start_offset(running, f"g-{topic}") == test_skip_damaged.TOTAL
+        told: set[int] = set()
+        for letter in read(running, f"{topic}.dlq", 2):
+            assert (letter.key, letter.value) == (None, None)
+            match = re.search(r"offsets (\d+) to (\d+) cannot be read", dict(letter.headers)["dlq.reason"].decode())
+            assert match is not None
+            told.update(range(int(match[1]), int(match[2]) + 1))
+        assert told == damaged
+    finally:
+        assert running.stop() == 0
+
+
+def test_dead_letters_that_do_not_fit_and_a_dead_letter_topic_that_is_deleted(appliance: EmbeddedAppliance, topic: str) -> None:
+    make(appliance, topic, max_message_bytes=4_096)
+    with Producer(appliance.address) as producer:
+        size = next(size for size in range(4_000, 0, -10) if fits(producer, topic, size))
+    with share(appliance, topic) as consumer, Admin(appliance.address) as admin:
+        (record,) = take(consumer, 1)
+        assert len(record.value) == size
+        consumer.acknowledge(record, "reject")
+        consumer.commit()
+        (letter,) = read(appliance, f"{topic}.dlq", 1)
+        headers = dict(letter.headers)
+        assert (letter.key, letter.value, headers["dlq.is_cut"], headers["dlq.offset"]) == (None, None, b"true", b"0")
+        admin.delete_topics(f"{topic}.dlq")
+        fill(appliance, topic, 1)
+        for _ in range(600):
+            for record in consumer.poll(100):
+                consumer.acknowledge(record, "reject")
+            try:
+                consumer.commit()
+            except TailraceError:
+                continue  # the first attempt finds the topic gone; the record is still held
+            if consumer.metrics()["dead_letters"] == 2:
+                break
+        assert [letter.value for letter in read(appliance, f"{topic}.dlq", 1)] == [b"0"]
+
+
+def fits(producer: Producer, topic: str, size: int) -> bool:
+    try:
+        producer.send(topic, b"x" * size, partition=0).result(60)
+    except RecordTooLargeError:
+        return False
+    return True
