@@ -153,12 +153,10 @@ class GroupService:
             return group.summary()
         return self._share.summary(name) if self._share is not None and self._share.has(name) else None
 
-    def session_closed(self, session: SessionKey, now_ns: int, *, with_front: bool = False) -> None:
-        """The connection is gone: its dynamic members have CLOSED_GRACE_NS to come over another one; and a heartbeat's time more `with_front`: of a front
-        that was killed they learn by their next heartbeat only.
-        """
+    def session_closed(self, session: SessionKey, now_ns: int) -> None:
+        """The connection is gone: its dynamic members have CLOSED_GRACE_NS to come over another one."""
         self._now_ns = now_ns
-        self._sessions.closed(SessionKey(*session), now_ns, with_front=with_front)
+        self._sessions.closed(SessionKey(*session), now_ns)
         if self._share is not None:
             self._share.session_closed(session, now_ns)
 

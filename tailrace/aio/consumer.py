@@ -15,92 +15,22 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from tailrace.aio.client import AsyncClient
-from tailrace.aio.driver import IN_A_LOOP, Answers, Driver, Question
+from tailrace.aio.driver import IN_A_LOOP, Driver
 from tailrace.aio.group_methods import AsyncGroupMethods
+from tailrace.aio.loop_consumer import LoopConsumer
 from tailrace.arguments import by_partition, name_list, partition_list, partitions_named, timeout_ms_of, timeout_s_of, whole
-from tailrace.connection import Connection
 from tailrace.consumer import Consumer
 from tailrace.errors import ClientClosedError, InvalidRequestError, RequestTimeoutError, TailraceError
-from tailrace.fetcher import Fetcher, PartitionCursor
-from tailrace.offset_lookup import list_offsets, offset_in
 from tailrace.other_names import OtherNames
-from tailrace.protocol.wire import Api
 from tailrace.records import OffsetAndTimestamp, Record, TopicBatch, TopicPartition, to_timestamp_us
 from tailrace.settings import ConsumerOptions
-from tailrace.time_search import first_buffered
 
 if TYPE_CHECKING:
     from tailrace.aio.group import LoopGroup
-    from tailrace.groups.group_reading import GroupReading
-    from tailrace.groups.offsets import Offsets
     from tailrace.retry_later import RetryLater
 
 NS_PER_MS = 1_000_000
 Found = TypeVar("Found", list[Record], list[TopicBatch])
-
-
-class LoopConsumer(Consumer):
-    """A Consumer whose requests an event loop answers."""
-
-    answers = Answers()
-
-    @property
-    def connection(self) -> Connection:
-        return self._connection
-
-    def _call(self, api: Api, request: dict[str, Any]) -> dict[str, Any]:
-        return self.answers.take(Question(api, request, self.settings.request_timeout_ms, None))
-
-    @property
-    def group(self) -> GroupReading | None:
-        return self._group
-
-    def close_without_group(self) -> None:
-        """Its group is left already."""
-        self._group = None
-        self.close()
-
-    def now_ns(self) -> int:
-        """The consumer's clock."""
-        return self._now_ns()
-
-    def look_again_ns(self, looked_ns: int) -> int | None:
-        """When `poll`, which found nothing at `looked_ns`, has something to do though nothing comes: a step of the connection, a partition that is asked for
-        again after a pause, or one that has lost its position.
-        """
-        tick_ns = self._connection.next_tick_ns()
-        times = [] if tick_ns is None else [tick_ns]
-        for cursor in self._reading.cursors.values():
-            if cursor.position is None and cursor.error is None and not cursor.from_committed:
-                return looked_ns
-            if cursor.refusals and cursor.retry_at_ns > looked_ns:
-                times.append(cursor.retry_at_ns)
-        if self._group is not None:
-            times.append(max(looked_ns, self._group.due_ns()))
-        return min(times, default=None)
-
-    def offsets_to_commit(self, offsets: Any, message: Record | None) -> tuple[GroupReading, Offsets]:
-        """What `commit` was given. Raises InvalidRequestError."""
-        group = self._group_of()
-        return group, self._offsets_to_commit(group, offsets, message)
-
-    def find_time(self, partition: TopicPartition, when_us: int) -> tuple[int, OffsetAndTimestamp | None]:
-        """Where to look for the first record at or after a time (-1: there is none), and the record where the appliance knows it."""
-        self._check_open()
-        item = list_offsets(self._call, [(partition, when_us)])[partition]
-        offset = offset_in(item)
-        return offset, OffsetAndTimestamp(offset, item["timestamp_us"] // 1000) if offset >= 0 and item.get("exact") else None
-
-    def search_from(self, partition: TopicPartition, offset: int) -> tuple[PartitionCursor, Fetcher]:
-        """A reader of its own, beside what is assigned."""
-        cursor = PartitionCursor(partition, self._info(partition.topic))
-        cursor.seek(offset)
-        return cursor, Fetcher(self._connection, self.settings, self._now_ns)
-
-    def search_on(self, cursor: PartitionCursor, fetcher: Fetcher, when_us: int) -> OffsetAndTimestamp | None:
-        """The first record at or after a time, if it has come; asks for more."""
-        self._reading.step(fetcher, [cursor], self._now_ns())
-        return first_buffered(cursor, when_us, self.settings)
 
 
 class AsyncConsumer(AsyncClient, AsyncGroupMethods, OtherNames):
@@ -218,7 +148,7 @@ class AsyncConsumer(AsyncClient, AsyncGroupMethods, OtherNames):
     def _tell_ahead(self) -> None:
         """What is ahead now is not to be committed as handed out."""
         if self._consumer.group is not None:
-            self._consumer.group.iterating(list(self._ahead), self._ahead)
+            self._consumer.group.progress.iterating(list(self._ahead), self._ahead)
 
     # ---- reading -----------------------------------------------------------------------------------------------------------------------
 

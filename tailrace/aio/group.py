@@ -17,10 +17,11 @@ from typing import Any
 from tailrace.aio.driver import Driver, LoopClient
 from tailrace.errors import TailraceError, UnknownTopicError
 from tailrace.groups.driver import Heartbeats
-from tailrace.groups.group_reading import CLOSE_COMMIT_MS, LEAVE_WAIT_NS, GroupReading
+from tailrace.groups.group_reading import LEAVE_WAIT_NS, GroupReading
 from tailrace.groups.listener import Hook
 from tailrace.groups.membership import POLLING_NS, Change, ChangeKind
 from tailrace.groups.offsets import Offsets
+from tailrace.groups.progress import CLOSE_COMMIT_MS
 from tailrace.records import TopicPartition
 
 
@@ -152,28 +153,28 @@ class LoopGroup:
 
     async def commit(self, offsets: Offsets, timeout_ms: float) -> None:
         """`GroupReading.commit`, awaited."""
-        commit = self.group.begin_commit(offsets, timeout_ms)
+        commit = self.group.progress.begin_commit(offsets, timeout_ms)
         while True:
             with self.driver.watching() as wait:
                 try:
-                    until_ns = self.group.commit_step(commit)
+                    until_ns = self.group.progress.commit_step(commit)
                 finally:
                     self.driver.settle()
                 if until_ns is None:
                     break
                 await wait(until_ns)
         self.settle()
-        self.group.end_commit(commit)
+        self.group.progress.end_commit(commit)
 
     async def commit_before_revoking(self, keys: list[TopicPartition]) -> None:
         """`GroupReading.commit_before_revoking`, awaited."""
-        offsets = self.group.to_commit_before_revoking(keys)
+        offsets = self.group.progress.to_commit_before_revoking(keys)
         if offsets is None:
             return
         try:
             await self.commit(offsets, CLOSE_COMMIT_MS)
         except TailraceError as error:
-            self.group.say_not_committed(error)
+            self.group.progress.say_not_committed(error)
 
     # ---- ends ------------------------------------------------------------------------------------------------------------------------------
 

@@ -15,9 +15,9 @@ from tailrace.group_methods import NO_GROUP
 from tailrace.records import ConsumerGroupMetadata, OffsetAndMetadata, Record, TopicPartition
 
 if TYPE_CHECKING:
-    from tailrace.aio.consumer import LoopConsumer
     from tailrace.aio.driver import Driver
     from tailrace.aio.group import LoopGroup
+    from tailrace.aio.loop_consumer import LoopConsumer
     from tailrace.retry_later import RetryLater
 
 
@@ -122,7 +122,7 @@ class AsyncGroupMethods:
         loop_group = await self._loop_group()
         group, wanted = self._consumer.offsets_to_commit(offsets, message)
         if asynchronous:
-            group.commit_async(wanted, None)
+            group.progress.commit_async(wanted, None)
             self._driver.settle()
         else:
             await loop_group.commit(wanted, self._consumer.settings.request_timeout_ms if timeout_ms is None else timeout_ms_of(timeout_ms))
@@ -136,7 +136,7 @@ class AsyncGroupMethods:
         await self._loop_group()
         called = None if callback is None else callable_of("callback", callback)
         group, wanted = self._consumer.offsets_to_commit(offsets, None)
-        group.commit_async(wanted, called)
+        group.progress.commit_async(wanted, called)
         self._driver.settle()
 
     @overload
