@@ -27,6 +27,7 @@ class ShareMember:
     topics: tuple[str, ...]
     client_id: str
     session_timeout_ms: int
+    heartbeat_interval_ms: int
     resets_to_earliest: bool
     """Where the group begins on partitions that it sees for the first time: at their beginning, or at their end."""
     heard_ns: int
@@ -35,7 +36,7 @@ class ShareMember:
     acquires_over: SessionKey | None = None
     """The connection that it acquires over: where pushes go."""
     closed_ns: int | None = None
-    """Since when that connection is gone."""
+    """Since when that connection is gone, and the client may know it."""
     sequence: int = 0
     last_answer: dict[str, Any] = field(default_factory=dict)
     partitions: list[Partition] = field(default_factory=list)
@@ -49,6 +50,11 @@ class ShareMember:
         self.heard_ns = now_ns
         self.closed_ns = None
 
+    def closed(self, now_ns: int, *, with_front: bool) -> None:
+        """That connection is gone. `with_front`: with its front, which the client learns by its next heartbeat only."""
+        self.session = None
+        self.closed_ns = now_ns + (self.heartbeat_interval_ms * 1_000_000 if with_front else 0)
+
     def deadline_ns(self) -> int:
         """When it is to be removed, unless it is heard before."""
         timeout_ns = self.heard_ns + self.session_timeout_ms * 1_000_000
@@ -57,7 +63,8 @@ class ShareMember:
     def row(self, group_id: int) -> MemberRow:
         """As the store keeps it."""
         settings = {
-            "topics": self.topics, "client_id": self.client_id, "session_timeout_ms": self.session_timeout_ms, "earliest": self.resets_to_earliest,
+            "topics": self.topics, "client_id": self.client_id, "session_timeout_ms": self.session_timeout_ms,
+            "heartbeat_interval_ms": self.heartbeat_interval_ms, "earliest": self.resets_to_earliest,
         }  # fmt: skip
         last = {"sequence": self.sequence, "answer": self.last_answer}
         return MemberRow(group_id, self.member_id, self.epoch, orjson.dumps(settings).decode(), orjson.dumps(last).decode(), "{}")
@@ -67,6 +74,6 @@ class ShareMember:
         """A member that was there before the start."""
         settings, last = orjson.loads(row.settings), orjson.loads(row.assignment)
         return cls(
-            row.member_id, row.epoch, tuple(settings["topics"]), settings["client_id"], settings["session_timeout_ms"], settings["earliest"], now_ns,
-            sequence=last["sequence"], last_answer=last["answer"],
+            row.member_id, row.epoch, tuple(settings["topics"]), settings["client_id"], settings["session_timeout_ms"],
+            settings["heartbeat_interval_ms"], settings["earliest"], now_ns, sequence=last["sequence"], last_answer=last["answer"],
         )  # fmt: skip

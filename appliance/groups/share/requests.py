@@ -32,6 +32,7 @@ class Join(NamedTuple):
     topics: tuple[str, ...]
     client_id: str
     session_timeout_ms: int
+    heartbeat_interval_ms: int
     resets_to_earliest: bool
 
 
@@ -82,7 +83,8 @@ def join_of(request: dict[str, Any], limits: GroupLimits) -> Join:
     reset = request.get("offset_reset") or "latest"
     if reset not in ("latest", "earliest"):
         raise InvalidRequestError(f"offset_reset is {reset!r:.100}; allowed are earliest and latest")
-    return Join(topics, client_id, timeout_ms, reset == "earliest")
+    interval_ms = min(whole(request, "heartbeat_interval_ms", 0, 1 << 31, 3_000), timeout_ms)
+    return Join(topics, client_id, timeout_ms, interval_ms, reset == "earliest")
 
 
 def acknowledgements_of(request: dict[str, Any]) -> list[Acknowledgement]:

@@ -64,6 +64,8 @@ class ShareGroup:
         self.gone_members: set[str] = set()
         self._topics = topics
         self._rules: dict[str, Rules] = {}
+        self._partitions_of: dict[tuple[str, ...], list[Partition]] = {}
+        """The partitions of a subscription: members with the same one have the same list."""
 
     # ---- rows ------------------------------------------------------------------------------------------------------------------------
 
@@ -131,6 +133,7 @@ class ShareGroup:
         different.
         """
         before, self._rules = self._rules, {}
+        self._partitions_of.clear()
         for key in [key for key in self.partitions if self._topics.by_id(key[0]) is None]:
             self.forget_partition(key)
         news = any(self.rules(topic_id) != rules for topic_id, rules in before.items())
@@ -142,11 +145,11 @@ class ShareGroup:
 
     def subscribe(self, member: ShareMember) -> bool:
         """List the partitions of the topics that a member subscribes to. Returns whether they are others than before."""
-        found: list[Partition] = []
-        for name in member.topics:
-            topic = self._topics.by_name(name)
-            if topic is not None:
-                found += [(topic.topic_id, number) for number in range(topic.partition_count)]
+        found = self._partitions_of.get(member.topics)
+        if found is None:
+            topics = [topic for name in member.topics if (topic := self._topics.by_name(name)) is not None]
+            found = [(topic.topic_id, number) for topic in topics for number in range(topic.partition_count)]
+            self._partitions_of[member.topics] = found
         if found == member.partitions:
             return False
         member.partitions = found

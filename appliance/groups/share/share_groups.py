@@ -162,7 +162,9 @@ class ShareGroups:
             self._wake(group, group.release(member_id))
             group.waiting.pop(member_id, None)
             self._forget_session(group.members[member_id], name)
-        member = ShareMember(member_id, 0, join.topics, join.client_id, join.session_timeout_ms, join.resets_to_earliest, now_ns)
+        member = ShareMember(
+            member_id, 0, join.topics, join.client_id, join.session_timeout_ms, join.heartbeat_interval_ms, join.resets_to_earliest, now_ns
+        )
         group.add(member)
         group.subscribe(member)
         group.first_sight(member, is_joining=True)
@@ -198,12 +200,14 @@ class ShareGroups:
             if not members:
                 self._members_of.pop(member.session, None)
 
-    def session_closed(self, session: SessionKey, now_ns: int) -> None:
-        """A connection is gone: those whose heartbeats came over it have a moment to come back over another."""
+    def session_closed(self, session: SessionKey, now_ns: int, *, with_front: bool = False) -> None:
+        """A connection is gone: those whose heartbeats came over it have a moment to come back over another; and a heartbeat's time more `with_front`: of a
+        front that was killed they learn by their next heartbeat only.
+        """
         for name, member_id in self._members_of.pop(session, ()):
             group = self._groups[name]
             member = group.members[member_id]
-            member.session, member.closed_ns = None, now_ns
+            member.closed(now_ns, with_front=with_front)
             self._watch_member(group, member)
 
     # ---- records ---------------------------------------------------------------------------------------------------------------------

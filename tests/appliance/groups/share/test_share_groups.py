@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from appliance.groups.limits import GroupLimits
+from appliance.groups.messages import SessionKey
 from tailrace.errors import (
     FencedMemberError,
     GroupFullError,
@@ -168,6 +169,18 @@ def test_a_member_that_comes_back_over_another_connection_keeps_its_records(worl
     world.close_session(1)
     world.advance(5 * S)
     assert member.acknowledge((topic, 0, 0, 3, "accept")) == []
+
+
+def test_a_killed_front_costs_its_members_nothing_before_their_next_heartbeat(world: World) -> None:
+    topic = world.topics.make("t", end=4)
+    member = world.join("g", "m", "t", offset_reset="earliest", heartbeat_interval_ms=4_000)
+    member.acquire(10)
+    world.groups.session_closed(SessionKey(0, 1), world.now_ns, with_front=True)
+    world.advance(4_900 * MS)
+    assert member.acknowledge((topic, 0, 0, 3, "accept")) == []
+    world.advance(100 * MS)
+    with pytest.raises(UnknownMemberError):
+        member.heartbeat()
 
 
 def test_locks_pass_in_their_time_and_wake_those_who_wait(world: World) -> None:
