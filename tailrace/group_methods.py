@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 from tailrace.arguments import callable_of, partition_list, partition_of, timeout_ms_of
 from tailrace.errors import InvalidRequestError
 from tailrace.records import ConsumerGroupMetadata, OffsetAndMetadata, Record, TopicPartition
+from tailrace.retry_topics import SUBSCRIPTIONS_MAX
 from tailrace.settings import ConsumerSettings
 
 if TYPE_CHECKING:
@@ -58,7 +59,11 @@ class GroupMethods:
         InvalidRequestError, InvalidTopicNameError (the group's name cannot be part of a topic's), NotSupportedError (a topic with a schema), and what the
         appliance refuses to write.
         """
-        self._group_of()
+        topics = self._group_of().subscribed_topics()
+        if 2 * len(topics) > SUBSCRIPTIONS_MAX:
+            raise InvalidRequestError(
+                f"this consumer subscribes to {len(topics)} topics: with more than {SUBSCRIPTIONS_MAX // 2} it does not read their retry topics, too"
+            )
         if self._retries is None:
             self._retries = self._make_retries()
         return self._retries.retry(record, delay)

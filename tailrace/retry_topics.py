@@ -12,6 +12,8 @@ from tailrace.errors import InvalidTopicNameError
 SUFFIX = ".retry"
 NAME_MAX = 244
 """A delayed topic's name may have so many characters."""
+SUBSCRIPTIONS_MAX = 4_096
+"""Topics that a member of a group may subscribe to."""
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -35,8 +37,10 @@ def is_retry_topic(topic: str, group: str) -> bool:
 
 
 def with_retry_topics(topics: list[str], group: str) -> list[str]:
-    """Topics, with the retry topic of each that can have one."""
+    """Topics, with the retry topic of each that can have one; without any where that would be more than a member may subscribe to."""
     found = list(topics)
+    if 2 * len(topics) > SUBSCRIPTIONS_MAX:
+        return found
     for topic in topics:
         if not is_retry_topic(topic, group):
             try:
