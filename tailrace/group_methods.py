@@ -59,7 +59,7 @@ class GroupMethods:
         InvalidRequestError, InvalidTopicNameError (the group's name cannot be part of a topic's), NotSupportedError (a topic with a schema), and what the
         appliance refuses to write.
         """
-        topics = self._group_of().subscribed_topics()
+        topics = self._group_of().topics()
         if 2 * len(topics) > SUBSCRIPTIONS_MAX:
             raise InvalidRequestError(
                 f"this consumer subscribes to {len(topics)} topics: with more than {SUBSCRIPTIONS_MAX // 2} it does not read their retry topics, too"

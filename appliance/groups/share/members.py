@@ -65,6 +65,7 @@ class ShareMember:
         settings = {
             "topics": self.topics, "client_id": self.client_id, "session_timeout_ms": self.session_timeout_ms,
             "heartbeat_interval_ms": self.heartbeat_interval_ms, "earliest": self.resets_to_earliest,
+            "session": None if self.session is None else list(self.session),
         }  # fmt: skip
         last = {"sequence": self.sequence, "answer": self.last_answer}
         return MemberRow(group_id, self.member_id, self.epoch, orjson.dumps(settings).decode(), orjson.dumps(last).decode(), "{}")
@@ -75,5 +76,7 @@ class ShareMember:
         settings, last = orjson.loads(row.settings), orjson.loads(row.assignment)
         return cls(
             row.member_id, row.epoch, tuple(settings["topics"]), settings["client_id"], settings["session_timeout_ms"],
-            settings["heartbeat_interval_ms"], settings["earliest"], now_ns, sequence=last["sequence"], last_answer=last["answer"],
+            settings["heartbeat_interval_ms"], settings["earliest"], now_ns,
+            session=None if settings["session"] is None else SessionKey(*settings["session"]),
+            sequence=last["sequence"], last_answer=last["answer"],
         )  # fmt: skip

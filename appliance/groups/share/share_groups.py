@@ -73,6 +73,7 @@ class ShareGroups:
         if group.changed_partitions or group.gone_partitions:
             self._changed.add(group.name)
         for member in group.members.values():
+            self._bind(group, member)
             self._watch_member(group, member)
         for key in group.partitions:
             self._watch_partition(group, key)
@@ -191,7 +192,13 @@ class ShareGroups:
     def _move_session(self, group: ShareGroup, member: ShareMember, session: SessionKey) -> None:
         if member.session != session:
             self._forget_session(member, group.name)
-            self._members_of.setdefault(session, set()).add((group.name, member.member_id))
+            member.session = session
+            self._bind(group, member)
+            group.changed_members.add(member.member_id)  # a successor of this process is told of the connection's end, too
+
+    def _bind(self, group: ShareGroup, member: ShareMember) -> None:
+        if member.session is not None:
+            self._members_of.setdefault(member.session, set()).add((group.name, member.member_id))
 
     def _forget_session(self, member: ShareMember, name: str) -> None:
         if member.session is not None:
@@ -366,8 +373,10 @@ class ShareGroups:
                 self._forget_session(member, old.name)
                 self._timers.set((old.name, member.member_id, -1), None)
                 continue
+            self._forget_session(known, old.name)
             known.session, known.heard_ns, known.closed_ns = member.session, member.heard_ns, member.closed_ns
             known.acquires_over = member.acquires_over
+            self._bind(group, known)
             self._watch_member(group, known)
         for key in old.partitions:
             if group is None or key not in group.partitions:

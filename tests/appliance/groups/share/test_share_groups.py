@@ -183,6 +183,15 @@ def test_a_killed_front_costs_its_members_nothing_before_their_next_heartbeat(wo
         member.heartbeat()
 
 
+def test_a_connection_that_closes_behind_a_restart_is_known(world: World) -> None:
+    topic = world.topics.make("t", end=4)
+    world.join("g", "gone", "t", offset_reset="earliest").acquire(10)
+    world.restart()
+    world.close_session(1)
+    world.advance(S)
+    assert world.join("g", "other", "t", session=2).acquire(10)["acquired"] == [[topic, 0, 0, 3, 2]]
+
+
 def test_locks_pass_in_their_time_and_wake_those_who_wait(world: World) -> None:
     topic = world.topics.make("t", end=2, group_share_record_lock_duration_ms=5_000)
     one, two = world.join("g", "one", "t", offset_reset="earliest"), world.join("g", "two", "t", session=2)

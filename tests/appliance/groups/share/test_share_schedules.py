@@ -167,7 +167,6 @@ class Schedule:
             if chance.randrange(2):
                 member.heartbeat(-1)
             else:
-                member.heartbeat()  # a group that was started since knows the connection by it
                 world.close_session(member.session)
                 world.advance(S)
                 self.forget_passed()
