@@ -129,7 +129,9 @@ def parse(name: str, value: Any) -> Any:
     if name == "delay.levels" and isinstance(value, str):
         parse_levels(value)
         return " ".join(value.replace(",", " ").split())
-    if name == "dead.letter.topic" and isinstance(value, str):
+    if name == "dead.letter.topic":
+        if not isinstance(value, str):
+            raise InvalidSettingError(f"topic setting {name} is {shown(value)}; it takes the name of a topic, or empty text")
         try:
             return check_topic_name(value) if value else ""
         except InvalidTopicNameError as error:
