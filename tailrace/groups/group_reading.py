@@ -115,6 +115,7 @@ class GroupReading:
         if self._subscription is None and self._reading.cursors:
             raise InvalidRequestError("partitions are assigned by assign(); write unsubscribe() before subscribe()")
         self._subscription, self.hooks = subscription, hooks
+        self._reading.topics_may_go = True
         if self.membership.phase is not Phase.OUT:
             self._want_topics()
 
@@ -141,7 +142,7 @@ class GroupReading:
 
     def leave(self) -> None:
         """Be no member any more; everything is given up already."""
-        self._subscription = None
+        self._subscription, self._reading.topics_may_go = None, False
         with self._lock:
             self.membership.leave(self._now_ns())
         self._ring()
@@ -164,6 +165,8 @@ class GroupReading:
         """Around a call of poll()."""
         if not self._has_thread:
             self.beats.step()
+        if self._thread.failure is not None:
+            raise self._thread.failure
         self.progress.begin_poll()
         if self._subscription is not None and self.membership.phase is Phase.OUT:
             self._want_topics()
