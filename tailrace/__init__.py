@@ -78,6 +78,8 @@ if TYPE_CHECKING:
         TopicPartition,
     )
     from tailrace.recurrence import Recurrence, RecurrenceError
+    from tailrace.share.records import ShareRecord
+    from tailrace.share_consumer import ShareConsumer
 
 _HOMES = {
     "BatchesHandle": "handles",
@@ -85,6 +87,8 @@ _HOMES = {
     "Admin": "admin",
     "NewTopic": "new_topic",
     "Consumer": "consumer",
+    "ShareConsumer": "share_consumer",
+    "ShareRecord": "share.records",
     "EmbeddedAppliance": "private_appliance",
     "embedded": "private_appliance",
     "Producer": "producer",
@@ -149,6 +153,8 @@ __all__ = [
     "RecurrenceError",
     "RequestTimeoutError",
     "SchemaMismatchError",
+    "ShareConsumer",
+    "ShareRecord",
     "StaleProducerEpochError",
     "StorageError",
     "TailraceError",

@@ -26,6 +26,7 @@ from appliance.groups.front_link import FrontLink, Outgoing
 from appliance.groups.limits import GroupLimits
 from appliance.groups.messages import Answer, Push, Requester, SessionKey
 from appliance.groups.service import GroupService
+from appliance.groups.share.share_groups import ShareGroups
 from appliance.groups.store import GroupStore
 from appliance.groups.topics_view import CatalogTopics
 from shm.catalog_messages import Assignment, LaneKind
@@ -378,7 +379,8 @@ def build(context: ProcessContext, open_store: Callable[[str], GroupStore]) -> G
     def open_service(topics: CatalogTopics, now_ns: int) -> Opened:
         store = open_store(f"{spec.data_dirs[0]}/{GROUPS_FILE}")
         try:
-            return store, GroupService(store, topics, limits, answer_max, now_ns, context.clock.wall_us)
+            share = ShareGroups(store, topics, limits, answer_max, now_ns, context.clock.wall_us)
+            return store, GroupService(store, topics, limits, answer_max, now_ns, context.clock.wall_us, share=share)
         except BaseException:
             store.close()
             raise

@@ -159,7 +159,7 @@ class GroupService:
         self._now_ns = now_ns
         self._sessions.closed(SessionKey(*session), now_ns, with_front=with_front)
         if self._share is not None:
-            self._share.session_closed(session, now_ns)
+            self._share.session_closed(session, now_ns, with_front=with_front)
 
     def topics_changed(self, now_ns: int) -> None:
         """There are other topics, partitions or settings: groups whose subscriptions they concern are assigned anew, members are told."""

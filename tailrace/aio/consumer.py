@@ -27,6 +27,7 @@ from tailrace.settings import ConsumerOptions
 
 if TYPE_CHECKING:
     from tailrace.aio.group import LoopGroup
+    from tailrace.retry_later import RetryLater
 
 NS_PER_MS = 1_000_000
 Found = TypeVar("Found", list[Record], list[TopicBatch])
@@ -57,6 +58,7 @@ class AsyncConsumer(AsyncClient, AsyncGroupMethods, OtherNames):
         self._starting = asyncio.Lock()
         self._is_closing = False
         self._group: LoopGroup | None = None
+        self._retries: RetryLater | None = None
         if self._consumer.group is not None:
             from tailrace.aio.group import LoopGroup
 
@@ -94,6 +96,8 @@ class AsyncConsumer(AsyncClient, AsyncGroupMethods, OtherNames):
                 await self._group.close(list(self._consumer.assignment()), autocommit=autocommit, is_handled=is_handled)
         finally:
             self._end(self._consumer.close_without_group)
+            if self._retries is not None:
+                await asyncio.to_thread(self._retries.close)
 
     def __del__(self) -> None:
         if getattr(self, "_group", None) is not None and not self._is_closed:

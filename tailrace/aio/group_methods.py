@@ -5,6 +5,7 @@ Owner: one event loop's thread.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, overload
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from tailrace.aio.driver import Driver
     from tailrace.aio.group import LoopGroup
     from tailrace.aio.loop_consumer import LoopConsumer
+    from tailrace.retry_later import RetryLater
 
 
 class AsyncGroupMethods:
@@ -26,6 +28,7 @@ class AsyncGroupMethods:
     _driver: Driver
     _group: LoopGroup | None
     _topics: list[str]
+    _retries: RetryLater | None
 
     async def _ready(self) -> None:
         raise NotImplementedError
@@ -45,6 +48,15 @@ class AsyncGroupMethods:
         if self._group is None:
             raise InvalidRequestError(NO_GROUP)
         return self._group
+
+    async def retry_later(self, record: Record, delay: Any) -> int:
+        """As `Consumer.retry_later`; it works in a thread, over a connection of its own."""
+        await self._loop_group()
+        if self._retries is None:
+            from tailrace.retry_later import RetryLater
+
+            self._retries = RetryLater.standalone(self._consumer.settings)
+        return await asyncio.to_thread(self._retries.retry, record, delay)
 
     async def subscribe(
         self,

@@ -35,6 +35,7 @@ from tailrace.groups.subscription import Subscription, missing_topics
 from tailrace.offset_lookup import Call
 from tailrace.reading import Reading
 from tailrace.records import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
+from tailrace.retry_topics import is_retry_topic, with_retry_topics
 from tailrace.settings import ConsumerSettings
 from tailrace.topics import TopicInfo
 
@@ -126,7 +127,8 @@ class GroupReading:
             subscription.match(self._all_topics())
             subscription.listed_version = version
         with self._lock:
-            self.membership.subscribe(subscription.topics, bool(subscription.patterns), self._now_ns())
+            topics = with_retry_topics(subscription.topics, self.group_id)
+            self.membership.subscribe(topics, bool(subscription.patterns), self._now_ns())
         self._ring()
 
     def unsubscribe(self) -> None:
@@ -356,6 +358,7 @@ class GroupReading:
             info = infos[topic_id]
             key = TopicPartition(info.name, partition)
             cursors[key] = cursor = PartitionCursor(key, info)
+            cursor.begins_at_earliest = is_retry_topic(info.name, self.group_id)
             cursor.pause(delivery=topic_id in self.membership.paused_topics)
             self._keys[topic_id, partition] = key
         self._lookup.add(cursors.values())

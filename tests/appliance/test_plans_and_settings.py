@@ -125,6 +125,11 @@ def test_topic_names_that_are_allowed() -> None:
         ({"min.insync.replicas": 2}, "not supported by this version"),
         ({"cleanup.policy": "compact"}, "allowed are delete: compaction is not part of this version"),
         ({"max.message.bytes": 8 << 20}, "what a ring of"),
+        ({"dead.letter.topic": "a/b"}, "dead.letter.topic: topic name 'a/b' is not allowed"),
+        ({"dead.letter.topic": 7}, "dead.letter.topic is 7"),
+        ({"group.share.delivery.count.limit": 0}, "from 1 to 10000"),
+        ({"group.share.record.lock.duration.ms": "1ms"}, "from 100 to 3600000"),
+        ({"group.share.partition.max.record.locks": 20_000}, "from 10 to 10000"),
     ],
 )
 def test_wrong_topic_settings_are_refused_with_what_to_do(given: dict[str, Any], sentence: str) -> None:

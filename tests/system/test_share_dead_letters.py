@@ -1,0 +1,155 @@
+"""What a share group gives up, against a real appliance: poison, damage, deserializers that fail, dead-letter topics that cannot be written."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections import Counter
+
+import pytest
+
+from tailrace import (
+    Admin,
+    Consumer,
+    InvalidRecordError,
+    Producer,
+    RecordTooLargeError,
+    TailraceError,
+    TopicPartition,
+)
+from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.queues import LONG_MS, fill, make, read, share, start_offset, take
+from tests.system import test_skip_damaged
+
+
+def test_poison_ends_in_the_dead_letter_topic_and_the_rest_goes_on(appliance: EmbeddedAppliance, topic: str) -> None:
+    make(appliance, topic, 10, partitions=2, group_share_delivery_count_limit=3, dead_letter_topic=f"{topic}-dead")
+    deliveries: Counter[bytes] = Counter()
+    with share(appliance, topic) as consumer:
+        while consumer.metrics()["dead_letters"] < 1:
+            for record in consumer.poll(1_000):
+                deliveries[record.value] += 1
+                assert record.delivery_count == deliveries[record.value]
+                consumer.acknowledge(record, "release" if record.value == b"7" else "accept")
+            consumer.commit()
+        assert deliveries == {b"%d" % number: 3 if number == 7 else 1 for number in range(10)}
+    (letter,) = read(appliance, f"{topic}-dead", 1)
+    headers = dict(letter.headers)
+    assert (letter.key, letter.value) == (b"k7", b"7")
+    assert headers["dlq.topic"] == topic.encode()
+    assert int(headers["dlq.partition"]) == letter.partition
+    assert headers["dlq.group"] == f"g-{topic}".encode()
+    assert headers["dlq.delivery_count"] == b"3"
+    assert b"delivered 3 times" in headers["dlq.reason"]
+    with Consumer(bootstrap=appliance.address) as plain:
+        key = TopicPartition(topic, letter.partition)
+        plain.assign([key])
+        plain.seek(key, int(headers["dlq.offset"]))
+        (origin,) = plain.poll(LONG_MS, 1)
+        assert (origin.value, origin.timestamp) == (b"7", int(headers["dlq.timestamp"]))
+
+
+def test_a_dead_letter_that_cannot_be_written_is_not_given_up(
+    appliance: EmbeddedAppliance, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(appliance, topic, 1, group_share_record_lock_duration_ms=300, group_share_delivery_count_limit=1, dead_letter_topic=topic)
+    with share(appliance, topic) as consumer:
+        (record,) = take(consumer, 1)
+        consumer.acknowledge(record, "reject")
+        with pytest.raises(TailraceError, match="its own dead-letter topic"):
+            consumer.commit()
+        consumer.acknowledge(record, "release")
+        consumer.commit()
+        assert consumer.poll(500) == []
+        assert "share_dead_letter_not_written" in caplog.text
+        with Admin(appliance.address) as admin:
+            admin.alter_topics({topic: {"dead.letter.topic": ""}})
+        assert start_offset(appliance, f"g-{topic}") == 0
+    with share(appliance, topic) as consumer:
+        while consumer.metrics()["dead_letters"] < 1:
+            assert consumer.poll(200) == []
+    assert read(appliance, f"{topic}.dlq", 1)[0].value == b"0"
+
+
+def test_a_record_whose_deserializer_fails_is_released_and_dead_lettered_as_it_is_stored(appliance: EmbeddedAppliance, topic: str) -> None:
+    make(appliance, topic, 6, group_share_delivery_count_limit=2)
+
+    def strict(value: bytes) -> int:
+        if value == b"3":
+            raise ValueError("three")
+        return int(value)
+
+    values: list[int] = []
+    failures: list[int | None] = []
+    with share(appliance, topic, value_deserializer=strict) as consumer:
+        while consumer.metrics()["dead_letters"] < 1 or len(values) < 5:
+            try:
+                records = consumer.poll(1_000)
+            except InvalidRecordError as error:
+                failures.append(error.first_offset)
+                continue
+            for record in records:
+                assert record.delivery_count == 1
+                values.append(record.value)
+                consumer.acknowledge(record)
+    assert values == [0, 1, 2, 4, 5]  # those behind it pay nothing for it
+    assert failures == [3, 3]
+    assert read(appliance, f"{topic}.dlq", 1)[0].value == b"3"
+
+
+def test_damaged_records_are_told_in_the_dead_letter_topic_and_the_rest_goes_on(tmp_path: pathlib.Path, topic: str) -> None:
+    test_skip_damaged.fill(tmp_path, topic)
+    test_skip_damaged.damage(tmp_path, topic, [3, 7], "body")
+    damaged = {number * test_skip_damaged.PER_BATCH + row for number in (3, 7) for row in range(test_skip_damaged.PER_BATCH)}
+    running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
+    try:
+        with share(running, topic) as consumer:
+            found: list[int] = []
+            while len(found) < test_skip_damaged.TOTAL - len(damaged) or consumer.metrics()["dead_letters"] < 2:
+                found += [record.offset for record in consumer.poll(1_000, 7)]
+            consumer.commit()
+        assert sorted(found) == [offset for offset in range(test_skip_damaged.TOTAL) if offset not in damaged]
+        assert start_offset(running, f"g-{topic}") == test_skip_damaged.TOTAL
+        told: set[int] = set()
+        for letter in read(running, f"{topic}.dlq", 2):
+            assert (letter.key, letter.value) == (None, None)
+            match = re.search(r"offsets (\d+) to (\d+) cannot be read", dict(letter.headers)["dlq.reason"].decode())
+            assert match is not None
+            told.update(range(int(match[1]), int(match[2]) + 1))
+        assert told == damaged
+    finally:
+        assert running.stop() == 0
+
+
+def test_dead_letters_that_do_not_fit_and_a_dead_letter_topic_that_is_deleted(appliance: EmbeddedAppliance, topic: str) -> None:
+    make(appliance, topic, max_message_bytes=4_096)
+    with Producer(appliance.address) as producer:
+        size = next(size for size in range(4_000, 0, -10) if fits(producer, topic, size))
+    with share(appliance, topic) as consumer, Admin(appliance.address) as admin:
+        (record,) = take(consumer, 1)
+        assert len(record.value) == size
+        consumer.acknowledge(record, "reject")
+        consumer.commit()
+        (letter,) = read(appliance, f"{topic}.dlq", 1)
+        headers = dict(letter.headers)
+        assert (letter.key, letter.value, headers["dlq.is_cut"], headers["dlq.offset"]) == (None, None, b"true", b"0")
+        admin.delete_topics(f"{topic}.dlq")
+        fill(appliance, topic, 1)
+        for _ in range(600):
+            for record in consumer.poll(100):
+                consumer.acknowledge(record, "reject")
+            try:
+                consumer.commit()
+            except TailraceError:
+                continue  # the first attempt finds the topic gone; the record is still held
+            if consumer.metrics()["dead_letters"] == 2:
+                break
+        assert [letter.value for letter in read(appliance, f"{topic}.dlq", 1)] == [b"0"]
+
+
+def fits(producer: Producer, topic: str, size: int) -> bool:
+    try:
+        producer.send(topic, b"x" * size, partition=0).result(60)
+    except RecordTooLargeError:
+        return False
+    return True
