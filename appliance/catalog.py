@@ -22,8 +22,9 @@ import orjson
 
 from tailrace.delays import delay_log_name
 from tailrace.errors import DiskFullError, InvalidSchemaError, StorageError
+from tailrace.hash_slots import HASH_SLOTS, HandOver, owners_after, ranges_of
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 PRODUCER_EPOCH_MAX = 32767
 PRODUCERS_MAX = 100_000
 """Producer ids whose epochs are known. One that is older than so many others gets a new id where it asks for its next epoch, as an unknown one does."""
@@ -36,11 +37,12 @@ CREATE TABLE IF NOT EXISTS schemas (schema_id INTEGER PRIMARY KEY, message BLOB 
 CREATE TABLE IF NOT EXISTS topics (
     topic_id BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, state TEXT NOT NULL CHECK (state IN ('changing', 'active', 'deleting')),
     version INTEGER NOT NULL, typed INTEGER NOT NULL, schema_id INTEGER NOT NULL REFERENCES schemas, settings TEXT NOT NULL, created_us INTEGER NOT NULL,
-    delay_of BLOB NOT NULL DEFAULT x''
+    delay_of BLOB NOT NULL DEFAULT x'', slot_counts TEXT NOT NULL DEFAULT '[]'
 ) STRICT;
 CREATE TABLE IF NOT EXISTS partitions (
     topic_id BLOB NOT NULL REFERENCES topics ON DELETE CASCADE, partition INTEGER NOT NULL, data_dir INTEGER NOT NULL, slot INTEGER NOT NULL,
-    delete_before INTEGER NOT NULL, PRIMARY KEY (topic_id, partition), UNIQUE (slot)
+    delete_before INTEGER NOT NULL, slots TEXT NOT NULL DEFAULT '', hand_over TEXT NOT NULL DEFAULT '[]',
+    PRIMARY KEY (topic_id, partition), UNIQUE (slot)
 ) STRICT;
 CREATE TABLE IF NOT EXISTS data_dirs (number INTEGER PRIMARY KEY, directory_id TEXT NOT NULL UNIQUE, path TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS producers (producer_id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL) STRICT;
@@ -56,6 +58,10 @@ class PartitionRow:
     """Its number in the catalog, whatever the configuration's order."""
     slot: int
     delete_before: int
+    slots: str = ""
+    """The hash slots that it owns, as ranges (see `tailrace.hash_slots`); empty: its topic has none."""
+    hand_over: HandOver = ()
+    """Where the partitions that gave it slots ended at that moment; incomplete until the change is carried out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,8 @@ class Topic:
     created_us: int
     delay_of: bytes = b""
     """Of a delay log: the id of the topic whose delayed records it holds."""
+    slot_counts: tuple[int, ...] = ()
+    """With hash slots: how many partitions it has had, one after the other. The length is the version of its slot map, which follows from it."""
 
 
 class MissingDirectoryError(RuntimeError):
@@ -137,6 +145,13 @@ class Catalog:
                 self._db.execute("ALTER TABLE topics ADD COLUMN delay_of BLOB NOT NULL DEFAULT x''")
                 self._db.execute("UPDATE meta SET value = 3 WHERE name = 'schema_version'")
             found = 3
+        if found == 3:  # before hash slots
+            with _Transaction(self._db):
+                self._db.execute("ALTER TABLE topics ADD COLUMN slot_counts TEXT NOT NULL DEFAULT '[]'")
+                self._db.execute("ALTER TABLE partitions ADD COLUMN slots TEXT NOT NULL DEFAULT ''")
+                self._db.execute("ALTER TABLE partitions ADD COLUMN hand_over TEXT NOT NULL DEFAULT '[]'")
+                self._db.execute("UPDATE meta SET value = 4 WHERE name = 'schema_version'")
+            found = 4
         if found != SCHEMA_VERSION:
             raise CatalogVersionError(f"{path} has catalog version {found}; this build reads {SCHEMA_VERSION}")
 
@@ -204,10 +219,8 @@ class Catalog:
         """All topics, by name."""
         by_topic: dict[bytes, list[PartitionRow]] = {}
         with _refusals():
-            for topic_id, *rest in self._db.execute(
-                "SELECT topic_id, partition, data_dir, slot, delete_before FROM partitions ORDER BY partition"
-            ):
-                by_topic.setdefault(topic_id, []).append(PartitionRow(*rest))
+            for topic_id, *rest in self._db.execute(f"SELECT topic_id, {_ROW} FROM partitions ORDER BY partition"):
+                by_topic.setdefault(topic_id, []).append(_partition(rest))
             return [_topic(row, by_topic.get(row[0], ())) for row in self._db.execute(f"{_SELECT_TOPICS} ORDER BY name")]
 
     def topic(self, name: str) -> Topic | None:
@@ -216,10 +229,8 @@ class Catalog:
             row = self._db.execute(f"{_SELECT_TOPICS} WHERE name = ?", (name,)).fetchone()
             if row is None:
                 return None
-            rows = self._db.execute(
-                "SELECT partition, data_dir, slot, delete_before FROM partitions WHERE topic_id = ? ORDER BY partition", (row[0],)
-            )
-            return _topic(row, [PartitionRow(*rest) for rest in rows])
+            rows = self._db.execute(f"SELECT {_ROW} FROM partitions WHERE topic_id = ? ORDER BY partition", (row[0],))
+            return _topic(row, [_partition(rest) for rest in rows])
 
     def create_topic(
         self, name: str, partitions: int, given: dict[str, Any], schema: bytes, typed: bool, now_us: int, delay_of: bytes = b""
@@ -230,10 +241,12 @@ class Catalog:
         topic_id = self._random_bytes(16)
         with _refusals(), _Transaction(self._db):
             self._db.execute(
-                "INSERT INTO topics VALUES (?, ?, 'changing', 1, ?, ?, ?, ?, ?)",
+                "INSERT INTO topics VALUES (?, ?, 'changing', 1, ?, ?, ?, ?, ?, '[]')",
                 (topic_id, name, int(typed), self._schema_id(schema), orjson.dumps(given).decode(), now_us, delay_of),
             )
             added = self._add_partitions(topic_id, 0, partitions, delay_of)
+            if given.get("partitioner") == HASH_SLOTS:
+                self._set_slots(topic_id, (partitions,))
         self._slots |= added
         return self._known(name)
 
@@ -273,22 +286,36 @@ class Catalog:
             added.add(slot)
             data_dir = beside[partition] if delay_of else min(self._usable_dirs, key=lambda number: (counts[number], number))
             counts[data_dir] += 1
-            self._db.execute("INSERT INTO partitions VALUES (?, ?, ?, ?, 0)", (topic_id, partition, data_dir, slot))
+            self._db.execute("INSERT INTO partitions VALUES (?, ?, ?, ?, 0, '', '[]')", (topic_id, partition, data_dir, slot))
         return added
+
+    def _set_slots(self, topic_id: bytes, counts: tuple[int, ...]) -> None:
+        """The slot map that follows from a history of partitions."""
+        self._db.execute("UPDATE topics SET slot_counts = ? WHERE topic_id = ?", (orjson.dumps(counts).decode(), topic_id))
+        for partition, ranges in ranges_of(owners_after(counts)).items():
+            self._db.execute("UPDATE partitions SET slots = ? WHERE topic_id = ? AND partition = ?", (ranges, topic_id, partition))
 
     def restore_topic(self, topic: Topic) -> None:
         """Take in a topic that was decided before (see `appliance.catalog_recovery`), its slots included. Raises sqlite3.Error."""
         with _Transaction(self._db):
             self._db.execute("INSERT OR IGNORE INTO schemas VALUES (?, ?)", (topic.schema_id, topic.schema))
             self._db.execute(
-                "INSERT INTO topics VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO topics VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (topic.topic_id, topic.name, topic.state, topic.version, int(topic.typed), topic.schema_id, orjson.dumps(topic.given).decode(),
-                 topic.created_us, topic.delay_of),
+                 topic.created_us, topic.delay_of, orjson.dumps(topic.slot_counts).decode()),
             )  # fmt: skip
             for row in topic.partitions:
                 self._db.execute(
-                    "INSERT INTO partitions VALUES (?, ?, ?, ?, ?)",
-                    (topic.topic_id, row.partition, row.data_dir, row.slot, row.delete_before),
+                    "INSERT INTO partitions VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        topic.topic_id,
+                        row.partition,
+                        row.data_dir,
+                        row.slot,
+                        row.delete_before,
+                        row.slots,
+                        orjson.dumps(row.hand_over).decode(),
+                    ),
                 )
             self._meta("next_schema_id", 1)
             self._db.execute("UPDATE meta SET value = max(value, ?) WHERE name = 'next_schema_id'", (topic.schema_id + 1,))
@@ -302,6 +329,8 @@ class Catalog:
                 (orjson.dumps(given).decode(), topic.topic_id),
             )
             added = self._add_partitions(topic.topic_id, len(topic.partitions), partitions, topic.delay_of)
+            if topic.slot_counts and added:
+                self._set_slots(topic.topic_id, (*topic.slot_counts, partitions))
         self._slots |= added
         return self._known(topic.name)
 
@@ -322,9 +351,14 @@ class Catalog:
             self._db.execute("UPDATE topics SET state = 'deleting', version = version + 1 WHERE topic_id = ?", (topic.topic_id,))
         return self._known(topic.name)
 
-    def mark_active(self, topic: Topic) -> None:
-        """This version of the topic is carried out; a later one may be decided already."""
-        with _refusals():
+    def mark_active(self, topic: Topic, hand_overs: Mapping[int, HandOver]) -> None:
+        """This version of the topic is carried out; a later one may be decided already. `hand_overs`: of partitions that got slots from others."""
+        with _refusals(), _Transaction(self._db):
+            for partition, hand_over in hand_overs.items():
+                self._db.execute(
+                    "UPDATE partitions SET hand_over = ? WHERE topic_id = ? AND partition = ?",
+                    (orjson.dumps(hand_over).decode(), topic.topic_id, partition),
+                )
             self._db.execute(
                 "UPDATE topics SET state = 'active' WHERE topic_id = ? AND state = 'changing' AND version = ?",
                 (topic.topic_id, topic.version),
@@ -363,13 +397,23 @@ class Catalog:
         self._db.execute("INSERT OR IGNORE INTO producers VALUES (?, 0)", (producer_id - 1,))
 
 
-_SELECT_TOPICS = "SELECT topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of FROM topics JOIN schemas USING (schema_id)"
+_ROW = "partition, data_dir, slot, delete_before, slots, hand_over"
+_SELECT_TOPICS = (
+    "SELECT topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of, slot_counts"
+    " FROM topics JOIN schemas USING (schema_id)"
+)
+
+
+def _partition(row: Any) -> PartitionRow:
+    partition, data_dir, slot, delete_before, slots, hand_over = row
+    ends = tuple((source, offset) for source, offset in orjson.loads(hand_over))
+    return PartitionRow(partition, data_dir, slot, delete_before, slots, ends)
 
 
 def _topic(row: Any, partitions: Iterable[PartitionRow]) -> Topic:
-    topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of = row
-    given = orjson.loads(settings)
-    return Topic(topic_id, name, state, version, bool(typed), schema_id, message, given, tuple(partitions), created_us, delay_of)
+    topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of, slot_counts = row
+    given, counts = orjson.loads(settings), tuple(orjson.loads(slot_counts))
+    return Topic(topic_id, name, state, version, bool(typed), schema_id, message, given, tuple(partitions), created_us, delay_of, counts)
 
 
 class _Transaction:
