@@ -203,8 +203,9 @@ class Admin(GroupsOfAdminLater, OtherNames):
 
     def describe_topics(self, names: str | Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Everything known of topics (None: of all): settings, schema, when they were created (ISO 8601), and per partition its offsets, records, bytes on
-        the disk, segments, state, newest timestamp and time of the last append, both in milliseconds since 1970; of a topic with hash slots its slot_map_version, and per partition its slots and hand_over:
-        partition that gave it some -> the offset there up to which it is to be read before. Raises UnknownTopicError.
+        the disk, segments, state, newest timestamp and time of the last append, both in milliseconds since 1970; of a topic with hash
+        slots its slot_map_version, and per partition its slots and hand_over: partition that gave it some -> the offset there up to which it is to be read
+        before. Raises UnknownTopicError.
         """
         infos = self.topic_info(self.list_topics() if names is None else names)
         result: dict[str, dict[str, Any]] = {}

@@ -5,25 +5,24 @@ from __future__ import annotations
 import random
 
 from tailrace import Consumer, Record, TopicPartition
-from tailrace.private_appliance import EmbeddedAppliance
 from tailrace.protocol.wire import Api
 from tailrace.topics import TopicInfo, topics_from_metadata
 from tests.kit.raw_client import RawClient
 
 
-def described(appliance: EmbeddedAppliance, topic: str) -> TopicInfo:
+def described(address: str, topic: str) -> TopicInfo:
     """What METADATA says of a topic."""
-    with RawClient(appliance.address) as client:
+    with RawClient(address) as client:
         _, body = client.ask(Api.METADATA, {"topics": [topic]})
     return topics_from_metadata(body, topic)[topic]
 
 
-def logs_of(appliance: EmbeddedAppliance, topic: str) -> dict[int, list[Record]]:
+def logs_of(address: str, topic: str) -> dict[int, list[Record]]:
     """Partition -> all its records, offsets dense."""
-    info = described(appliance, topic)
+    info = described(address, topic)
     keys = [TopicPartition(topic, partition) for partition in range(len(info.partitions))]
     logs: dict[int, list[Record]] = {key.partition: [] for key in keys}
-    with Consumer(bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+    with Consumer(bootstrap=address, auto_offset_reset="earliest") as consumer:
         consumer.assign(keys)
         ends = consumer.end_offsets(keys)
         while any(len(logs[key.partition]) < ends[key] for key in keys):
@@ -53,9 +52,9 @@ def in_order(info: TopicInfo, logs: dict[int, list[Record]], rng: random.Random)
     return read
 
 
-def check_order(appliance: EmbeddedAppliance, topic: str, counts: dict[bytes, int]) -> dict[bytes, set[int]]:
+def check_order(address: str, topic: str, counts: dict[bytes, int]) -> dict[bytes, set[int]]:
     """The topic holds for each key the values 0 to count - 1, once each and in order. Returns in which partitions each key is."""
-    info, logs = described(appliance, topic), logs_of(appliance, topic)
+    info, logs = described(address, topic), logs_of(address, topic)
     for seed in range(3):
         following = dict.fromkeys(counts, 0)
         for record in in_order(info, logs, random.Random(seed)):
