@@ -107,7 +107,7 @@ class PartitionFile:
         self.epochs.append(Epoch(number, start))
 
     def note_map(self, version: int, end: int) -> bool:
-        """A slot map holds from `end` on; returns whether that is news."""
+        """A slot map holds from `end` on (said in order with the data); returns whether that is news."""
         if version <= max(1, self.map_ends[-1].version if self.map_ends else 0):
             return False
         self.map_ends.append(MapEnd(version, end))
