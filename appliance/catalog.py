@@ -14,17 +14,21 @@ import logging
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from appliance.catalog_rows import ROW, SELECT_TOPICS, PartitionRow, Topic, partition_of, topic_of
 from appliance.step_commit import Database, Done, Effects, Failed, Transaction
 from tailrace.delays import delay_log_name
 from tailrace.errors import DiskFullError, InvalidSchemaError, StorageError, TailraceError
 from tailrace.hash_slots import HASH_SLOTS, HandOver, owners_after, ranges_of
+
+__all__ = [
+    "Catalog", "CatalogFullError", "CatalogVersionError", "MissingDirectoryError", "PartitionRow", "Topic", "delay_log_of", "error_kind",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -51,41 +55,6 @@ CREATE TABLE IF NOT EXISTS partitions (
 CREATE TABLE IF NOT EXISTS data_dirs (number INTEGER PRIMARY KEY, directory_id TEXT NOT NULL UNIQUE, path TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS producers (producer_id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL) STRICT;
 """
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionRow:
-    """A partition as decided: where its files and its slot are."""
-
-    partition: int
-    data_dir: int
-    """Its number in the catalog, whatever the configuration's order."""
-    slot: int
-    delete_before: int
-    slots: str = ""
-    """The hash slots that it owns, as ranges (see `tailrace.hash_slots`); empty: its topic has none."""
-    hand_over: HandOver = ()
-    """Where the partitions that gave it slots ended at that moment; incomplete until the change is carried out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """A topic as decided. `given` holds only the settings that were asked for; defaults are filled in by `topic_settings.complete`."""
-
-    topic_id: bytes
-    name: str
-    state: str
-    version: int
-    typed: bool
-    schema_id: int
-    schema: bytes
-    given: dict[str, Any]
-    partitions: tuple[PartitionRow, ...]
-    created_us: int
-    delay_of: bytes = b""
-    """Of a delay log: the id of the topic whose delayed records it holds."""
-    slot_counts: tuple[int, ...] = ()
-    """With hash slots: how many partitions it has had, one after the other. The length is the version of its slot map, which follows from it."""
 
 
 class MissingDirectoryError(RuntimeError):
@@ -258,18 +227,18 @@ class Catalog:
         """All topics, by name."""
         by_topic: dict[bytes, list[PartitionRow]] = {}
         with _refusals():
-            for topic_id, *rest in self._db.execute(f"SELECT topic_id, {_ROW} FROM partitions ORDER BY partition"):
-                by_topic.setdefault(topic_id, []).append(_partition(rest))
-            return [_topic(row, by_topic.get(row[0], ())) for row in self._db.execute(f"{_SELECT_TOPICS} ORDER BY name")]
+            for topic_id, *rest in self._db.execute(f"SELECT topic_id, {ROW} FROM partitions ORDER BY partition"):
+                by_topic.setdefault(topic_id, []).append(partition_of(rest))
+            return [topic_of(row, by_topic.get(row[0], ())) for row in self._db.execute(f"{SELECT_TOPICS} ORDER BY name")]
 
     def topic(self, name: str) -> Topic | None:
         """A topic by name, None where there is none. Raises StorageError."""
         with _refusals():
-            row = self._db.execute(f"{_SELECT_TOPICS} WHERE name = ?", (name,)).fetchone()
+            row = self._db.execute(f"{SELECT_TOPICS} WHERE name = ?", (name,)).fetchone()
             if row is None:
                 return None
-            rows = self._db.execute(f"SELECT {_ROW} FROM partitions WHERE topic_id = ? ORDER BY partition", (row[0],))
-            return _topic(row, [_partition(rest) for rest in rows])
+            rows = self._db.execute(f"SELECT {ROW} FROM partitions WHERE topic_id = ? ORDER BY partition", (row[0],))
+            return topic_of(row, [partition_of(rest) for rest in rows])
 
     def create_topic(
         self, name: str, partitions: int, given: dict[str, Any], schema: bytes, typed: bool, now_us: int, delay_of: bytes = b""
@@ -434,22 +403,3 @@ class Catalog:
     def begin_producers_at(self, producer_id: int) -> None:
         """No id below this one is given any more. Raises sqlite3.Error."""
         self._db.execute("INSERT OR IGNORE INTO producers VALUES (?, 0)", (producer_id - 1,))
-
-
-_ROW = "partition, data_dir, slot, delete_before, slots, hand_over"
-_SELECT_TOPICS = (
-    "SELECT topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of, slot_counts"
-    " FROM topics JOIN schemas USING (schema_id)"
-)
-
-
-def _partition(row: Any) -> PartitionRow:
-    partition, data_dir, slot, delete_before, slots, hand_over = row
-    ends = tuple((source, offset) for source, offset in orjson.loads(hand_over))
-    return PartitionRow(partition, data_dir, slot, delete_before, slots, ends)
-
-
-def _topic(row: Any, partitions: Iterable[PartitionRow]) -> Topic:
-    topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of, slot_counts = row
-    given, counts = orjson.loads(settings), tuple(orjson.loads(slot_counts))
-    return Topic(topic_id, name, state, version, bool(typed), schema_id, message, given, tuple(partitions), created_us, delay_of, counts)

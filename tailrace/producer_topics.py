@@ -145,7 +145,8 @@ class Routes:
 
     def _on_moved(self, info: TopicInfo) -> None:
         """Hash slots have moved, and the topic has other queues."""
-        if info.name in self.by_topic:
+        known = self.by_topic.get(info.name)
+        if known is not None and known.info.topic_id == info.topic_id:
             self._adopt(info)
 
 

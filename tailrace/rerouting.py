@@ -174,7 +174,7 @@ class Rerouting:
         batch.info = info
         targets = _targets(batch, info.owners)
         wanted = sorted(set(targets))
-        if wanted == [batch.partition]:
+        if wanted in ([], [batch.partition]):
             return [(batch.partition, batch)]
         if len(wanted) == 1:
             _move_whole(batch, wanted[0])
