@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import os
 import pathlib
 import subprocess
@@ -16,7 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
+from appliance.cli.main import tailrace
 from shm.crash_points import CRASH_POINT_VARIABLE
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition, embedded
 from tailrace.aio import AsyncAdmin, AsyncProducer
@@ -395,3 +398,28 @@ def test_a_group_reads_every_key_in_order_while_partitions_are_added_and_process
         counts = load.end()
         wait_until(lambda: work() >= 0 and following == counts, "everything is read")
         assert sum(member.count for member in members) == 6
+
+
+def test_operators_see_the_map_and_delayed_records_go_where_the_slot_was(own: EmbeddedAppliance) -> None:
+    create(own.address, "orders", 2, **{"delay.enabled": True})
+    moving = next(key for key in KEYS if owners_after((2,))[slot_of(key)] == 0 and owners_after((2, 3))[slot_of(key)] == 2)
+    with Producer(own.address) as producer:
+        producer.send("orders", b"before", key=moving).result(60)
+        handles = [producer.send("orders", b"late", key=moving, deliver_after=dt.timedelta(seconds=seconds)) for seconds in (0, 4)]
+        assert [handle.result(60).partition for handle in handles] == [0, 0]
+        add_partitions(own.address, "orders", 3)
+        assert producer.send("orders", b"after", key=moving).result(60).partition == 2
+        assert producer.send("orders", b"late", key=moving, deliver_after=dt.timedelta(0)).result(60).partition == 2
+        wait_until(
+            lambda: sum(record.value == b"late" for log in logs_of(own.address, "orders").values() for record in log) == 3, "delivered"
+        )
+    with Admin(own.address) as admin:
+        topic = admin.describe_topics("orders")["orders"]
+    assert topic["slot_map_version"] == 2
+    assert topic["partitions"][0]["slots"] == "0-5461"
+    (ends,) = [p["hand_over"] for p in topic["partitions"] if p["hand_over"]]
+    assert set(ends) == {0, 1}
+    shown = CliRunner().invoke(tailrace, ["topic", "describe", "orders", "--bootstrap", own.address])
+    assert shown.exit_code == 0
+    assert "HASH SLOTS" in shown.output
+    assert f"0:{ends[0]} 1:{ends[1]}" in shown.output
