@@ -27,7 +27,6 @@ from appliance.groups.messages import Answer, Push, Requester, SessionKey
 from appliance.groups.service import GroupService
 from appliance.groups.store import GroupStore
 from appliance.groups.topics_view import CatalogTopics
-from appliance.hiring import GROUPS_DATABASE
 from shm.catalog_messages import Assignment, LaneKind
 from shm.control import ProcessSlot
 from shm.crash_points import crash_point
@@ -38,6 +37,7 @@ from shm.outbox import Outbox
 from shm.runtime.boundary import Boundary
 from shm.runtime.process import ProcessContext, configure_logging, process_name, run, start
 from tailrace.errors import StorageError, TailraceError
+from tailrace.formats.data_directory import GROUPS_FILE
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.requests import decode_json, encode_error
 from tailrace.protocol.wire import WireError
@@ -207,7 +207,7 @@ class GroupsAgent:
             timer_ns = self._opened[1].next_deadline_ns()
             if timer_ns is not None:
                 deadlines.append(max(timer_ns, self._timers_at_ns))
-        elif self._is_fed:
+        elif self._is_fed and self._is_running():  # before, the end of recovery rings
             deadlines.append(self._open_at_ns)
         if any(front.outbox.waiting or front.is_replaced for front in self._fronts):
             deadlines.append(self._now_ns + TRY_AGAIN_NS)
@@ -385,8 +385,8 @@ class GroupsAgent:
         front.outbox.put(_Outgoing(LaneKind.RESPONSE, 0, int(code), requester.session, requester.correlation_id, body))
 
 
-def build(context: ProcessContext) -> GroupsAgent:
-    """The agent of this specification; it has asked to be fed."""
+def build(context: ProcessContext, open_store: Callable[[str], GroupStore]) -> GroupsAgent:
+    """The agent of this specification; it has asked to be fed. `open_store`: the database at a path."""
     spec, settings = context.spec, context.spec.settings
 
     def front_link(front: int) -> FrontLink:
@@ -406,7 +406,7 @@ def build(context: ProcessContext) -> GroupsAgent:
     answer_max = min(front.answers.payload_max for front in fronts)
 
     def open_service(topics: CatalogTopics, now_ns: int) -> Opened:
-        store = GroupStore(f"{spec.data_dirs[0]}/{GROUPS_DATABASE}")
+        store = open_store(f"{spec.data_dirs[0]}/{GROUPS_FILE}")
         try:
             return store, GroupService(store, topics, limits, answer_max, now_ns, context.clock.wall_us)
         except BaseException:
@@ -435,7 +435,7 @@ def main() -> None:
     """The process."""
     context = start()
     configure_logging(context)
-    agent = build(context)
+    agent = build(context, GroupStore)
     run(agent, context)
     agent.close()
 

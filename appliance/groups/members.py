@@ -62,11 +62,16 @@ class Member:
     reported: frozenset[Partition] | None = None
     """What it last said it owns; None: not known (since a restart)."""
     session: SessionKey | None = None
+    """The connection it was heard over last; None: it has closed, or nothing was heard since a restart."""
     closed_ns: int | None = None
     """When its connection closed, until it comes over another one."""
     last_heartbeat_ns: int = 0
     revoking_since_ns: int = 0
     timer: Any = None
+    subscription_bytes: int = 0
+    """What `Sessions` counts for its subscription."""
+    has_new_settings: bool = True
+    """Whether its settings are to be written, too: they may be long, and seldom change."""
     quiet_answer: bytes = b""
     quiet_version: int = 0
     """The answer to a heartbeat without news, made once; empty: to be made anew."""
@@ -95,11 +100,13 @@ class Member:
     # ---- rows ------------------------------------------------------------------------------------------------------------------------
 
     def row(self, group_id: int) -> MemberRow:
-        one = self.settings
-        settings = orjson.dumps(
-            [one.topics, one.instance_id, one.client_id, one.assignor, one.session_timeout_ms, one.rebalance_timeout_ms,
-             one.heartbeat_interval_ms, one.follows_catalog]
-        ).decode()  # fmt: skip
+        """With settings "": as they are in the store."""
+        one, settings = self.settings, ""
+        if self.has_new_settings:
+            settings = orjson.dumps(
+                [one.topics, one.instance_id, one.client_id, one.assignor, one.session_timeout_ms, one.rebalance_timeout_ms,
+                 one.heartbeat_interval_ms, one.follows_catalog]
+            ).decode()  # fmt: skip
         assignment = orjson.dumps([self.previous_epoch, self.state, self.is_away, _epochs_out(self.assigned), _epochs_out(self.revoking)])
         return MemberRow(group_id, self.member_id, self.epoch, settings, assignment.decode(), orjson.dumps(by_topic(self.target)).decode())
 
@@ -111,6 +118,7 @@ class Member:
         return cls(
             row.member_id, MemberSettings(tuple(topics), *rest), row.epoch, previous_epoch, state, is_away, _epochs_in(assigned),
             _epochs_in(revoking), frozenset(partitions_in(orjson.loads(row.target))), last_heartbeat_ns=now_ns, revoking_since_ns=now_ns,
+            has_new_settings=False,
         )  # fmt: skip
 
 
@@ -120,9 +128,10 @@ def reconcile(
 ) -> bool:  # fmt: skip
     """Take the member one step towards its target, and `owners` (partition -> member id) with it; returns whether anything changed.
 
-    `said`: what it says, in this heartbeat, that it owns; None: it says nothing of that. What is to be given back counts as its own until it has
-    said, after it was told, that it has not got it: an earlier word may be from before it took what an answer gave it. `owners` may lose partitions:
-    look for who waits for them. `held`: partitions that nobody gets yet (see `hand_over`).
+    `said`: what it says that it owns, in this heartbeat or, if this one has nothing of that, before; None: not known. What is to be given back counts as
+    its own until a heartbeat that comes after it was told: the word before may be from before it took what an answer gave it, and a member
+    that has not got the answer says again what it owns. `owners` may lose partitions: look for who waits for them.
+    `held`: partitions that nobody gets yet (see `hand_over`).
     """
     if member.state == REVOKING:
         if said is None or not said.isdisjoint(member.revoking):

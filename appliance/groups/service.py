@@ -10,11 +10,10 @@ A step of the process that runs it:
 When `commit` raises: `store.rollback()`, `rolled_back(now)`, and then `take_answers` has that error for each request that the step would have
 changed something for. A service is made when the whole catalog is known (see `TopicsView`).
 
-What a client has to keep to, so that no partition has two readers: it says in `owned` what it has given back, and, before or after, what it takes; an
-assignment that comes in an answer to a heartbeat without `owned`, or is another than its `owned`, is followed by a heartbeat with `owned`, also where
-the member has nothing to change; after a heartbeat that was not answered with OK, the next one carries `owned`; from a heartbeat with `owned` until
-one is answered with OK the member takes no partition. (An answer to a heartbeat with `owned` always carries the assignment: what an answer that was lost
-has said may not hold any more.)
+What a client has to keep to, so that no partition has two readers: one heartbeat is under way at a time; it says in `owned` what the member has, when that is
+another than it said last, after a heartbeat that was not answered with OK, and after an answer with an assignment to a heartbeat without `owned`;
+from a heartbeat with `owned` until one is answered with OK the member takes no partition. (An answer to a heartbeat with `owned` always carries the
+assignment: what an answer that was lost has said may not hold any more.)
 
 Owner: one process, one thread.
 Invariants: a heartbeat without news costs no write and no look at other members; a group's target is computed once for all that a step changed.
@@ -161,10 +160,12 @@ class GroupService:
             return group.summary()
         return self._share.summary(name) if self._share is not None and self._share.has(name) else None
 
-    def session_closed(self, session: SessionKey, now_ns: int) -> None:
-        """The connection is gone: its dynamic members have CLOSED_GRACE_NS to come over another one."""
+    def session_closed(self, session: SessionKey, now_ns: int, *, with_front: bool = False) -> None:
+        """The connection is gone: its dynamic members have CLOSED_GRACE_NS to come over another one; and a heartbeat's time more `with_front`: of a front
+        that was killed they learn by their next heartbeat only.
+        """
         self._now_ns = now_ns
-        self._sessions.closed(SessionKey(*session), now_ns)
+        self._sessions.closed(SessionKey(*session), now_ns, with_front=with_front)
         if self._share is not None:
             self._share.session_closed(session, now_ns)
 
@@ -210,6 +211,7 @@ class GroupService:
         """Timers: members that are silent, offsets that are old. Before the commit. Raises StorageError, DiskFullError: then roll back."""
         self._now_ns = now_ns
         self._sessions.advance(now_ns)
+        self._heartbeats.advance(now_ns)
         if self._expiry.is_due(now_ns):
             self._book.settle()
             for group_id in self._expiry.step(now_ns, self._wall_ms()):
@@ -222,7 +224,7 @@ class GroupService:
 
     def next_deadline_ns(self) -> int | None:
         """When `step` next has something to do; None: never."""
-        deadlines = [self._sessions.next_deadline_ns(), self._expiry.next_deadline_ns()]
+        deadlines = [self._sessions.next_deadline_ns(), self._heartbeats.next_deadline_ns(), self._expiry.next_deadline_ns()]
         if self._share is not None:
             deadlines.append(self._share.next_deadline_ns())
         return min((one for one in deadlines if one is not None), default=None)

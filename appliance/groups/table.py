@@ -11,7 +11,7 @@ from typing import Any
 
 from appliance.groups.group import ConsumerGroup
 from appliance.groups.limits import GroupLimits
-from appliance.groups.membership import Sessions
+from appliance.groups.membership import Sessions, paused_of
 from appliance.groups.messages import TopicsView
 from appliance.groups.requests import CONSUMER, shown
 from appliance.groups.store import GroupStore
@@ -52,10 +52,14 @@ class GroupTable:
         for row in self._store.all_members():
             rows.setdefault(row.group_id, []).append(row)
         for group_row in self._store.groups(CONSUMER):
-            self._take_in(ConsumerGroup.of_rows(group_row, rows.get(group_row.group_id, ()), now_ns))
+            group = ConsumerGroup.of_rows(group_row, rows.get(group_row.group_id, ()), now_ns)
+            self._take_in(group)
+            if group.is_dirty:
+                self.change(group)
 
     def _take_in(self, group: ConsumerGroup) -> None:
         self._by_name[group.name] = self._by_id[group.group_id] = group
+        group.paused = paused_of(group.signature, self._topics)
         for member in group.members.values():
             self._sessions.watch(group.group_id, member)
 
@@ -96,6 +100,8 @@ class GroupTable:
                 self._store.delete_members(gone)
             if there:
                 self._store.put_members([member.row(group.group_id) for member in there])
+                for member in there:
+                    member.has_new_settings = False
             group.touched.clear()
         if group.is_row_changed:
             self._store.put_groups([group.row()])
@@ -123,7 +129,7 @@ class GroupTable:
         if row is None:
             return
         group = ConsumerGroup.of_rows(row, self._store.members(group_id), now_ns)
-        group.is_dirty = bool(group.members) and group.subscribed(self._topics) != group.signature
+        group.is_dirty = group.is_dirty or (bool(group.members) and group.subscribed(self._topics) != group.signature)
         if group.is_dirty:
             self.change(group)
         self._take_in(group)
