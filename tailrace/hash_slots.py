@@ -143,3 +143,26 @@ def missing_sources(counts: tuple[int, ...], partition: int, known: Iterable[tup
 def hand_over_of(described: Mapping[str, Any]) -> HandOver:
     """What METADATA, or JSON elsewhere, says of a partition. Raises TypeError, ValueError."""
     return tuple(sorted((int(source), int(offset)) for source, offset in described.items()))
+
+
+def is_drained(
+    hand_over: Iterable[tuple[int, int]],
+    positions: Mapping[int, int],
+    beginnings: Mapping[int, int] | None = None,
+    ends: Mapping[int, int] | None = None,
+) -> bool:
+    """Whether all that was handed over is read, so that the partition that got it may be: per source partition, `positions` (or what a group has committed)
+    has passed its hand-over offset, or all that is left of the log (`beginnings`, `ends`, where they are known: retention, or a disk that failed, may have
+    taken the rest). A reader without a group, which takes partitions as it likes, asks this itself before it reads a partition that was added:
+
+        described = admin.describe_topics("orders")["orders"]["partitions"][5]
+        is_drained(described["hand_over"].items(), {key.partition: consumer.position(key) for key in consumer.assignment()})
+    """
+    beginnings, ends = beginnings or {}, ends or {}
+    return all(_is_read(offset, positions.get(source), beginnings.get(source), ends.get(source)) for source, offset in hand_over)
+
+
+def _is_read(offset: int, position: int | None, beginning: int | None, end: int | None) -> bool:
+    if beginning is not None and beginning >= offset:
+        return True
+    return position is not None and position >= (offset if end is None else min(offset, end))

@@ -4,36 +4,20 @@ Where keys have moved, the older records of a key lie in another partition than 
 group's committed offsets have passed the hand-over offset of each of its sources. A group that keeps its offsets elsewhere would wait for ever: where it has
 committed nothing at all in a source, that source is waited for no longer than PATIENCE_NS.
 
-Owner: the service. `is_drained` is pure.
+Owner: the service. `is_drained`, which decides, is pure.
 Crash: nothing is kept: what is held follows from committed offsets and topics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from appliance.groups.group import ConsumerGroup
 from appliance.groups.messages import Partition, TopicsView, TopicView
 from appliance.groups.offsets import OffsetBook
-from tailrace.hash_slots import HandOver
+from tailrace.hash_slots import is_drained
+
+__all__ = ["PATIENCE_NS", "HandOvers", "is_drained"]
 
 PATIENCE_NS = 60_000_000_000
-_NOTHING: Mapping[int, int] = {}
-
-
-def is_drained(
-    hand_over: HandOver, committed: Mapping[int, int], beginnings: Mapping[int, int] = _NOTHING, ends: Mapping[int, int] = _NOTHING
-) -> bool:
-    """Whether all that was handed over is read: per source partition, `committed` has passed its hand-over offset, or all that is left of the log
-    (`beginnings`, `ends`, where they are known: retention, or a disk that failed, may have taken the rest).
-    """
-    return all(_is_read(offset, committed.get(source), beginnings.get(source), ends.get(source)) for source, offset in hand_over)
-
-
-def _is_read(offset: int, committed: int | None, beginning: int | None, end: int | None) -> bool:
-    if beginning is not None and beginning >= offset:
-        return True
-    return committed is not None and committed >= (offset if end is None else min(offset, end))
 
 
 class HandOvers:
