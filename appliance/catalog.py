@@ -14,20 +14,25 @@ import logging
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from appliance.catalog_rows import ROW, SELECT_TOPICS, PartitionRow, Topic, partition_of, topic_of
 from appliance.step_commit import Database, Done, Effects, Failed, Transaction
 from tailrace.delays import delay_log_name
 from tailrace.errors import DiskFullError, InvalidSchemaError, StorageError, TailraceError
+from tailrace.hash_slots import HASH_SLOTS, HandOver, owners_after, ranges_of
+
+__all__ = [
+    "Catalog", "CatalogFullError", "CatalogVersionError", "MissingDirectoryError", "PartitionRow", "Topic", "delay_log_of", "error_kind",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 PRODUCER_EPOCH_MAX = 32767
 PRODUCERS_MAX = 100_000
 """Producer ids whose epochs are known. One that is older than so many others gets a new id where it asks for its next epoch, as an unknown one does."""
@@ -40,44 +45,16 @@ CREATE TABLE IF NOT EXISTS schemas (schema_id INTEGER PRIMARY KEY, message BLOB 
 CREATE TABLE IF NOT EXISTS topics (
     topic_id BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, state TEXT NOT NULL CHECK (state IN ('changing', 'active', 'deleting')),
     version INTEGER NOT NULL, typed INTEGER NOT NULL, schema_id INTEGER NOT NULL REFERENCES schemas, settings TEXT NOT NULL, created_us INTEGER NOT NULL,
-    delay_of BLOB NOT NULL DEFAULT x''
+    delay_of BLOB NOT NULL DEFAULT x'', slot_counts TEXT NOT NULL DEFAULT '[]'
 ) STRICT;
 CREATE TABLE IF NOT EXISTS partitions (
     topic_id BLOB NOT NULL REFERENCES topics ON DELETE CASCADE, partition INTEGER NOT NULL, data_dir INTEGER NOT NULL, slot INTEGER NOT NULL,
-    delete_before INTEGER NOT NULL, PRIMARY KEY (topic_id, partition), UNIQUE (slot)
+    delete_before INTEGER NOT NULL, slots TEXT NOT NULL DEFAULT '', hand_over TEXT NOT NULL DEFAULT '[]',
+    PRIMARY KEY (topic_id, partition), UNIQUE (slot)
 ) STRICT;
 CREATE TABLE IF NOT EXISTS data_dirs (number INTEGER PRIMARY KEY, directory_id TEXT NOT NULL UNIQUE, path TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS producers (producer_id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL) STRICT;
 """
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionRow:
-    """A partition as decided: where its files and its slot are."""
-
-    partition: int
-    data_dir: int
-    """Its number in the catalog, whatever the configuration's order."""
-    slot: int
-    delete_before: int
-
-
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """A topic as decided. `given` holds only the settings that were asked for; defaults are filled in by `topic_settings.complete`."""
-
-    topic_id: bytes
-    name: str
-    state: str
-    version: int
-    typed: bool
-    schema_id: int
-    schema: bytes
-    given: dict[str, Any]
-    partitions: tuple[PartitionRow, ...]
-    created_us: int
-    delay_of: bytes = b""
-    """Of a delay log: the id of the topic whose delayed records it holds."""
 
 
 class MissingDirectoryError(RuntimeError):
@@ -144,6 +121,13 @@ class Catalog:
                 self._db.execute("ALTER TABLE topics ADD COLUMN delay_of BLOB NOT NULL DEFAULT x''")
                 self._db.execute("UPDATE meta SET value = 3 WHERE name = 'schema_version'")
             found = 3
+        if found == 3:  # before hash slots
+            with Transaction(self._db):
+                self._db.execute("ALTER TABLE topics ADD COLUMN slot_counts TEXT NOT NULL DEFAULT '[]'")
+                self._db.execute("ALTER TABLE partitions ADD COLUMN slots TEXT NOT NULL DEFAULT ''")
+                self._db.execute("ALTER TABLE partitions ADD COLUMN hand_over TEXT NOT NULL DEFAULT '[]'")
+                self._db.execute("UPDATE meta SET value = 4 WHERE name = 'schema_version'")
+            found = 4
         if found != SCHEMA_VERSION:
             raise CatalogVersionError(f"{path} has catalog version {found}; this build reads {SCHEMA_VERSION}")
 
@@ -243,22 +227,18 @@ class Catalog:
         """All topics, by name."""
         by_topic: dict[bytes, list[PartitionRow]] = {}
         with _refusals():
-            for topic_id, *rest in self._db.execute(
-                "SELECT topic_id, partition, data_dir, slot, delete_before FROM partitions ORDER BY partition"
-            ):
-                by_topic.setdefault(topic_id, []).append(PartitionRow(*rest))
-            return [_topic(row, by_topic.get(row[0], ())) for row in self._db.execute(f"{_SELECT_TOPICS} ORDER BY name")]
+            for topic_id, *rest in self._db.execute(f"SELECT topic_id, {ROW} FROM partitions ORDER BY partition"):
+                by_topic.setdefault(topic_id, []).append(partition_of(rest))
+            return [topic_of(row, by_topic.get(row[0], ())) for row in self._db.execute(f"{SELECT_TOPICS} ORDER BY name")]
 
     def topic(self, name: str) -> Topic | None:
         """A topic by name, None where there is none. Raises StorageError."""
         with _refusals():
-            row = self._db.execute(f"{_SELECT_TOPICS} WHERE name = ?", (name,)).fetchone()
+            row = self._db.execute(f"{SELECT_TOPICS} WHERE name = ?", (name,)).fetchone()
             if row is None:
                 return None
-            rows = self._db.execute(
-                "SELECT partition, data_dir, slot, delete_before FROM partitions WHERE topic_id = ? ORDER BY partition", (row[0],)
-            )
-            return _topic(row, [PartitionRow(*rest) for rest in rows])
+            rows = self._db.execute(f"SELECT {ROW} FROM partitions WHERE topic_id = ? ORDER BY partition", (row[0],))
+            return topic_of(row, [partition_of(rest) for rest in rows])
 
     def create_topic(
         self, name: str, partitions: int, given: dict[str, Any], schema: bytes, typed: bool, now_us: int, delay_of: bytes = b""
@@ -269,10 +249,12 @@ class Catalog:
         topic_id = self._random_bytes(16)
         with _refusals(), Transaction(self._db):
             self._db.execute(
-                "INSERT INTO topics VALUES (?, ?, 'changing', 1, ?, ?, ?, ?, ?)",
+                "INSERT INTO topics VALUES (?, ?, 'changing', 1, ?, ?, ?, ?, ?, '[]')",
                 (topic_id, name, int(typed), self._schema_id(schema), orjson.dumps(given).decode(), now_us, delay_of),
             )
             added = self._add_partitions(topic_id, 0, partitions, delay_of)
+            if given.get("partitioner") == HASH_SLOTS:
+                self._set_slots(topic_id, (partitions,))
         self._slots |= added
         return self._known(name)
 
@@ -312,22 +294,36 @@ class Catalog:
             added.add(slot)
             data_dir = beside[partition] if delay_of else min(self._usable_dirs, key=lambda number: (counts[number], number))
             counts[data_dir] += 1
-            self._db.execute("INSERT INTO partitions VALUES (?, ?, ?, ?, 0)", (topic_id, partition, data_dir, slot))
+            self._db.execute("INSERT INTO partitions VALUES (?, ?, ?, ?, 0, '', '[]')", (topic_id, partition, data_dir, slot))
         return added
+
+    def _set_slots(self, topic_id: bytes, counts: tuple[int, ...]) -> None:
+        """The slot map that follows from a history of partitions."""
+        self._db.execute("UPDATE topics SET slot_counts = ? WHERE topic_id = ?", (orjson.dumps(counts).decode(), topic_id))
+        for partition, ranges in ranges_of(owners_after(counts)).items():
+            self._db.execute("UPDATE partitions SET slots = ? WHERE topic_id = ? AND partition = ?", (ranges, topic_id, partition))
 
     def restore_topic(self, topic: Topic) -> None:
         """Take in a topic that was decided before (see `appliance.catalog_recovery`), its slots included. Raises sqlite3.Error."""
         with Transaction(self._db):
             self._db.execute("INSERT OR IGNORE INTO schemas VALUES (?, ?)", (topic.schema_id, topic.schema))
             self._db.execute(
-                "INSERT INTO topics VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO topics VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (topic.topic_id, topic.name, topic.state, topic.version, int(topic.typed), topic.schema_id, orjson.dumps(topic.given).decode(),
-                 topic.created_us, topic.delay_of),
+                 topic.created_us, topic.delay_of, orjson.dumps(topic.slot_counts).decode()),
             )  # fmt: skip
             for row in topic.partitions:
                 self._db.execute(
-                    "INSERT INTO partitions VALUES (?, ?, ?, ?, ?)",
-                    (topic.topic_id, row.partition, row.data_dir, row.slot, row.delete_before),
+                    "INSERT INTO partitions VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        topic.topic_id,
+                        row.partition,
+                        row.data_dir,
+                        row.slot,
+                        row.delete_before,
+                        row.slots,
+                        orjson.dumps(row.hand_over).decode(),
+                    ),
                 )
             self._meta("next_schema_id", 1)
             self._db.execute("UPDATE meta SET value = max(value, ?) WHERE name = 'next_schema_id'", (topic.schema_id + 1,))
@@ -341,6 +337,8 @@ class Catalog:
                 (orjson.dumps(given).decode(), topic.topic_id),
             )
             added = self._add_partitions(topic.topic_id, len(topic.partitions), partitions, topic.delay_of)
+            if topic.slot_counts and added:
+                self._set_slots(topic.topic_id, (*topic.slot_counts, partitions))
         self._slots |= added
         return self._known(topic.name)
 
@@ -361,9 +359,14 @@ class Catalog:
             self._db.execute("UPDATE topics SET state = 'deleting', version = version + 1 WHERE topic_id = ?", (topic.topic_id,))
         return self._known(topic.name)
 
-    def mark_active(self, topic: Topic) -> None:
-        """This version of the topic is carried out; a later one may be decided already."""
+    def mark_active(self, topic: Topic, hand_overs: Mapping[int, HandOver]) -> None:
+        """This version of the topic is carried out; a later one may be decided already. `hand_overs`: of partitions that got slots from others."""
         with _refusals(), Transaction(self._db):
+            for partition, hand_over in hand_overs.items():
+                self._db.execute(
+                    "UPDATE partitions SET hand_over = ? WHERE topic_id = ? AND partition = ?",
+                    (orjson.dumps(hand_over).decode(), topic.topic_id, partition),
+                )
             self._db.execute(
                 "UPDATE topics SET state = 'active' WHERE topic_id = ? AND state = 'changing' AND version = ?",
                 (topic.topic_id, topic.version),
@@ -400,12 +403,3 @@ class Catalog:
     def begin_producers_at(self, producer_id: int) -> None:
         """No id below this one is given any more. Raises sqlite3.Error."""
         self._db.execute("INSERT OR IGNORE INTO producers VALUES (?, 0)", (producer_id - 1,))
-
-
-_SELECT_TOPICS = "SELECT topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of FROM topics JOIN schemas USING (schema_id)"
-
-
-def _topic(row: Any, partitions: Iterable[PartitionRow]) -> Topic:
-    topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of = row
-    given = orjson.loads(settings)
-    return Topic(topic_id, name, state, version, bool(typed), schema_id, message, given, tuple(partitions), created_us, delay_of)

@@ -15,12 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from appliance.catalog import Catalog, CatalogFullError, Topic
+from appliance.catalog import Catalog, CatalogFullError, PartitionRow, Topic
 from appliance.telling import Telling
 from appliance.topic_decisions import TopicDecisions, shown_name, shown_text
 from shm.crash_points import crash_point
+from shm.layout import SlotState
 from shm.runtime.boundary import Boundary
 from tailrace.errors import InvalidRequestError, TailraceError
+from tailrace.hash_slots import HandOver, missing_sources
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.requests import decode_json, encode_error, encode_reply
 from tailrace.protocol.wire import Api
@@ -285,7 +287,9 @@ class Changes:
             state = self._telling.table(row).read(row.slot)
             if state.applied_version < topic.version or state.topic_id != topic.topic_id:
                 return False
-        return True
+        return topic.state == "deleting" or not any(
+            self._telling.table(row).read(row.slot).state is SlotState.UNREADABLE for row in self._without_end(topic)
+        )  # where such a log ends is not known: what it gave away must wait for that
 
     def _complete(self, topic: Topic, results: list[dict[str, Any]], now_ns: int) -> None:
         """A decision is carried out. A catalog that refuses to say so is asked again, and the requester is told."""
@@ -313,7 +317,7 @@ class Changes:
             self._catalog.forget(topic.topic_id)
             self._catalog.afterwards(lambda: self._forget(topic), not_noted)
             return
-        self._catalog.mark_active(topic)
+        self._catalog.mark_active(topic, self._hand_overs(topic))
         known = self._catalog.topic(topic.name)
         self._catalog.afterwards(lambda: self._tell_finished(topic, known, results), not_noted)
 
@@ -333,6 +337,25 @@ class Changes:
             if reason:
                 for result in results:
                     result.update(code=reason, message=f"partition {row.partition} takes no writes; see `tailrace status` and the log")
+
+    def _hand_overs(self, topic: Topic) -> dict[int, HandOver]:
+        """Where the logs end of which it is not known yet where they ended when they gave slots away. All workers refuse batches of the map before, and no
+        producer has been told of this one: nothing was appended since. (After a catalog was rebuilt without it, what was appended counts as well.)
+        """
+        found = {}
+        for row in topic.partitions:
+            missing = missing_sources(topic.slot_counts, row.partition, row.hand_over)
+            if missing:
+                rows = [topic.partitions[source] for source in missing]
+                ends = [(other.partition, self._telling.table(other).read(other.slot).log_end_offset) for other in rows]
+                found[row.partition] = tuple(sorted((*row.hand_over, *ends)))
+        return found
+
+    @staticmethod
+    def _without_end(topic: Topic) -> list[PartitionRow]:
+        """The partitions that gave slots away and of which it is not known where they ended then."""
+        sources = {source for row in topic.partitions for source in missing_sources(topic.slot_counts, row.partition, row.hand_over)}
+        return [topic.partitions[source] for source in sorted(sources)]
 
     # ---- answering -------------------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from appliance.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEM
 from tailrace.delays import DELAY_SUFFIX, delay_log_name
 from tailrace.formats.partition_file import PARTITION_FILE, Decision, PartitionFile
 from tailrace.formats.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
+from tailrace.hash_slots import HandOver, births, missing_sources, owners_after, ranges_of
 
 _DIRECTORY = re.compile(r"(.+)-([0-9]{1,4})")
 SENTENCES_MAX = 5
@@ -175,17 +176,34 @@ def _restore(
     versions = {file.decision.version if file.decision else 0 for _, file in known}
     topic_id = newest.topic_id
     version = max([decision.version, *(slot.version for slot in slots.of(topic_id))])
-    is_settled = len(versions) == 1 and len(known) == count and newest.decision is not None
+    counts_of_slots = tuple(decision.slot_counts)
+    if counts_of_slots and counts_of_slots[-1] < count:
+        counts_of_slots = (*counts_of_slots, count)
+    ranges = ranges_of(owners_after(counts_of_slots)) if counts_of_slots else {}
+    ends = {(each.partition, end.version): end.end for each, file in known for end in file.map_ends}
     rows = tuple(
         PartitionRow(
-            number, by_number[number].data_dir if number in by_number else _emptiest(counts), slots.take(topic_id, number, name), 0
+            number, by_number[number].data_dir if number in by_number else _emptiest(counts), slots.take(topic_id, number, name), 0,
+            ranges.get(number, ""), _hand_over(counts_of_slots, number, ends),
         )
         for number in range(count)
-    )
+    )  # fmt: skip
+    is_handed_over = not any(missing_sources(counts_of_slots, row.partition, row.hand_over) for row in rows)
+    is_settled = len(versions) == 1 and len(known) == count and newest.decision is not None and is_handed_over
     return Topic(
         topic_id, name, "active" if is_settled else "changing", version if is_settled else version + 1, decision.typed, decision.schema_id,
-        newest.schemas[decision.schema_id], dict(decision.given), rows, decision.created_us, bytes.fromhex(decision.delay_of),
+        newest.schemas[decision.schema_id], dict(decision.given), rows, decision.created_us, bytes.fromhex(decision.delay_of), counts_of_slots,
     )  # fmt: skip
+
+
+def _hand_over(counts: tuple[int, ...], partition: int, ends: dict[tuple[int, int], int]) -> HandOver:
+    """What the files of the partitions that gave it slots say of where they ended. One that says nothing is asked again, by its log's end, when the topic is
+    told to the workers.
+    """
+    birth = births(counts).get(partition) if counts else None
+    if birth is None:
+        return ()
+    return tuple((source, ends[source, birth.version]) for source in birth.sources if (source, birth.version) in ends)
 
 
 def _is_its_own(each: FoundPartition, file: PartitionFile) -> bool:

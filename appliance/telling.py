@@ -134,6 +134,7 @@ class Telling:
                 data_dir=self.placement.dir_index(row), schema_id=topic.schema_id, schema=topic.schema, typed=topic.typed,
                 dropped=topic.state == "deleting", delete_before=row.delete_before, revive=revive, settings=settings, delay_of=topic.delay_of.hex(),
                 delay_log=delay_log.topic_id.hex() if delay_log is not None else "", given=topic.given, created_us=topic.created_us,
+                slot_counts=list(topic.slot_counts), slots=row.slots, hand_over=[list(pair) for pair in row.hand_over],
             )
             for row in topic.partitions
         ]  # fmt: skip

@@ -17,6 +17,7 @@ from appliance import topic_settings
 from appliance.catalog import Catalog, PartitionRow, Topic, delay_log_of
 from appliance.dedicated_workers import DedicatedWorkers
 from appliance.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
+from shm.layout import SlotState
 from shm.partition_table import PartitionState
 from tailrace.delays import DELAY_COLUMNS, delay_log_name
 from tailrace.errors import (
@@ -25,6 +26,7 @@ from tailrace.errors import (
     InvalidSettingError,
     InvalidTopicNameError,
     OffsetOutOfRangeError,
+    PartitionOfflineError,
     TopicExistsError,
     UnknownTopicError,
 )
@@ -192,12 +194,18 @@ class TopicDecisions:
             raise InvalidSettingError(
                 "worker.dedicated is decided when a topic is created: its batches would lose their order between two workers"
             )
+        if changed.get("partitioner", topic_settings.partitioner_of(topic.given)) != topic_settings.partitioner_of(topic.given):
+            raise InvalidSettingError(
+                "partitioner is decided when a topic is created: its keys would lose their order between two partitions"
+            )
         given = {**topic.given, **changed}
         wanted = item.get("partitions")
         partitions = len(topic.partitions) if wanted is None else topic_settings.check_partitions(wanted)
         if partitions < len(topic.partitions):
             raise InvalidSettingError(f"topic {topic.name!r} has {len(topic.partitions)} partitions; their number can only grow")
         topic_settings.complete(given, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
+        if topic.slot_counts and partitions > len(topic.partitions):
+            self._check_ends_are_known(topic)
         if dedicated:
             self._dedicated.check_room(partitions - len(topic.partitions))
         delay_log = delay_log_of(topic, self._topics)
@@ -212,6 +220,14 @@ class TopicDecisions:
             elif needs_log:
                 decided.append(self._create_delay_log(topic, given, partitions, delay_schema))
         return decided
+
+    def _check_ends_are_known(self, topic: Topic) -> None:
+        """Slots leave a partition when it is known where its log ends. Raises PartitionOfflineError."""
+        for row in topic.partitions:
+            if self._state_of(row).state is not SlotState.ONLINE:
+                raise PartitionOfflineError(
+                    f"{topic.name}-{row.partition} takes no writes now, and it is to give hash slots away: repair its disk first"
+                )
 
     def delete_records(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
         """`partitions`: partition -> offset below which records go; -1: everything that consumers see now."""

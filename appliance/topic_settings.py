@@ -13,6 +13,7 @@ from typing import Any
 
 from tailrace.delays import DELAY_SUFFIX, parse_levels
 from tailrace.errors import InvalidSettingError, InvalidTopicNameError
+from tailrace.hash_slots import HASH_SLOTS
 from tailrace.units import examples, whole_number
 
 PARTITIONS_MAX = 1024
@@ -54,6 +55,7 @@ _TABLE = (
     TopicSetting("durability", str, "disk", "disk: consumers see, and acks=all waits for, what was fdatasync'd. memory: what was written to the page cache.", allowed=("disk", "memory")),
     TopicSetting("delay.enabled", bool, False, "Whether producers may have records of this topic delivered later (deliver_at, deliver_after); turned off, what is pending is still delivered.", allowed=("true", "false")),
     TopicSetting("delay.levels", str, "", "Delays that there are, such as `5s 10s 1m 1h`: others are rounded up to one; empty: any delay, to a millisecond."),
+    TopicSetting("partitioner", str, "producer", "How producers choose a record's partition: producer: as each is set; hash_slots: by the key's hash slot, so that a key keeps its order when partitions are added; only when it is created.", allowed=("producer", HASH_SLOTS)),
     TopicSetting("worker.dedicated", bool, False, "A worker process with a ring of its own for each partition of the topic; only when it is created.", allowed=("true", "false")),
     TopicSetting("group.share.record.lock.duration.ms", int, 30_000, "How long a member of a share group has a record for itself before it goes to another one, ms.", minimum=100, maximum=3_600_000),
     TopicSetting("group.share.delivery.count.limit", int, 5, "How often a share group delivers a record that is not accepted before it goes to the dead-letter topic.", minimum=1, maximum=10_000),
@@ -99,6 +101,11 @@ def delay_log_settings(given: dict[str, Any]) -> dict[str, Any]:
         "retention.ms": -1,
         "segment.bytes": min(int(given.get("segment.bytes", DELAY_SEGMENT_BYTES)), DELAY_SEGMENT_BYTES),
     }
+
+
+def partitioner_of(given: dict[str, Any]) -> str:
+    """Of the settings that a topic was given."""
+    return str(given.get("partitioner", TOPIC_SETTINGS["partitioner"].default))
 
 
 def check_partitions(count: Any) -> int:

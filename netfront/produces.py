@@ -23,11 +23,12 @@ from netfront.unanswered import Unanswered
 from shm.catalog_messages import Assignment, LaneKind
 from shm.doorbell import Doorbell
 from shm.lane import LaneWriter
-from shm.layout import ACKS_ALL, ACKS_LEADER, ACKS_NONE
+from shm.layout import ACKS_ALL, ACKS_LEADER, ACKS_MASK, ACKS_NONE, SLOT_MAP_SHIFT
 from shm.outbox import Outbox
 from shm.ring import Ring
 from tailrace.formats.batch_header import HEADER_BYTES
 from tailrace.formats.checksum import Readable
+from tailrace.hash_slots import VERSION_MAX
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
 from tailrace.protocol.wire import Api, RequestHeader, WireError
@@ -36,6 +37,10 @@ SESSION_PRODUCES_MAX = 32_768
 PRODUCES_MAX = 131_072
 """Batches that wait for their answer, of one connection and of all: five under way to each of 4,096 partitions are 20,480."""
 OVERDRAFT_BYTES = 1 << 20
+NO_SLOT_MAP = (
+    "the topic routes by hash slots (partitioner=hash_slots), and this client does not say by which map it has routed: use one that knows them, or a topic "
+    "with partitioner=producer"
+)
 _ACKS = {0: ACKS_NONE, 1: ACKS_LEADER, requests.ACKS_ALL: ACKS_ALL}
 
 
@@ -120,27 +125,32 @@ class Produces:
             self._replies.tell_credit(self._ledger.release(credit, len(batch)))
             raise WireError(ErrorCode.CREDIT_EXCEEDED, f"{received} bytes sent, {credit.limit} are granted")
         route = self._routing.find(request.topic_id, request.partition)
-        code = self._check(route, request.topic_id, batch)
+        code = self._check(route, request, batch)
         if code is not ErrorCode.OK or route is None:
             self._replies.tell_credit(self._ledger.release(session.credit, len(batch)))
             if request.acks:
-                raise WireError(code, ERROR_TABLE[code].meaning)
+                raise WireError(code, NO_SLOT_MAP if code is ErrorCode.INVALID_REQUEST else ERROR_TABLE[code].meaning)
             return
+        flags = _ACKS[request.acks]
+        if route.slot_counts:
+            flags |= request.slot_map_version << SLOT_MAP_SHIFT
         if request.acks:
             refusal = self._unanswered.refusal(session.word, header.correlation_id)
             if refusal is not None:
                 self._replies.tell_credit(self._ledger.release(session.credit, len(batch)))
                 raise refusal
             self._unanswered.add(session.word, header.correlation_id, header.api, header.version, self.now_ns, request.timeout_ms)
-        self._workers[route.worker].outbox.put(Batch(route.slot, _ACKS[request.acks], session, header.correlation_id, self.now_ns, batch))
+        self._workers[route.worker].outbox.put(Batch(route.slot, flags, session, header.correlation_id, self.now_ns, batch))
 
-    def _check(self, route: Assignment | None, topic_id: bytes, batch: bytes) -> ErrorCode:
+    def _check(self, route: Assignment | None, request: requests.ProduceRequest, batch: bytes) -> ErrorCode:
         if route is None:
-            return ErrorCode.PARTITION_OUT_OF_RANGE if self._routing.knows(topic_id) else ErrorCode.UNKNOWN_TOPIC
+            return ErrorCode.PARTITION_OUT_OF_RANGE if self._routing.knows(request.topic_id) else ErrorCode.UNKNOWN_TOPIC
         if len(batch) > int(route.settings["max.message.bytes"]):
             return ErrorCode.RECORD_TOO_LARGE
         if route.delay_of and not route.settings["delay.enabled"]:
             return ErrorCode.DELAY_NOT_ENABLED
+        if route.slot_counts and not 0 < request.slot_map_version <= VERSION_MAX:
+            return ErrorCode.INVALID_REQUEST
         return ErrorCode.OK if len(batch) > HEADER_BYTES else ErrorCode.UNSUPPORTED_BATCH
 
     def _write(self, lane: LaneWriter, item: Batch) -> bool:
@@ -149,7 +159,7 @@ class Produces:
         if not lane.try_write(LaneKind.PRODUCE, item.slot, item.flags, item.session.word, item.correlation_id, item.arrival_ns, (batch,)):
             return False
         # A client that waits for an answer hears of its credit there.
-        hears_soon = item.session if item.flags else None
+        hears_soon = item.session if item.flags & ACKS_MASK else None
         self._replies.tell_credit(self._ledger.release(item.session.credit, len(batch)), hears_soon)
         return True
 

@@ -80,8 +80,15 @@ class Routing:
             "schema": base64.b64encode(first.schema).decode("ascii"),
             "settings": first.settings,
             "created_us": first.created_us,
-            "partitions": [{"front": r.front} for r in routes if r is not None],
+            "partitions": [_partition_of(r) for r in routes if r is not None],
+            **({"slot_map_version": max(len(r.slot_counts) for r in routes if r is not None)} if first.slot_counts else {}),
         }
+
+
+def _partition_of(route: Assignment) -> dict[str, Any]:
+    if not route.slot_counts:
+        return {"front": route.front}
+    return {"front": route.front, "slots": route.slots, "hand_over": {str(source): offset for source, offset in route.hand_over}}
 
 
 def _schema_of(delay_log: Assignment) -> dict[str, Any]:

@@ -76,6 +76,12 @@ class Assignment:
     given: dict[str, Any] = field(default_factory=dict)
     """Those that were asked for, and when the topic was made: what its files say of it."""
     created_us: int = 0
+    slot_counts: list[int] = field(default_factory=list)
+    """With hash slots: how many partitions the topic has had, one after the other; the length is the version of its slot map."""
+    slots: str = ""
+    """The slots of this partition, as ranges."""
+    hand_over: list[list[int]] = field(default_factory=list)
+    """[source partition, offset] of each that gave it slots; complete where readers are told."""
 
     @property
     def has_delays(self) -> bool:

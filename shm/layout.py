@@ -64,6 +64,8 @@ FLAG_DELIVERED = 32
 """A batch that the scheduler delivered: (delay_ordinal, delay_position) is its last row."""
 FLAG_CLOSED = 64
 """A mark in a delay log: ordinals below `delay_ordinal` are closed."""
+SLOT_MAP_SHIFT = 8
+"""From this bit on the flags of a batch say by which version of its topic's slot map it was routed; 0: the topic has none."""
 
 
 OUTCOME_VERDICT = 0x0F

@@ -54,6 +54,8 @@ class Accumulator:
         self._waits = waits
         self._callbacks = callbacks
         self._on_keyless_batch = on_keyless_batch
+        self.tells_every_batch = False
+        """Whether `on_keyless_batch` is told of batches with keys, too."""
         self._linger_ns = settings.linger_ms * NS_PER_MS
         self.queues: dict[tuple[bytes, int], PartitionQueue] = {}
         """(topic id, partition) -> its batches."""
@@ -122,7 +124,7 @@ class Accumulator:
         if batch is not None and queue.close_open():
             self._note_closed(batch)
             self.enlist(queue)
-            if batch.ends_without_key:
+            if batch.ends_without_key or self.tells_every_batch:
                 self._on_keyless_batch(queue.info)
 
     def close_all(self) -> None:

@@ -203,7 +203,9 @@ class Admin(GroupsOfAdminLater, OtherNames):
 
     def describe_topics(self, names: str | Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Everything known of topics (None: of all): settings, schema, when they were created (ISO 8601), and per partition its offsets, records, bytes on
-        the disk, segments, state, newest timestamp and time of the last append, both in milliseconds since 1970. Raises UnknownTopicError.
+        the disk, segments, state, newest timestamp and time of the last append, both in milliseconds since 1970; of a topic with hash
+        slots its slot_map_version, and per partition its slots and hand_over: partition that gave it some -> the offset there up to which it is to be read
+        before. Raises UnknownTopicError.
         """
         infos = self.topic_info(self.list_topics() if names is None else names)
         result: dict[str, dict[str, Any]] = {}
@@ -219,11 +221,13 @@ class Admin(GroupsOfAdminLater, OtherNames):
                      "segments": found.get("segments"),
                      "newest_timestamp": _ms(found.get("max_timestamp_us")) if found.get("end") != found.get("beginning") else None,
                      "last_append": _ms(found.get("last_append_us")), "leader_epoch": found.get("leader_epoch"),
-                     "state": found.get("state", code_of(found["code"]).name)}
+                     "state": found.get("state", code_of(found["code"]).name),
+                     **({"slots": info.partitions[number].get("slots"), "hand_over": dict(info.hand_overs.get(number, ()))} if info.slot_map_version else {})}
                 )  # fmt: skip
             result[name] = {
                 "name": name, "topic_id": info.topic_id.hex(), "typed": info.typed, "schema": str(info.schema), "configs": dict(info.settings),
                 "created": (_EPOCH + dt.timedelta(microseconds=info.created_us)).isoformat() if info.created_us else None, "partitions": partitions,
+                **({"slot_map_version": info.slot_map_version} if info.slot_map_version else {}),
             }  # fmt: skip
         return result
 

@@ -17,6 +17,8 @@ import pyarrow.compute as pc
 from tailrace.delays import HORIZON_DAYS, HORIZON_US, parse_levels, rounded_to_level
 from tailrace.errors import InvalidRecordError, SchemaMismatchError
 from tailrace.formats.arrow_batch import cut_out, null_headers, timestamp_range
+from tailrace.hash_slots import slot_of
+from tailrace.producer_batch import STAYS
 from tailrace.schema import DEFAULT_SCHEMA, DELAY_FIELDS, conform, schema_of, to_message, to_table
 from tailrace.topics import TopicInfo
 
@@ -120,15 +122,15 @@ def _as_it_is(frame: Frame, info: TopicInfo, stamp_us: int) -> pa.RecordBatch | 
     return cut_out(batch, 0, batch.num_rows) if "headers" in given else batch
 
 
-def _partition_numbers(column: pa.ChunkedArray, choose: Callable[[bytes | None, int], int], partition_count: int) -> np.ndarray[Any, Any]:
-    """The partition of each row by its key: the partitioner is asked once per distinct key, hashed as text or bytes."""
+def _by_key(column: pa.ChunkedArray, number_of: Callable[[bytes | None], int]) -> np.ndarray[Any, Any]:
+    """A number for each row by its key, asked once per distinct key, taken as text or bytes."""
     encoded = column.combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = pa.concat_arrays(encoded.chunks)
     if not pa.types.is_dictionary(encoded.type):
         encoded = pc.dictionary_encode(encoded)
-    chosen = [choose(_key_bytes(key), partition_count) for key in encoded.dictionary.to_pylist()]
-    chosen.append(choose(None, partition_count))
+    chosen = [number_of(_key_bytes(key)) for key in encoded.dictionary.to_pylist()]
+    chosen.append(number_of(None))
     indices = pc.fill_null(encoded.indices.cast(pa.int64()), len(chosen) - 1).to_numpy(zero_copy_only=False)
     numbers: np.ndarray[Any, Any] = np.asarray(chosen, np.int64)[indices]
     return numbers
@@ -148,6 +150,8 @@ class Piece(NamedTuple):
     byte_count: int
     stamps_us: tuple[int, int]
     """The first and the largest timestamp."""
+    slots: np.ndarray[Any, Any] | None = None
+    """Of a topic with hash slots, by `key_column`: each row's, STAYS without a key."""
 
 
 def cut(
@@ -173,15 +177,20 @@ def cut(
     table = conform(table, info.schema)
     if not table.num_rows:
         return
-    if partition is not None or key_column is None:
-        parts = [(partition or 0, table)]
-    else:
-        numbers = _partition_numbers(table.column(key_column), choose, len(info.partitions))
-        parts = [(int(p), table.filter(pa.array(numbers == p))) for p in np.unique(numbers)]
-    for number, part in parts:
+    numbers = slots = None
+    if partition is None and key_column is not None:
+        column = table.column(key_column)
+        numbers = _by_key(column, lambda key: choose(key, len(info.partitions)))
+        if info.slot_map_version:
+            slots = _by_key(column, lambda key: STAYS if key is None else slot_of(key))
+    for number in [partition or 0] if numbers is None else np.unique(numbers):
+        chosen = None if numbers is None else numbers == number
+        part = table if chosen is None else table.filter(pa.array(chosen))
+        its_slots = None if slots is None else slots[chosen]
         rows_per_piece = max(1, int(target_bytes * part.num_rows / max(1, part.nbytes)))
         for batch in part.combine_chunks().to_batches():
             for start in range(0, batch.num_rows, rows_per_piece):
                 piece = cut_out(batch, start, rows_per_piece)
                 size = max(1, part.nbytes * piece.num_rows // part.num_rows)
-                yield Piece(number, piece, size, timestamp_range(piece, stamp_us))
+                piece_slots = None if its_slots is None else its_slots[start : start + piece.num_rows]
+                yield Piece(int(number), piece, size, timestamp_range(piece, stamp_us), piece_slots)

@@ -27,6 +27,7 @@ from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.session import Response
 from tailrace.protocol.wire import Api
+from tailrace.rerouting import Rerouting
 from tailrace.settings import ProducerSettings
 
 RETRY_BACKOFF_MAX_MS = 1_000
@@ -52,6 +53,7 @@ class Delivery:
         self._accumulator = accumulator
         self._acks = _ACKS[settings.acks]
         self._identity = ProducerIdentity(settings.enable_idempotence and settings.acks != 0)
+        self.rerouting = Rerouting(accumulator, connection, environment.monotonic_ns)
         self._unconfirmed = False
         """With acks=0: something was sent that the front may not have read."""
         self._asked_credit_ns = 0
@@ -77,6 +79,8 @@ class Delivery:
         connection.tick(now_ns)
         if not connection.is_ready:
             return
+        if self.rerouting.is_waiting:
+            self.rerouting.step(now_ns)
         if self._identity.is_missing:
             self._obtain_epoch()
             if not self._identity.is_known:
@@ -93,7 +97,9 @@ class Delivery:
             if queue.muted_until_ns > now_ns:
                 return False
             position = 0
-            if identity.needs_epoch:  # first learn what became of everything that was sent, also behind what was refused
+            if (
+                identity.needs_epoch or queue.awaits_map
+            ):  # first learn what became of everything that was sent, also behind what was refused
                 position = queue.first_of_unknown_fate()
                 if position < 0:
                     return False
@@ -119,7 +125,10 @@ class Delivery:
 
     def _request(self, queue: PartitionQueue, batch: ProducerBatch, data: bytearray) -> bool:
         """Hand the batch to the connection; False: it takes nothing now."""
-        request = requests.ProduceRequest(queue.info.topic_id, queue.partition, self._acks, self._settings.request_timeout_ms)
+        info = queue.info
+        request = requests.ProduceRequest(
+            info.topic_id, queue.partition, self._acks, self._settings.request_timeout_ms, info.slot_map_version
+        )
         on_answer = partial(self._on_answer, queue, batch) if self._acks else None
         return self._connection.request(Api.PRODUCE, [requests.encode_produce(request), data], on_answer)
 
@@ -223,7 +232,13 @@ class Delivery:
         error = error_for(code, detail)
         if code not in _FATE_UNKNOWN_CODES:
             batch.was_sent = False  # refused: it was not appended
-        if code in _NEW_EPOCH_CODES:
+        if code is ErrorCode.STALE_SLOT_MAP and queue.info.slot_map_version:
+            self._counters["retries"] += 1
+            batch.last_refusal = f"{detail or 'refused'} [{code.name}]"
+            self._accumulator.leave_flight(queue, batch)
+            self._accumulator.put_back(queue, batch)
+            self.rerouting.begin(queue.info)
+        elif code in _NEW_EPOCH_CODES:
             # The worker knows nothing of what came before: take a new epoch once nothing is under way, then send this one again under it.
             self._identity.use_up()
             self._retry(queue, batch, code, detail, pause=False)

@@ -90,11 +90,7 @@ class Handle(tuple[ProducerBatch, int], LateFuture[RecordMetadata]):
         batch, end = self
         row = end // 3 - 1
         while batch.children is not None:
-            middle, left, right = batch.children
-            if row < middle:
-                batch = left
-            else:
-                batch, row = right, row - middle
+            batch, row = batch.children.place(row)
         return batch, row
 
     def done(self) -> bool:
@@ -196,7 +192,7 @@ def _leaves(handles: list[Handle]) -> list[ProducerBatch]:
     while stack:
         batch = stack.pop()
         if batch.children is not None:
-            stack += [batch.children[2], batch.children[1]]
+            stack += reversed(batch.children.batches)
         else:
             leaves.append(batch)
     return leaves

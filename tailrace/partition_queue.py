@@ -18,6 +18,7 @@ class PartitionQueue:
     """The batches of one partition, from open to answered."""
 
     __slots__ = (
+        "awaits_map",
         "in_flight",
         "info",
         "is_gone",
@@ -41,7 +42,9 @@ class PartitionQueue:
         self.muted_until_ns = 0
         """Not to be sent from before this: a retry is waiting for its time."""
         self.is_gone = False
-        """The appliance does not know the topic any more: ask anew before sending to it."""
+        """The appliance does not know the topic any more, or another queue has taken this one's place: ask anew before sending to it."""
+        self.awaits_map = False
+        """The topic's hash slots have moved: nothing new is sent until everything that was sent is answered, and then routed anew."""
         self.is_listed = False
         """Whether the producer's list of queues with something to send holds it."""
 
@@ -85,6 +88,14 @@ class PartitionQueue:
         self.next_sequence = 0
         for batch in self.ready:
             batch.producer_id = NO_PRODUCER
+
+    def successor(self, info: TopicInfo) -> PartitionQueue:
+        """A queue in the place of this one, which has nothing under way and of unknown fate: the sequences of what was refused are given again."""
+        following = PartitionQueue(info, self.partition)
+        numbered = next((batch for batch in self.ready if batch.producer_id != NO_PRODUCER), None)
+        following.next_sequence = self.next_sequence if numbered is None else numbered.base_sequence
+        following.next_ordinal = self.next_ordinal
+        return following
 
     def window_is_full(self) -> bool:
         """Whether one more sequence would make the worker forget a batch whose fate is not known: answers need not come in order, and a request that

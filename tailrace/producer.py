@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from time import time_ns
@@ -22,9 +22,10 @@ from tailrace.environment import REAL, Environment
 from tailrace.errors import DelayNotEnabledError, InvalidRecordError, PartitionOutOfRangeError, RecordTooLargeError, TailraceError
 from tailrace.formats.arrow_batch import Headers
 from tailrace.handles import BatchesHandle, Handle
+from tailrace.hash_slots import slot_of
 from tailrace.other_names import OtherProducerNames, TransactionsLater
 from tailrace.partition_queue import PartitionQueue
-from tailrace.partitioners import DefaultPartitioner
+from tailrace.partitioners import DefaultPartitioner, ModuloPartitioner, chosen_by
 from tailrace.producer_batch import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, OnDelivery, ProducerBatch
 from tailrace.producer_topics import Route, Routes
 from tailrace.protocol.wire import Api
@@ -82,9 +83,12 @@ class Producer(TransactionsLater, OtherProducerNames):
         first = bootstrap if isinstance(bootstrap, Mapping) or bootstrap is None else {"bootstrap": bootstrap}
         self.settings = build(ProducerSettings, merged(first, settings))
         self._serializes = self.settings.key_serializer is not None or self.settings.value_serializer is not None
-        self._partitioner: Callable[[str, bytes | None, int], int] = self.settings.partitioner or DefaultPartitioner()
-        self._remembers_choices = isinstance(self._partitioner, DefaultPartitioner) and not self._serializes
+        self._partitioner = chosen_by(self.settings.partitioner)
+        named = self._partitioner if isinstance(self._partitioner, DefaultPartitioner) else None
+        self._remembers_choices = named is not None and named.remembers_keys and not self._serializes
+        self._takes_numbers = isinstance(self._partitioner, ModuloPartitioner)
         self._sender = Sender(self.settings, self._on_keyless_batch, environment)
+        self._sender.accumulator.tells_every_batch = named is not None and named.tells_every_batch
         self._routes = Routes(self.settings, self._sender, self._call)
         self._known = self._routes.known
         self._acquire, self._release = self._sender.lock.acquire, self._sender.lock.release
@@ -181,11 +185,13 @@ class Producer(TransactionsLater, OtherProducerNames):
         due_us = 0
         if delay is not None:
             route, due_us = self._delayed(main, delay)
+        if self._takes_numbers and type(key) is int:
+            key = b"%d" % key
         key, value, headers, size = _sized(route, key, value, headers, delay is not None)
         if on_delivery is not None and not callable(on_delivery):
             raise InvalidRecordError(f"on_delivery is {on_delivery!r:.100}; it must be a function of (metadata, error)")
         stamp_us = None if timestamp is None else timestamp_us_of(timestamp)
-        chosen = self._partitioner(topic, key, len(route.queues)) if partition is None else partition
+        chosen = self._choose(main, key, len(route.queues)) if partition is None else partition
         if type(chosen) is not int:
             chosen = partition_number(chosen, "what the partitioner returned" if partition is None else "partition")
         if not 0 <= chosen < len(route.queues):
@@ -201,6 +207,8 @@ class Producer(TransactionsLater, OtherProducerNames):
                     batch.add_due(row, due_us, None if delay.repeat is None else delay.repeat.to_json())
                 if on_delivery is not None:
                     batch.add_callback(row, on_delivery)
+                if partition is not None and main.owners is not None:
+                    batch.pin(row)
                 if batch.reserved_bytes - batch.room >= self.settings.batch_size:
                     sender.accumulator.close_batch(queue)
                     sender.pump()
@@ -215,6 +223,12 @@ class Producer(TransactionsLater, OtherProducerNames):
         if sender.callbacks.due:
             sender.make_callbacks()
         return Handle((batch, 3 * (row + 1)))
+
+    def _choose(self, route: Route, key: bytes | None, partition_count: int) -> int:
+        """A partition for a key."""
+        if route.owners is not None and key is not None:
+            return route.owners[slot_of(key)]
+        return self._partitioner(route.info.name, key, partition_count)
 
     def _batch_with_room(self, queue: PartitionQueue, route: Route, size: int) -> ProducerBatch | None:
         """The queue's open batch, or another, with room for `size` bytes. None: the appliance does not know the topic any more. With the lock held. Raises
@@ -315,7 +329,7 @@ class Producer(TransactionsLater, OtherProducerNames):
         from tailrace import arrow_frames
 
         self._sender.check_usable()
-        route = self._routes.of(topic, lambda: arrow_frames.schema_message_of(frame))
+        route = main = self._routes.of(topic, lambda: arrow_frames.schema_message_of(frame))
         if partition is not None and not 0 <= (partition := partition_number(partition)) < len(route.queues):
             raise PartitionOutOfRangeError(f"topic {topic!r} has partitions 0 to {len(route.queues) - 1}, not {partition}")
         stamp_us = time_ns() // 1000 if timestamp is None else timestamp_us_of(timestamp)
@@ -329,7 +343,7 @@ class Producer(TransactionsLater, OtherProducerNames):
         if partition is None and key_column is None:
             partition = partition_number(self._partitioner(topic, None, len(route.queues)), "what the partitioner returned")
         target_bytes = min(max(self.settings.batch_size, 4096), route.limit_bytes - BATCH_OVERHEAD_BYTES)
-        choose = partial(self._partitioner, topic)
+        choose = partial(self._choose, main)
         return route, arrow_frames.cut(frame, route.info, key_column, partition, choose, target_bytes, stamp_us)
 
     def _send_piece(self, route: Route, piece: Piece) -> Handle:
@@ -338,7 +352,11 @@ class Producer(TransactionsLater, OtherProducerNames):
             sender.check_usable()
             if sender.accumulator.buffered_bytes + piece.byte_count > self.settings.buffer_memory:
                 sender.block_for_memory(piece.byte_count)
+            if queue.is_gone:  # since the frame was cut, hash slots have moved
+                queue = sender.accumulator.queues.get((queue.info.topic_id, piece.partition), queue)
             batch = sender.accumulator.add_frame(queue, piece)
+            if queue.info.slot_map_version != route.info.slot_map_version and not route.info.delay_of:
+                sender.delivery.rerouting.sort_in(queue, batch)
             sender.pump()
         return Handle((batch, 3))
 

@@ -3,7 +3,8 @@
     OPEN --close--> READY --sent--> IN_FLIGHT --answered, given up--> ENDED
                       ^---- to be sent again ----'
 
-A batch that turns out too large as bytes is split: it ends, and its `children` have its records.
+A batch that turns out too large as bytes is split, and so is one whose records go to different partitions since hash slots have moved: it ends, and its
+`children` have its records.
 
 Owner: a Producer, under its lock.
 Invariants: a batch ends exactly once, with an offset or an error; its bytes are made once, and a retry sends the same ones.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from tailrace.few_rows import FEW
 from tailrace.formats import arrow_batch
 from tailrace.formats.arrow_batch import Headers
 from tailrace.formats.batch_header import NO_PRODUCER, NO_SEQUENCE, stamp_producer
+from tailrace.hash_slots import slot_of
 from tailrace.records import BatchMetadata, RecordMetadata
 from tailrace.topics import TopicInfo
 
@@ -38,6 +40,8 @@ Value = TypeVar("Value")
 RECORD_OVERHEAD_BYTES = 24
 """What a record costs in a batch beside key and value: timestamp, three offsets, bits."""
 BATCH_OVERHEAD_BYTES = 2048
+STAYS = -1
+"""In the place of a slot: the record stays in its partition."""
 OnDelivery = Callable[[RecordMetadata | None, TailraceError | None], None]
 """Called with (metadata, None) or (None, error), once."""
 DueCallback = tuple[OnDelivery, RecordMetadata | None, TailraceError | None]
@@ -65,13 +69,41 @@ class Waits(Protocol):
         ...
 
 
+class Children(Protocol):
+    """What became of a batch that was split."""
+
+    @property
+    def batches(self) -> Sequence[ProducerBatch]:
+        """Those that have its records, in the order of its rows."""
+        ...
+
+    def place(self, row: int) -> tuple[ProducerBatch, int]:
+        """Where the record in `row` is now."""
+        ...
+
+
+class Halves(NamedTuple):
+    """Of a batch that was split before row `middle`."""
+
+    middle: int
+    left: ProducerBatch
+    right: ProducerBatch
+
+    @property
+    def batches(self) -> Sequence[ProducerBatch]:
+        return self[1:]
+
+    def place(self, row: int) -> tuple[ProducerBatch, int]:
+        return (self.left, row) if row < self.middle else (self.right, row - self.middle)
+
+
 class ProducerBatch:
     """Records of one partition that are sent together: a flat list of rows while it is open, bytes once it is encoded."""
 
     __slots__ = (
         "attempts", "base_offset", "base_sequence", "callbacks", "children", "count", "created_ns", "data", "dues_us", "epoch", "error",
-        "frame", "headers", "info", "last_refusal", "order", "ordinal", "partition", "producer_id", "repeats", "reserved_bytes",
-        "room", "rows", "stamps_us", "state", "timestamps_us", "waiter", "waits", "was_sent",
+        "frame", "headers", "info", "last_refusal", "order", "ordinal", "partition", "pinned", "producer_id", "repeats", "reserved_bytes",
+        "room", "rows", "slots", "stamps_us", "state", "timestamps_us", "waiter", "waits", "was_sent",
     )  # fmt: skip
 
     def __init__(self, waits: Waits, info: TopicInfo, partition: int, created_ns: int, order: tuple[int, ...]) -> None:
@@ -115,8 +147,12 @@ class ProducerBatch:
         self.base_offset: int | None = None
         self.error: TailraceError | None = None
         self.waiter: threading.Event | None = None
-        self.children: tuple[int, ProducerBatch, ProducerBatch] | None = None
-        """(row, left, right) when it was too large as bytes and was split before `row`."""
+        self.children: Children | None = None
+        """The batches that have its records since it was split."""
+        self.pinned: set[int] | None = None
+        """Of a topic with hash slots: rows whose partition the user named."""
+        self.slots: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]] | None = None
+        """Of a topic with hash slots, known once it is closed: the slot of each row, STAYS for one that is routed otherwise. None: all stay."""
 
     @classmethod
     def of_frame(cls, waits: Waits, info: TopicInfo, piece: Piece, created_ns: int, order: tuple[int, ...]) -> ProducerBatch:
@@ -128,6 +164,7 @@ class ProducerBatch:
         batch.count = piece.batch.num_rows
         batch.stamps_us = piece.stamps_us
         batch.reserved_bytes = BATCH_OVERHEAD_BYTES + piece.byte_count
+        batch.slots = piece.slots
         batch.state = BatchState.READY
         return batch
 
@@ -144,10 +181,18 @@ class ProducerBatch:
         self.room -= byte_count
         return row
 
+    def pin(self, row: int) -> None:
+        """Of a topic with hash slots: the user has named the partition of the record that was just added."""
+        self.pinned = self.pinned or set()
+        self.pinned.add(row)
+
     def close(self) -> int:
         """It takes no more records; returns how many bytes of its reservation it did not need."""
         self.state = BatchState.READY
         self.count = len(self.rows) // 3
+        if self.info.slot_map_version:
+            pinned = self.pinned or ()
+            self.slots = [STAYS if key is None or row in pinned else slot_of(key) for row, key in enumerate(self.rows[0::3])]
         unused, self.room = self.room, 0
         self.reserved_bytes -= unused
         return unused
@@ -232,7 +277,7 @@ class ProducerBatch:
             left.take_rows(self, 0, middle)
             right.take_rows(self, middle, self.count)
         else:
-            frame = self._frame_again()
+            frame = self.frame_again()
             left.frame = arrow_batch.cut_out(frame, 0, middle)
             right.frame = arrow_batch.cut_out(frame, middle, self.count - middle)
         for row, callback in self.callbacks or ():
@@ -241,7 +286,7 @@ class ProducerBatch:
             else:
                 right.add_callback(row - middle, callback)
         self.callbacks = None
-        self.children = (middle, left, right)
+        self.children = Halves(middle, left, right)
         return left, right
 
     def _half(self, start: int, end: int, side: int) -> ProducerBatch:
@@ -250,6 +295,7 @@ class ProducerBatch:
         half.count = end - start
         half.stamps_us = self.stamps_us[start:end] if len(self.stamps_us) == self.count else self.stamps_us
         half.dues_us = self.dues_us[start:end]
+        half.slots = None if self.slots is None else self.slots[start:end]
         half.reserved_bytes = self.reserved_bytes // 2 if side else self.reserved_bytes - self.reserved_bytes // 2
         half.state = BatchState.READY
         return half
@@ -261,7 +307,8 @@ class ProducerBatch:
         self.headers = _of_rows(whole.headers, start, end)
         self.repeats = _of_rows(whole.repeats, start, end)
 
-    def _frame_again(self) -> pa.RecordBatch:
+    def frame_again(self) -> pa.RecordBatch:
+        """Its rows as columns, also when only its bytes are left."""
         if self.frame is not None:
             return self.frame
         import pyarrow as pa

@@ -11,7 +11,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tailrace.errors import InvalidRecordError, TailraceError, UnknownTopicError, error_for
+from tailrace.errors import InvalidRecordError, InvalidSettingError, TailraceError, UnknownTopicError, error_for
+from tailrace.hash_slots import HASH_SLOTS, SLOT_COUNT, Owners
 from tailrace.new_topic import create_request
 from tailrace.partition_queue import PartitionQueue
 from tailrace.producer_batch import RECORD_OVERHEAD_BYTES
@@ -22,6 +23,8 @@ from tailrace.settings import ProducerSettings
 from tailrace.topics import TopicInfo, topics_from_metadata
 
 KNOWN_KEYS_MAX = 100_000
+_ANY: Owners = bytes(SLOT_COUNT)
+"""While the map is not known: everything is routed anew before it is sent."""
 Choice = tuple[PartitionQueue, bytes | None, int]
 """Where records of a key go, the key, and what a record of it takes in a batch beside its value, bytes."""
 
@@ -29,13 +32,15 @@ Choice = tuple[PartitionQueue, bytes | None, int]
 class Route:
     """A topic, or a delay log, as a producer uses it."""
 
-    __slots__ = ("capacity_bytes", "delay_route", "info", "limit_bytes", "queues")
+    __slots__ = ("capacity_bytes", "delay_route", "info", "limit_bytes", "owners", "queues")
 
     def __init__(self, info: TopicInfo, queues: list[PartitionQueue], delay_route: Route | None, settings: ProducerSettings) -> None:
         self.info = info
         self.queues = queues
         self.delay_route = delay_route
         """Of a topic that has a delay log."""
+        self.owners: Owners | None = None if not info.slot_map_version else _ANY if info.owners is None else info.owners
+        """Of a topic with hash slots: slot -> partition."""
         self.limit_bytes: int = min(settings.max_request_size, info.settings["max.message.bytes"])
         """The largest batch."""
         self.capacity_bytes = min(settings.batch_size, self.limit_bytes)
@@ -55,6 +60,8 @@ class Routes:
         self.known: dict[str, dict[object, Choice]] = {}
         """topic -> key -> choice of the default partitioner; without a key, for as long as the batch is open. `Producer.send` looks here first."""
         self._warned: set[str] = set()
+        self._rerouting = sender.delivery.rerouting
+        self._rerouting.on_moved = self._on_moved
 
     def of(self, topic: str, schema_message: Callable[[], bytes] | None = None) -> Route:
         """The route to a topic, asked for if need be. `schema_message`: the schema of the topic, should it be missing and the appliance make it. Raises
@@ -78,6 +85,7 @@ class Routes:
                 if not sender.connection.session.auto_create_topics:
                     raise
                 info = self._created(topic, schema_message)
+            check_partitioner(info, settings)
             route = self._adopt(info)
             if info.settings["durability"] == "memory" and settings.acks == "all" and topic not in self._warned:
                 self._warned.add(topic)
@@ -125,8 +133,36 @@ class Routes:
             gone: TailraceError = UnknownTopicError(f"topic {info.name!r} was deleted and created again")
             for queue in known.queues:
                 accumulator.forget_queue(queue, gone)
+        if info.slot_map_version:
+            info = self._rerouting.usable(info)
         queues = [accumulator.queue(info, partition) for partition in range(len(info.partitions))]
         delay_route = None if info.delay_log is None else self._adopt(info.delay_log)
         self.known.pop(info.name, None)
         route = self.by_topic[info.name] = Route(info, queues, delay_route, self._settings)
+        if info.slot_map_version and info.owners is None:
+            self._rerouting.begin(info)
         return route
+
+    def _on_moved(self, info: TopicInfo) -> None:
+        """Hash slots have moved, and the topic has other queues."""
+        known = self.by_topic.get(info.name)
+        if known is not None and known.info.topic_id == info.topic_id:
+            self._adopt(info)
+
+
+def check_partitioner(info: TopicInfo, settings: ProducerSettings) -> None:
+    """A topic that routes by hash slots does so for all its producers. Raises InvalidSettingError."""
+    partitioner = settings.partitioner
+    if not info.slot_map_version:
+        if partitioner == HASH_SLOTS:
+            raise InvalidSettingError(
+                f"partitioner is {HASH_SLOTS}, and topic {info.name!r} has no hash slots: create one with --config partitioner={HASH_SLOTS}, or leave it out"
+            )
+    elif partitioner not in (None, HASH_SLOTS):
+        raise InvalidSettingError(
+            f"topic {info.name!r} routes by hash slots, so that keys keep their order when partitions are added: leave partitioner out"
+        )
+    elif settings.acks == 0:
+        raise InvalidSettingError(
+            f"topic {info.name!r} routes by hash slots, and acks=0 would not hear that they have moved: set acks to 1 or all"
+        )

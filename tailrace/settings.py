@@ -14,6 +14,8 @@ from typing import Any, NoReturn, TypedDict, TypeVar
 from tailrace.errors import InvalidSettingError
 from tailrace.other_names import GROUPS_LATER as GROUPS_LATER
 from tailrace.other_names import setting_hint
+from tailrace.partitioners import NAMES as PARTITIONERS
+from tailrace.partitioners import plain_name
 from tailrace.protocol.errors import ErrorCode
 from tailrace.units import examples, whole_number
 
@@ -48,7 +50,13 @@ class ProducerSettings:
     delivery_timeout_ms: int = _number(120_000, "When a record is given up, ms after send().", 1)
     request_timeout_ms: int = _number(30_000, "How long the appliance may take to answer a batch before it is sent again, ms.", 1)
     client_id: str = field(default="tailrace-producer", metadata={"doc": "Name in the appliance's log."})
-    partitioner: Any = field(default=None, metadata={"doc": "Callable (topic, key, partition_count) -> partition; None: Kafka's default."})
+    partitioner: Any = field(
+        default=None,
+        metadata={
+            "doc": "murmur2 (Kafka's, by key), sticky, round_robin, modulo (of a key that is a whole number), hash_slots, consistent_random, random, or a "
+            "callable (topic, key, partition_count) -> partition; None: as the topic says, else murmur2."
+        },
+    )
     key_serializer: Any = field(
         default=None, metadata={"doc": "Callable that makes bytes of each key of send(); None: bytes and text as they are."}
     )
@@ -64,8 +72,13 @@ class ProducerSettings:
             raise InvalidSettingError(f'acks is {self.acks!r}; allowed are 0, 1 and "all"')
         if self.compression_type not in (None, *COMPRESSIONS):
             raise InvalidSettingError(f"compression_type is {self.compression_type!r}; allowed are {', '.join(COMPRESSIONS)}")
-        if self.partitioner is not None and not callable(self.partitioner):
-            raise InvalidSettingError("partitioner must be a callable (topic, key, partition_count) -> partition")
+        if isinstance(self.partitioner, str):
+            object.__setattr__(self, "partitioner", plain_name(self.partitioner))
+        elif self.partitioner is not None and not callable(self.partitioner):
+            raise InvalidSettingError(
+                f"partitioner is of type {type(self.partitioner).__name__}; it takes one of {', '.join(PARTITIONERS)}, or a callable"
+                " (topic, key, partition_count) -> partition"
+            )
         if self.delivery_timeout_ms < self.linger_ms + 1:
             raise InvalidSettingError(f"delivery_timeout_ms ({self.delivery_timeout_ms}) must be more than linger_ms ({self.linger_ms})")
 

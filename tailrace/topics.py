@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Any
 from tailrace.delays import DELAY_COLUMNS, delay_log_name
 from tailrace.errors import MalformedRequestError, UnknownTopicError
 from tailrace.formats.batch_header import checksum_seed
+from tailrace.hash_slots import HandOver, Owners, hand_over_of, owners_in
 from tailrace.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+UNKNOWN_MAP = -1
+"""In the place of a slot map's version: there is one, and it is not known."""
 
 
 class TopicInfo:
@@ -28,7 +33,7 @@ class TopicInfo:
         self.schema_id: int = described["schema_id"]
         self.schema_message = base64.b64decode(described["schema"])
         self.settings: dict[str, Any] = described["settings"]
-        self.partitions: list[dict[str, int]] = described["partitions"]
+        self.partitions: list[dict[str, Any]] = described["partitions"]
         self.created_us: int = described.get("created_us", 0)
         """Microseconds since 1970; 0: an earlier version does not tell."""
         self.seeds = [checksum_seed(self.topic_id, p) for p in range(len(self.partitions))]
@@ -37,6 +42,16 @@ class TopicInfo:
         self.delay_of = delay_of
         """Of a delay log: the topic's name."""
         self.delay_log: TopicInfo | None = None
+        self.slot_map_version: int = 0 if delay_of else described.get("slot_map_version", 0)
+        """0: the topic has no hash slots."""
+        self.owners: Owners | None = owners_in(p.get("slots", "") for p in described["partitions"]) if self.slot_map_version else None
+        """Slot -> partition. None: it has none, or the appliance is just telling its fronts of another map."""
+        if self.slot_map_version and self.owners is None:
+            self.slot_map_version = UNKNOWN_MAP
+        self.hand_overs: dict[int, HandOver] = {
+            partition: hand_over_of(p["hand_over"]) for partition, p in enumerate(described["partitions"]) if p.get("hand_over")
+        }
+        """Partition that got hash slots from others -> where each of those ended then (see `is_drained`)."""
         delay_log = described.get("delay_log")
         if delay_log is not None:
             self.delay_log = TopicInfo({**described, **delay_log, "name": delay_log_name(self.name), "delay_log": None}, self.name)

@@ -113,7 +113,7 @@ class LogSet:
         waited = self.waiting.pop(slot, None) is not None
         try:
             if log is not None and same and not (assignment.revive and log.refusal) and (log.is_open or not waited):
-                log.change(assignment)
+                log.change(assignment, replay=replay)
             else:
                 was_closed = log is not None and same and not log.is_open
                 told_epoch = log.file.leader_epoch if log is not None and same else 0

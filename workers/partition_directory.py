@@ -124,4 +124,4 @@ class PartitionDirectory:
 
 
 def _decision_of(a: Assignment) -> Decision:
-    return Decision(a.version, a.partition_count, a.schema_id, a.typed, a.created_us, a.delay_of, a.given)
+    return Decision(a.version, a.partition_count, a.schema_id, a.typed, a.created_us, a.delay_of, a.given, a.slot_counts)

@@ -137,10 +137,11 @@ class PartitionLog:
         self.is_open = True
         return recovered
 
-    def change(self, assignment: Assignment) -> None:
+    def change(self, assignment: Assignment, *, replay: bool) -> None:
         """The topic has other settings. What cannot be written to the file now is written with its next change."""
         self.assignment = assignment
-        if self._home.note_decision(self.assignment) and self.is_open and not self.refusal:
+        is_noted = self.is_open and not replay and self.file.note_map(len(assignment.slot_counts), self.next_offset)
+        if (self._home.note_decision(self.assignment) or is_noted) and self.is_open and not self.refusal:
             try:
                 self._home.save(sync=self._has_segments)
             except OSError as error:

@@ -50,6 +50,8 @@ class Partition:
     last_append_us: int = 0
     producers: ProducerTable = field(default_factory=ProducerTable)
     is_delay_log: bool = False
+    slot_map_version: int = 0
+    """Batches that were routed by another are refused; 0: the topic has no hash slots."""
 
 
 @dataclass(slots=True)
@@ -144,6 +146,7 @@ class Partitions:
                 max_message_bytes = int(assignment.settings["max.message.bytes"])
                 log_append_time = assignment.settings["message.timestamp.type"] == "LogAppendTime"
                 known.assignment, known.max_message_bytes, known.log_append_time = assignment, max_message_bytes, log_append_time
+                known.slot_map_version = len(assignment.slot_counts)
         else:
             opened = self._open(assignment)
             if known is not None:
@@ -185,6 +188,7 @@ class Partitions:
             assignment.settings["message.timestamp.type"] == "LogAppendTime",
             next_offset=0,
             is_delay_log=bool(assignment.delay_of),
+            slot_map_version=len(assignment.slot_counts),
         )
         state = table.read(assignment.slot)
         if state.topic_id == assignment.topic_id:

@@ -28,6 +28,7 @@ from shm.layout import (
     FLAG_BYTES,
     FLAG_CONTROL,
     FLAG_DUPLICATE,
+    SLOT_MAP_SHIFT,
     SOURCE_COORDINATOR,
     SOURCE_SCHEDULER,
     Phase,
@@ -264,29 +265,29 @@ class Worker:
         header, code = self._check(partition, batch, source, shown[0])
         if header is None:
             return self._refuse(source, message, code, next_offset)
-        duplicate = False
         if source == SOURCE_SCHEDULER and not self._is_next_delay(partition, header):
             self._opened.look_at_log_ends(partition)
             return self._refuse(source, message, ErrorCode.UNKNOWN_SEQUENCE, next_offset, header)
+        verdict = None
         if header.producer_id >= 0:
             now_us = max(self._now_us(), partition.last_append_us)
             verdict = partition.producers.decide(
-                header.producer_id,
-                header.producer_epoch,
-                header.base_sequence,
-                header.last_offset_delta,
+                header.producer_id, header.producer_epoch, header.base_sequence, header.last_offset_delta,
                 now_us - self._producer_expiration_us,
-            )
+            )  # fmt: skip
+            if verdict.original is not None:
+                self._append(self._ring.tail, 0, message, source, message.flags | FLAG_DUPLICATE, 0, verdict.original.base_offset,
+                             verdict.original.next_offset, header, partition, verdict.original.append_time_us)  # fmt: skip
+                return True
+        # Behind duplicates: what was appended under an older map is not to be sent elsewhere again.
+        if message.flags >> SLOT_MAP_SHIFT != partition.slot_map_version and source != SOURCE_SCHEDULER:
+            return self._refuse(source, message, ErrorCode.STALE_SLOT_MAP, next_offset, header)
+        if verdict is not None:
             if verdict.is_new and not self._opened.has_room_for_producer(partition, self._producer_ids_max, now_us):
                 return self._refuse(source, message, ErrorCode.TOO_MANY_PRODUCERS, next_offset, header)
             if verdict.decision is Decision.REFUSE:
                 return self._refuse(source, message, verdict.code, next_offset, header)
-            if verdict.original is not None:
-                duplicate = True
-                self._append(self._ring.tail, 0, message, source, message.flags | FLAG_DUPLICATE, 0, verdict.original.base_offset,
-                             verdict.original.next_offset, header, partition, verdict.original.append_time_us)  # fmt: skip
-        if not duplicate:
-            self._append_batch(partition, header, message, source, position, shown[3])
+        self._append_batch(partition, header, message, source, position, shown[3])
         return True
 
     def _is_next_delay(self, partition: Partition, header: BatchHeader) -> bool:

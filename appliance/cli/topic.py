@@ -149,6 +149,12 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
             for p in partitions
         ],
     )  # fmt: skip
+    if "slot_map_version" in topic:
+        click.echo()
+        print_table(
+            [f"PARTITION (MAP {topic['slot_map_version']})", "HASH SLOTS", "AFTER PARTITION:OFFSET"],
+            [[p["partition"], p["slots"], " ".join(f"{source}:{offset}" for source, offset in p["hand_over"].items())] for p in partitions],
+        )
     if records:
         click.echo()
         print_table(

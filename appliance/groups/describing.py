@@ -149,7 +149,13 @@ class Describing:
             "end": -1 if end is None else end, "lag": None if end is None or committed < 0 else max(0, end - max(committed, beginning or 0)),
             "member_id": group.owners.get(partition), "metadata": "" if offset is None else offset.metadata,
             "committed_ms": -1 if offset is None else offset.committed_ms,
+            **({"waits_for": dict(self._hand_over(partition))} if partition in group.held else {}),
         }  # fmt: skip
+
+    def _hand_over(self, partition: Partition) -> list[tuple[str, int]]:
+        """Of a partition that is held back: the partitions, and the offsets there, that the group is to commit first."""
+        topic = self._topics.by_id(partition[0])
+        return [] if topic is None else [(str(source), offset) for source, offset in topic.hand_overs.get(partition[1], ())]
 
     # ---- offsets ---------------------------------------------------------------------------------------------------------------------
 

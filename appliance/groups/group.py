@@ -30,7 +30,7 @@ class ConsumerGroup:
     """One group."""
 
     __slots__ = (
-        "assign_after_ns", "assignor", "by_instance", "created_ms", "empty_since_ms", "epoch", "freed", "group_id", "is_dirty",
+        "assign_after_ns", "assignor", "by_instance", "created_ms", "empty_since_ms", "epoch", "freed", "group_id", "held", "is_dirty", "is_held_known",
         "is_row_changed", "members", "name", "owners", "paused", "rebalances", "signature", "target_owners", "touched", "trouble", "unsettled",
     )  # fmt: skip
 
@@ -57,6 +57,9 @@ class ConsumerGroup:
         """Partitions that lost their owner since their next ones were told."""
         self.paused: tuple[str, ...] = ()
         """Ids of subscribed topics whose delivery is paused."""
+        self.held: dict[Partition, int] = {}
+        """Partitions that nobody gets before others are read further (see `hand_over`) -> since when, ns."""
+        self.is_held_known = False
         self.is_dirty = False
         self.is_row_changed = True
         self.assign_after_ns = 0
@@ -158,7 +161,7 @@ class ConsumerGroup:
         self.signature = self.subscribed(topics)
         self.epoch += 1
         self.rebalances += 1
-        self.is_dirty, self.is_row_changed = False, True
+        self.is_dirty, self.is_row_changed, self.is_held_known = False, True, False
         name_of = {topic_id: name for name, (topic_id, _) in self.signature.items()}
         subscriptions: dict[tuple[str, ...], frozenset[str]] = {}
         views = {
@@ -184,10 +187,15 @@ class ConsumerGroup:
     def reconcile(self, member: Member, said: frozenset[Partition] | None, now_ns: int) -> None:
         """Take a member a step further at its heartbeat."""
         revoking = member.revoking
-        if reconcile(member, self.epoch, self.owners, said, now_ns):
+        if reconcile(member, self.epoch, self.owners, said, now_ns, self.held):
             if revoking and member.revoking is not revoking:
                 self.freed.update(revoking)
             self.changed(member)
+
+    def hold(self, held: dict[Partition, int]) -> None:
+        """These partitions are held back now; others that were are free for their next owners."""
+        self.freed.update(self.held.keys() - held.keys())
+        self.held, self.is_held_known = held, True
 
     def with_news(self) -> list[Member]:
         """After `assign`: the members that have something to give back, or something to take that is free."""

@@ -17,6 +17,7 @@ import orjson
 from appliance.groups import membership
 from appliance.groups.assignor_plugins import Assignors
 from appliance.groups.group import ConsumerGroup
+from appliance.groups.hand_over import HandOvers
 from appliance.groups.limits import ASSIGN_PAUSE_NS_PER_MEMBER, ASSIGNED_AT_ONCE_MEMBERS, GroupLimits
 from appliance.groups.members import AWAY_EPOCH, REVOKING, Member, MemberSettings, by_topic
 from appliance.groups.messages import Partition, Requester, SessionKey, TopicsView
@@ -34,7 +35,7 @@ class Heartbeats:
 
     def __init__(
         self, table: GroupTable, sessions: membership.Sessions, outgoing: Outgoing, topics: TopicsView, limits: GroupLimits, assignors: Assignors,
-        catalog_version: int,
+        catalog_version: int, hand_overs: HandOvers,
     ) -> None:  # fmt: skip
         """`catalog_version`: above what any service before said."""
         self._table = table
@@ -44,6 +45,7 @@ class Heartbeats:
         self._limits = limits
         self._assignors = assignors
         self._catalog_version = catalog_version
+        self._hand_overs = hand_overs
         self._delayed: dict[str, int] = {}
         """Names of groups that are to be assigned, and when."""
         self._waiting: list[tuple[Requester, ConsumerGroup, Member, frozenset[Partition] | None]] = []
@@ -172,6 +174,7 @@ class Heartbeats:
             if subscribed != group.signature:
                 self._table.change(group)
                 group.is_dirty = True
+            group.is_held_known = False
             paused = membership.paused_of(subscribed, self._topics)
             for member in group.members.values():
                 if paused != group.paused or member.settings.follows_catalog:
@@ -195,6 +198,8 @@ class Heartbeats:
                 group.paused = membership.paused_of(group.signature, self._topics)
                 for member in group.with_news():
                     self._push(group, member)
+            if group.held or not group.is_held_known:
+                self._hand_overs.look(group, now_ns)
         waiting, self._waiting = self._waiting, []
         for requester, group, member, said in waiting:
             self._answer(requester, group, member, said, now_ns)

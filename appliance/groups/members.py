@@ -14,7 +14,7 @@ Invariants: `assigned` and `revoking` have no partition in common; both are owne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,12 +122,16 @@ class Member:
         )  # fmt: skip
 
 
-def reconcile(member: Member, group_epoch: int, owners: dict[Partition, str], said: frozenset[Partition] | None, now_ns: int) -> bool:
+def reconcile(
+    member: Member, group_epoch: int, owners: dict[Partition, str], said: frozenset[Partition] | None, now_ns: int,
+    held: Container[Partition] = (),
+) -> bool:  # fmt: skip
     """Take the member one step towards its target, and `owners` (partition -> member id) with it; returns whether anything changed.
 
     `said`: what it says that it owns, in this heartbeat or, if this one has nothing of that, before; None: not known. What is to be given back counts as
     its own until a heartbeat that comes after it was told: the word before may be from before it took what an answer gave it, and a member
     that has not got the answer says again what it owns. `owners` may lose partitions: look for who waits for them.
+    `held`: partitions that nobody gets yet (see `hand_over`).
     """
     if member.state == REVOKING:
         if said is None or not said.isdisjoint(member.revoking):
@@ -135,12 +139,12 @@ def reconcile(member: Member, group_epoch: int, owners: dict[Partition, str], sa
         for partition in member.revoking:
             del owners[partition]
         member.revoking = {}
-        _advance(member, group_epoch, owners, now_ns)
+        _advance(member, group_epoch, owners, now_ns, held)
         return True
-    return not member.is_settled(group_epoch) and _advance(member, group_epoch, owners, now_ns)
+    return not member.is_settled(group_epoch) and _advance(member, group_epoch, owners, now_ns, held)
 
 
-def _advance(member: Member, group_epoch: int, owners: dict[Partition, str], now_ns: int) -> bool:
+def _advance(member: Member, group_epoch: int, owners: dict[Partition, str], now_ns: int, held: Container[Partition]) -> bool:
     surplus = member.assigned.keys() - member.target
     if surplus:
         member.revoking = {partition: member.assigned.pop(partition) for partition in surplus}
@@ -151,7 +155,7 @@ def _advance(member: Member, group_epoch: int, owners: dict[Partition, str], now
         member.previous_epoch, member.epoch = member.epoch, group_epoch
     waits = False
     for partition in member.target - member.assigned.keys():
-        if partition in owners:
+        if partition in owners or partition in held:
             waits = True
         else:
             owners[partition] = member.member_id

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from tailrace.errors import TailraceError
+from tailrace.hash_slots import HandOver
 
 Partition = tuple[str, int]
 """(topic id, partition)."""
@@ -57,6 +58,8 @@ class TopicView:
     topic_id: str
     partition_count: int
     settings: Mapping[str, Any] = field(default_factory=dict)
+    hand_overs: Mapping[int, HandOver] = field(default_factory=dict)
+    """With hash slots: partition that got slots from others -> where each of those ended then."""
 
 
 class TopicsView(Protocol):

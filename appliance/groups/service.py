@@ -30,6 +30,7 @@ import orjson
 from appliance.groups.assignor_plugins import Assignors
 from appliance.groups.describing import Describing
 from appliance.groups.expiry import Expiry
+from appliance.groups.hand_over import HandOvers
 from appliance.groups.heartbeats import Heartbeats
 from appliance.groups.limits import DELETED_AT_ONCE_MAX, GroupLimits
 from appliance.groups.members import JOIN_EPOCH, Member
@@ -71,7 +72,14 @@ class GroupService:
         self._book = OffsetBook(store)
         self._offset_requests = OffsetRequests(self._table, self._book, topics, limits, answer_max, self._wall_ms)
         self._heartbeats = Heartbeats(
-            self._table, self._sessions, self._outgoing, topics, limits, Assignors() if assignors is None else assignors, self._wall_ms()
+            self._table,
+            self._sessions,
+            self._outgoing,
+            topics,
+            limits,
+            Assignors() if assignors is None else assignors,
+            self._wall_ms(),
+            HandOvers(topics, self._book),
         )
         self._describing = Describing(store, topics, self._book, answer_max, self.summary)
         self._expiry = Expiry(store, topics, limits, now_ns)

@@ -7,13 +7,14 @@ Invariants: a topic is here from the first news of its partition 0 until news th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from appliance.groups.messages import TopicView
 from shm.catalog_messages import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionState, PartitionTable
+from tailrace.hash_slots import HandOver
 
 
 @dataclass(slots=True)
@@ -23,6 +24,14 @@ class _Known:
     topic_id: bytes
     view: TopicView
     partitions: dict[int, Assignment] = field(default_factory=dict)
+
+
+def _hand_overs(partitions: Mapping[int, Assignment]) -> dict[int, HandOver]:
+    return {
+        number: tuple((source, offset) for source, offset in assignment.hand_over)
+        for number, assignment in partitions.items()
+        if assignment.hand_over
+    }
 
 
 class CatalogTopics:
@@ -55,7 +64,7 @@ class CatalogTopics:
         count = known.view.partition_count
         while count in known.partitions:
             count += 1
-        view = TopicView(assignment.topic, topic_id, count, assignment.settings)
+        view = TopicView(assignment.topic, topic_id, count, assignment.settings, _hand_overs(known.partitions))
         is_news = view != known.view
         known.view = view
         self._topics[topic_id] = known

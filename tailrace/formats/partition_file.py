@@ -17,9 +17,9 @@ from tailrace.formats import checked_json
 from tailrace.formats.batch_header import checksum_seed
 
 PARTITION_FILE = "partition.json"
-FORMAT_VERSION = 4
-READ_VERSIONS = (2, 3, FORMAT_VERSION)
-"""2: decisions were not kept here; 3: segments had the suffix `.arrow`, and may have it still."""
+FORMAT_VERSION = 5
+READ_VERSIONS = (2, 3, 4, FORMAT_VERSION)
+"""2: decisions were not kept here; 3: segments had the suffix `.arrow`, and may have it still; 4: there were no hash slots."""
 SHARED_COUNT = 32
 """How many schemas a process looks through for an equal one."""
 
@@ -41,6 +41,13 @@ class Epoch(NamedTuple):
     start: int
 
 
+class MapEnd(NamedTuple):
+    """The slot map of this version holds for what lies at `end` and beyond; all below was routed by maps before it."""
+
+    version: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What the catalog says of the partition's topic."""
@@ -54,6 +61,8 @@ class Decision:
     """Of a delay log: the id, hexadecimal, of its topic."""
     given: dict[str, Any]
     """The settings that were asked for."""
+    slot_counts: list[int] = field(default_factory=list)
+    """With hash slots: how many partitions the topic has had, one after the other."""
 
 
 @dataclass(slots=True)
@@ -74,6 +83,8 @@ class PartitionFile:
     """The run of the appliance that looked at this log last: each run bumps an epoch at most once."""
     decision: Decision | None = None
     """The newest that its flusher has carried out. None: an older build wrote the file."""
+    map_ends: list[MapEnd] = field(default_factory=list)
+    """With hash slots: where the log ended when its worker began to obey each map but the first."""
 
     @property
     def seed(self) -> int:
@@ -95,6 +106,13 @@ class PartitionFile:
         self.epochs = [epoch for epoch in self.epochs if epoch.start < start or not epoch.number]
         self.epochs.append(Epoch(number, start))
 
+    def note_map(self, version: int, end: int) -> bool:
+        """A slot map holds from `end` on (said in order with the data); returns whether that is news."""
+        if version <= max(1, self.map_ends[-1].version if self.map_ends else 0):
+            return False
+        self.map_ends.append(MapEnd(version, end))
+        return True
+
     def end_of_epoch(self, number: int) -> int | None:
         """Where what was written under epoch `number` ends, None while it is the newest. A reader of that epoch beyond it read what was lost
         (KIP-320's idea).
@@ -110,6 +128,7 @@ class PartitionFile:
         fields: dict[str, Any] = asdict(self)
         fields["epochs"] = [list(epoch) for epoch in self.epochs]
         fields["damage"] = [list(damage) for damage in self.damage]
+        fields["map_ends"] = [list(each) for each in self.map_ends]
         fields["format"] = FORMAT_VERSION
         fields["topic_id"] = self.topic_id.hex()
         fields["schemas"] = {str(number): base64.b64encode(message).decode("ascii") for number, message in self.schemas.items()}
@@ -126,6 +145,7 @@ class PartitionFile:
             fields["schemas"] = {int(number): _schema(message) for number, message in fields["schemas"].items()}
             fields["epochs"] = [Epoch(*epoch) for epoch in fields["epochs"]]
             fields["damage"] = [Damage(*damage) for damage in fields["damage"]]
+            fields["map_ends"] = [MapEnd(*each) for each in fields.get("map_ends", ())]
             fields["decision"] = Decision(**fields["decision"]) if fields.get("decision") else None
             return cls(**fields)
         except (KeyError, TypeError, ValueError, AttributeError):  # its checksum fits, but it is another file under this name

@@ -4,7 +4,8 @@ Each pair is `encode_x` / `decode_x` and a NamedTuple between them. Decoders rai
 
 Layout (little endian; topic ids are 16 raw bytes):
 
-    PRODUCE  request   topic_id 16s | partition i32 | acks i32 (0, 1, -1 = all) | timeout_ms u32 | reserved u32, then one frame: the batch
+    PRODUCE  request   topic_id 16s | partition i32 | acks i32 (0, 1, -1 = all) | timeout_ms u32 | slot_map_version u32 (0: none),
+                       then one frame: the batch
              response  base_offset i64 | append_time_us i64 | leader_epoch i32 | flags u32 (1: this was a duplicate)
     FETCH    request   max_wait_ms u32 | min_bytes u32 | max_bytes u32 | count u32 | received_bytes u64, then `count` x
                        { topic_id 16s | partition i32 | leader_epoch i32 | offset i64 | max_bytes u32 | reserved u32 }
@@ -59,6 +60,8 @@ class ProduceRequest(NamedTuple):
     partition: int
     acks: int
     timeout_ms: int
+    slot_map_version: int = 0
+    """Of the map by which the batch was routed; 0: by none. Only topics with hash slots look at it."""
 
 
 class ProduceResponse(NamedTuple):
@@ -112,17 +115,17 @@ def _malformed(detail: str) -> WireError:
 
 def encode_produce(request: ProduceRequest) -> bytes:
     """The frame before the batch."""
-    return _PRODUCE.pack(*request, 0)
+    return _PRODUCE.pack(*request)
 
 
 def decode_produce(frame: Readable) -> ProduceRequest:
     """The frame before a batch. Raises WireError."""
     if len(frame) != _PRODUCE.size:
         raise _malformed(f"a produce request has {_PRODUCE.size} bytes before its batch, this one {len(frame)}")
-    topic_id, partition, acks, timeout_ms, _ = _PRODUCE.unpack(frame)
-    if acks not in (0, 1, ACKS_ALL):
-        raise _malformed(f"acks is {acks}; allowed are 0, 1 and -1 (all)")
-    return ProduceRequest(topic_id, partition, acks, timeout_ms)
+    request = ProduceRequest(*_PRODUCE.unpack(frame))
+    if request.acks not in (0, 1, ACKS_ALL):
+        raise _malformed(f"acks is {request.acks}; allowed are 0, 1 and -1 (all)")
+    return request
 
 
 def encode_produced(response: ProduceResponse) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from appliance import catalog as catalog_module
-from appliance.catalog import Catalog, CatalogFullError
+from appliance.catalog import Catalog, CatalogFullError, PartitionRow, Topic
 from appliance.default_schema import DEFAULT_SCHEMA_MESSAGE
 from tailrace.errors import DiskFullError, InvalidSchemaError, StorageError
 
@@ -91,3 +91,41 @@ def test_a_disk_that_is_full_or_fails_is_an_error_of_one_change(catalog: Catalog
     other.close()
     create(catalog, "b")
     assert {"before", "b"} <= {topic.name for topic in catalog.topics()}
+
+
+def test_a_catalog_from_before_hash_slots_is_taken_as_it_is_and_added_to(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "old.db"
+    old = sqlite3.connect(path)
+    old.executescript((pathlib.Path(__file__).parent.parent / "golden" / "catalog_v3.sql").read_text())
+    old.close()
+    for _ in range(2):  # upgraded, and upgraded already
+        opened = Catalog(str(path), SLOTS)
+        opened.register_dirs([("a", "/a")])
+        topic = opened.topic("orders")
+        assert topic == Topic(
+            bytes(range(16)), "orders", "active", 4, False, 1, b"\x00\xff", {"retention.ms": -1},
+            (PartitionRow(0, 0, 5, 10), PartitionRow(1, 0, 6, 0)), 77,
+        )  # fmt: skip
+        opened.close()
+    opened = Catalog(str(path), SLOTS)
+    opened.register_dirs([("a", "/a")])
+    assert opened.create_topic("slots", 2, {"partitioner": "hash_slots"}, DEFAULT_SCHEMA_MESSAGE, False, 5).slot_counts == (2,)
+    assert opened.new_producer()[0] == 8
+    opened.close()
+
+
+def test_a_slot_map_is_in_the_catalog_as_ranges_with_where_what_was_handed_over_ends(catalog: Catalog) -> None:
+    made = catalog.create_topic("orders", 2, {"partitioner": "hash_slots"}, DEFAULT_SCHEMA_MESSAGE, False, 5)
+    assert [row.slots for row in made.partitions] == ["0-8191", "8192-16383"]
+    grown = catalog.alter_topic(made, made.given, 4)
+    assert grown.slot_counts == (2, 4)
+    assert [row.slots for row in grown.partitions] == ["0-4095", "8192-12287", "4096-8191", "12288-16383"]
+    catalog.mark_active(grown, {2: ((0, 10),), 3: ((1, 20),)})
+    found = catalog.topic("orders")
+    assert found is not None
+    assert [row.hand_over for row in found.partitions] == [(), (), ((0, 10),), ((1, 20),)]
+    same = catalog.alter_topic(found, {**found.given, "retention.ms": 5}, 4)
+    assert (same.slot_counts, [row.hand_over for row in same.partitions]) == ((2, 4), [row.hand_over for row in found.partitions])
+    catalog.forget(same.topic_id)
+    catalog.restore_topic(same)
+    assert catalog.topics() == [same]

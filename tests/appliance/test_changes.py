@@ -11,6 +11,8 @@ import pytest
 from appliance.catalog import Catalog, Topic
 from appliance.changes import DECIDED_AT_ONCE, INHERITED_PATIENCE_NS, Changes, Requester
 from appliance.topic_decisions import TopicDecisions
+from shm.layout import SlotState
+from tailrace import hash_slots
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
 
@@ -23,6 +25,8 @@ class AppliedAtOnce:
         self.reason = 0
         self.applied_version = 1 << 30
         self.log_start_offset = 0
+        self.log_end_offset = 0
+        self.state = SlotState.ONLINE
 
     def read(self, _slot: int) -> Any:
         return self
@@ -179,3 +183,107 @@ def test_fronts_do_not_wait_for_a_disk_that_carries_nothing_out(tmp_path: pathli
     assert successor.is_inheriting(INHERITED_PATIENCE_NS - 1)
     assert not successor.is_inheriting(INHERITED_PATIENCE_NS)
     assert successor.is_waiting()
+
+
+class SlotWorld(World):
+    """With a topic of two partitions that has hash slots, and logs of which a test says where they end."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        super().__init__(directory)
+        self.logs: dict[int, AppliedAtOnce] = {}
+        self.told: list[Topic] = []
+        assert self.change(Api.CREATE_TOPICS, {"name": "orders", "partitions": 2, "configs": {"partitioner": "hash_slots"}})["code"] == 0
+        for partition, end in ((0, 100), (1, 50)):
+            self.log(partition).log_end_offset = end
+        self.decisions._state_of = lambda row: self.table(row).read(row.slot)
+        self.told.clear()
+
+    def log(self, partition: int) -> AppliedAtOnce:
+        return self.logs.setdefault(partition, AppliedAtOnce(self.topics["orders"].topic_id))
+
+    def table(self, row: Any) -> AppliedAtOnce:
+        return self.log(row.partition)
+
+    def tell_readers(self, topic: Topic) -> None:
+        self.told.append(topic)
+
+    def grow(self, count: int) -> None:
+        self.changes.take(Requester(0, 1, 1), Api.ALTER_TOPICS, orjson.dumps({"topics": [{"name": "orders", "partitions": count}]}), 0)
+
+    def hand_overs(self) -> dict[int, Any]:
+        found = self.catalog.topic("orders")
+        assert found is not None
+        return {row.partition: row.hand_over for row in found.partitions if row.hand_over}
+
+
+def test_readers_hear_of_another_slot_map_when_all_have_it_and_with_where_the_old_owners_ended(tmp_path: pathlib.Path) -> None:
+    world = SlotWorld(tmp_path)
+    world.log(1).applied_version = 1
+    world.grow(4)
+    world.changes.step(0)
+    world.changes.step(0)
+    assert (world.told, world.hand_overs()) == ([], {})
+    world.log(0).log_end_offset = 110  # until its worker has the map, too, a log may grow
+    world.log(1).applied_version = 2
+    world.run()
+    assert world.hand_overs() == {2: ((0, 110),), 3: ((1, 50),)}
+    (told,) = world.told
+    assert {row.partition: row.hand_over for row in told.partitions[2:]} == world.hand_overs()
+    world.log(0).log_end_offset = 900
+    world.log(1).applied_version = 3
+    world.grow(5)
+    world.run()
+    assert world.hand_overs() == {
+        2: ((0, 110),),
+        3: ((1, 50),),
+        4: tuple((partition, world.log(partition).log_end_offset) for partition in range(4)),
+    }
+
+
+def test_two_changes_at_once_are_told_as_one_and_hand_over_both(tmp_path: pathlib.Path) -> None:
+    world = SlotWorld(tmp_path)
+    world.log(0).applied_version = 1
+    world.grow(3)
+    world.changes.step(0)
+    world.grow(5)
+    world.changes.step(0)
+    world.log(0).applied_version = 3
+    world.run()
+    assert [topic.version for topic in world.told] == [3]
+    births = hash_slots.births((2, 3, 5))
+    assert {partition: tuple(source for source, _ in found) for partition, found in world.hand_overs().items()} == {
+        partition: birth.sources for partition, birth in births.items()
+    }
+
+
+def test_a_successor_finds_out_what_its_predecessor_did_not_write(tmp_path: pathlib.Path) -> None:
+    world = SlotWorld(tmp_path)
+    world.log(0).applied_version = 1
+    world.grow(4)
+    world.changes.step(0)
+    world.topics.update({topic.name: topic for topic in world.catalog.topics()})
+    world.changes = world.successor()
+    world.changes.step(0)
+    assert world.told == []
+    world.log(0).applied_version = 2
+    world.run()
+    assert world.hand_overs() == {2: ((0, 100),), 3: ((1, 50),)}
+
+
+def test_slots_leave_no_partition_of_which_the_end_is_not_known(tmp_path: pathlib.Path) -> None:
+    world = SlotWorld(tmp_path)
+    for state in (SlotState.OFFLINE_FOR_WRITES, SlotState.UNREADABLE):
+        world.log(1).state = state
+        refused = world.change(Api.ALTER_TOPICS, {"name": "orders", "partitions": 3})
+        assert refused["code"] == ErrorCode.PARTITION_OFFLINE
+        assert "orders-1" in refused["message"]
+    world.log(1).state, world.log(1).applied_version = SlotState.ONLINE, 1
+    world.grow(4)
+    world.changes.step(0)
+    world.log(1).state, world.log(1).log_end_offset = SlotState.UNREADABLE, 0  # since
+    world.log(1).applied_version = 2
+    world.changes.step(0)
+    assert world.told == []
+    world.log(1).state, world.log(1).log_end_offset = SlotState.ONLINE, 50
+    world.run()
+    assert world.hand_overs() == {2: ((0, 100),), 3: ((1, 50),)}

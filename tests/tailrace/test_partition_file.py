@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pathlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from tailrace.formats import checked_json
-from tailrace.formats.partition_file import Damage, Decision, Epoch, PartitionFile
+from tailrace.formats.partition_file import Damage, Decision, Epoch, MapEnd, PartitionFile
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden"
 FILE = PartitionFile(
     "orders", 3, bytes(range(16)), {1: b"schema", 4: b"other"}, 50, [Epoch(0, 0), Epoch(1, 70)], [Damage(0, 10, 20, 55, 60)], "a disk", "run",
-    Decision(7, 12, 4, True, 1_700_000_000_000_000, "", {"retention.ms": -1}),
+    Decision(7, 12, 4, True, 1_700_000_000_000_000, "", {"retention.ms": -1}, [4, 12]), [MapEnd(2, 99)],
 )  # fmt: skip
 
 
@@ -22,8 +22,13 @@ def test_both_directions() -> None:
 
 
 def test_the_bytes_are_the_golden_ones_and_those_of_the_format_before_are_read() -> None:
-    assert FILE.encode() == (GOLDEN / "partition_v4.json").read_bytes()
-    assert PartitionFile.decode((GOLDEN / "partition_v3.json").read_bytes()) == FILE
+    assert FILE.encode() == (GOLDEN / "partition_v5.json").read_bytes()
+    before = PartitionFile.decode((GOLDEN / "partition_v4.json").read_bytes())
+    assert before == PartitionFile.decode((GOLDEN / "partition_v3.json").read_bytes())
+    assert before is not None
+    assert FILE.decision is not None
+    assert replace(before, decision=FILE.decision, map_ends=FILE.map_ends) == FILE
+    assert before.decision == replace(FILE.decision, slot_counts=[])
 
 
 def test_every_cut_and_every_flipped_byte_is_known_as_damage() -> None:
@@ -33,7 +38,7 @@ def test_every_cut_and_every_flipped_byte_is_known_as_damage() -> None:
         assert PartitionFile.decode(data[:index] + bytes([data[index] ^ 4]) + data[index + 1 :]) is None
 
 
-@pytest.mark.parametrize(("version", "is_read"), [(1, False), (2, True), (3, True), (5, False)])
+@pytest.mark.parametrize(("version", "is_read"), [(1, False), (2, True), (3, True), (4, True), (6, False)])
 def test_versions(version: int, is_read: bool) -> None:
     """Of version 2: without the topic's decision."""
     fields = checked_json.decode(FILE.encode())
@@ -53,3 +58,11 @@ def test_another_checked_file_under_its_name_is_known_as_damage() -> None:
     for name in set(fields) - {"decision", "run_id"}:
         assert PartitionFile.decode(checked_json.encode({**fields, name: [1]})) != FILE
         PartitionFile.decode(checked_json.encode({key: value for key, value in fields.items() if key != name}))
+
+
+def test_a_log_notes_where_each_slot_map_but_the_first_begins_to_hold_once() -> None:
+    file = PartitionFile("orders", 3, bytes(16), {})
+    assert [file.note_map(version, end) for version, end in ((0, 5), (1, 5), (2, 7), (2, 9), (3, 9), (1, 12))] == [
+        False, False, True, False, True, False,
+    ]  # fmt: skip
+    assert file.map_ends == [MapEnd(2, 7), MapEnd(3, 9)]

@@ -229,7 +229,7 @@ def test_what_a_loss_of_power_takes_of_a_partition_without_a_segment_is_made_aga
         disk = SimDisk()
         first = PartitionLog(SimFiles(disk), "/data", assignment())
         first.open("first")
-        first.change(assignment(version=2, retention_ms=1000))
+        first.change(assignment(version=2, retention_ms=1000), replay=False)
         disk = disk.lose_power(rng)
 
         second = PartitionLog(SimFiles(disk), "/data", assignment(version=2, retention_ms=1000))

@@ -1,0 +1,69 @@
+"""Topics and partitions as the catalog decides them, and how its rows say so.
+
+Owner: pure; `appliance.catalog` reads and writes the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from tailrace.hash_slots import HandOver
+
+ROW = "partition, data_dir, slot, delete_before, slots, hand_over"
+SELECT_TOPICS = (
+    "SELECT topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of, slot_counts"
+    " FROM topics JOIN schemas USING (schema_id)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRow:
+    """A partition as decided: where its files and its slot are."""
+
+    partition: int
+    data_dir: int
+    """Its number in the catalog, whatever the configuration's order."""
+    slot: int
+    delete_before: int
+    slots: str = ""
+    """The hash slots that it owns, as ranges (see `tailrace.hash_slots`); empty: its topic has none."""
+    hand_over: HandOver = ()
+    """Where the partitions that gave it slots ended at that moment; incomplete until the change is carried out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as decided. `given` holds only the settings that were asked for; defaults are filled in by `topic_settings.complete`."""
+
+    topic_id: bytes
+    name: str
+    state: str
+    version: int
+    typed: bool
+    schema_id: int
+    schema: bytes
+    given: dict[str, Any]
+    partitions: tuple[PartitionRow, ...]
+    created_us: int
+    delay_of: bytes = b""
+    """Of a delay log: the id of the topic whose delayed records it holds."""
+    slot_counts: tuple[int, ...] = ()
+    """With hash slots: how many partitions it has had, one after the other. The length is the version of its slot map, which follows from it."""
+
+
+def partition_of(row: Any) -> PartitionRow:
+    """A partition from its columns, ROW."""
+    partition, data_dir, slot, delete_before, slots, hand_over = row
+    ends = tuple((source, offset) for source, offset in orjson.loads(hand_over))
+    return PartitionRow(partition, data_dir, slot, delete_before, slots, ends)
+
+
+def topic_of(row: Any, partitions: Iterable[PartitionRow]) -> Topic:
+    """A topic from its columns, those of SELECT_TOPICS."""
+    topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of, slot_counts = row
+    given, counts = orjson.loads(settings), tuple(orjson.loads(slot_counts))
+    return Topic(topic_id, name, state, version, bool(typed), schema_id, message, given, tuple(partitions), created_us, delay_of, counts)
