@@ -140,29 +140,3 @@ class GroupsLater:
     def store_offsets(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
         """Not in this version. Raises NotSupportedError."""
         raise NotSupportedError(GROUPS_LATER)
-
-
-class GroupsOfAdminLater:
-    """Kafka's administration of consumer groups: a later version has it."""
-
-    __slots__ = ()
-
-    def list_groups(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(GROUPS_LATER)
-
-    def describe_groups(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(GROUPS_LATER)
-
-    def list_group_offsets(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(GROUPS_LATER)
-
-    def alter_group_offsets(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(GROUPS_LATER)
-
-    def delete_groups(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(GROUPS_LATER)
