@@ -54,6 +54,7 @@ _TABLE = (
     TopicSetting("durability", str, "disk", "disk: consumers see, and acks=all waits for, what was fdatasync'd. memory: what was written to the page cache.", allowed=("disk", "memory")),
     TopicSetting("delay.enabled", bool, False, "Whether producers may have records of this topic delivered later (deliver_at, deliver_after); turned off, what is pending is still delivered.", allowed=("true", "false")),
     TopicSetting("delay.levels", str, "", "Delays that there are, such as `5s 10s 1m 1h`: others are rounded up to one; empty: any delay, to a millisecond."),
+    TopicSetting("delivery.paused", bool, False, "Whether consumer groups and share groups are given no records of the topic: their members keep their partitions and go on where they were once it is false; producers, and readers without a group, are not held up.", allowed=("true", "false")),
     TopicSetting("worker.dedicated", bool, False, "A worker process with a ring of its own for each partition of the topic; only when it is created.", allowed=("true", "false")),
 )  # fmt: skip
 TOPIC_SETTINGS: dict[str, TopicSetting] = {setting.name: setting for setting in _TABLE}
