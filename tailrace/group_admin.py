@@ -58,9 +58,11 @@ class GroupAdmin:
             after = answer.get("next")
         return found
 
-    def describe_groups(self, groups: str | Iterable[str] | None = None, *, lag_seconds: bool = True) -> dict[str, dict[str, Any]]:
+    def describe_groups(
+        self, groups: str | Iterable[str] | None = None, *, members: bool = True, lag_seconds: bool = True
+    ) -> dict[str, dict[str, Any]]:
         """Everything known of groups (a name, or several; None: of all): name -> what `list_groups` says of it, `rebalances` (how many there were),
-        `created_ms`, and
+        `created_ms`, `member_count`, and
 
         `members`: dicts with `member_id`, `instance_id`, `client_id`, `epoch`, `state`, `topics` (which it subscribes to), `owned` and `target` (the partitions
         that it has, and is to have), `last_heartbeat_ms_ago`, `session_timeout_ms`, and `stuck`: a sentence when it holds a rebalance up, else "".
@@ -69,29 +71,31 @@ class GroupAdmin:
         consumed yet; None where nothing was committed), `lag_seconds` (how long ago the first of them was made; 0.0 without lag; None where that is not known),
         `member_id` (whose it is), `metadata` and `committed_ms`; of a share group also `start_offset`, `in_flight` and `deliveries`.
 
-        With `lag_seconds=False` those are not asked for: of each partition with lag a batch is looked at. Raises UnknownGroupError.
+        With `lag_seconds=False` those are left out: for them a batch is looked at of each partition with lag. With `members=False` the list of members is
+        empty. Raises UnknownGroupError.
         """
         self._connection.check_usable()
         names = list(self.list_groups()) if groups is None else name_list("groups", groups)
-        described = {name: self._described(name) for name in names}
+        described = {name: self._described(name, members) for name in names}
         if lag_seconds:
             add_lag_seconds(self._call, [row for group in described.values() for row in group["partitions"]], time.time_ns() // 1000)
         return described
 
-    def _described(self, name: str) -> dict[str, Any]:
-        members: list[dict[str, Any]] = []
-        partitions: list[dict[str, Any]] = []
-        group: dict[str, Any] = {}
-        for part, rows in (("members", members), ("partitions", partitions)):
-            after: Any = None
-            while True:
-                answer = self._call(Api.DESCRIBE_GROUP, {"group": name, "part": part, "after": after})
-                group = answer["group"]
-                rows += answer[part]
-                after = answer.get("next")
-                if after is None:
-                    break
+    def _described(self, name: str, with_members: bool) -> dict[str, Any]:
+        partitions, group = self._described_part(name, "partitions")
+        members, group = self._described_part(name, "members") if with_members else ([], group)
         return {**group, "member_count": group["members"], "members": members, "partitions": partitions}
+
+    def _described_part(self, name: str, part: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """(all rows of this part, the group)."""
+        rows: list[dict[str, Any]] = []
+        after: Any = None
+        while True:
+            answer = self._call(Api.DESCRIBE_GROUP, {"group": name, "part": part, "after": after})
+            rows += answer[part]
+            after = answer.get("next")
+            if after is None:
+                return rows, answer["group"]
 
     def list_group_offsets(
         self, group: str, partitions: TopicPartition | Iterable[TopicPartition] | None = None

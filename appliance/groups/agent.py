@@ -40,7 +40,7 @@ from shm.runtime.process import ProcessContext, configure_logging, process_name,
 from tailrace.errors import StorageError, TailraceError
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.requests import decode_json, encode_error
-from tailrace.protocol.wire import WireError
+from tailrace.protocol.wire import Api, WireError
 
 logger = logging.getLogger(__name__)
 
@@ -173,6 +173,8 @@ class GroupsAgent:
         """Not before: handling them has failed."""
         self._taken_count = 0
         """Requests that this step took in."""
+        self._offset_commits = 0
+        """Of them, those that commit offsets."""
         self._writes = False
         """Whether what is being committed has rows."""
 
@@ -257,6 +259,7 @@ class GroupsAgent:
             return
         store, service = self._opened
         taken_count, self._taken_count = self._taken_count, 0
+        offset_commits, self._offset_commits = self._offset_commits, 0
         if taken_count:
             crash_point("groups.before_commit")
         if self._failure is None:
@@ -266,6 +269,7 @@ class GroupsAgent:
             self._roll_back(store, service, failure)
         elif self._writes:
             self._slot.store(ProcessWord.COMMIT_COUNT, self._slot.load(ProcessWord.COMMIT_COUNT) + 1)
+            self._slot.store(ProcessWord.OFFSET_COMMITS, self._slot.load(ProcessWord.OFFSET_COMMITS) + offset_commits)
         self._writes = False
         if taken_count:
             crash_point("groups.after_commit")
@@ -367,6 +371,7 @@ class GroupsAgent:
         _, service = self._opened
         try:
             service.handle(requester, api, decode_json(payload), self._now_ns)
+            self._offset_commits += api == Api.COMMIT_OFFSETS
         except (TailraceError, WireError) as error:
             self._answer(requester, error.code, encode_error(error.detail))
         except Exception as error:  # the boundary of one request: what it has changed in memory is not known, so the step is undone

@@ -82,6 +82,9 @@ def test_pages_are_put_together() -> None:
         assert [row["partition"] for row in described["partitions"]] == [0, 1, 2, 3]
         assert (described["member_count"], described["state"]) == (5, "STABLE")
         assert list(admin.describe_groups()) == names, "none named: all"
+        del admin.asked[:]
+        assert admin.describe_groups("g001", members=False)["g001"] == {**described, "members": []}
+        assert {request["part"] for _, request in admin.asked} == {"partitions"}
 
 
 def test_only_partitions_with_lag_are_asked_for_its_seconds_and_each_offset_of_one_is() -> None:
