@@ -62,14 +62,15 @@ class GroupAdmin:
         self, groups: str | Iterable[str] | None = None, *, members: bool = True, lag_seconds: bool = True
     ) -> dict[str, dict[str, Any]]:
         """Everything known of groups (a name, or several; None: of all): name -> what `list_groups` says of it, `rebalances` (how many there were),
-        `created_ms`, `member_count`, and
+        `created_ms`, `member_count`, `trouble` (what its assignor did wrong, else ""), and
 
         `members`: dicts with `member_id`, `instance_id`, `client_id`, `epoch`, `state`, `topics` (which it subscribes to), `owned` and `target` (the partitions
-        that it has, and is to have), `last_heartbeat_ms_ago`, `session_timeout_ms`, and `stuck`: a sentence when it holds a rebalance up, else "".
+        that it has, and is to have: {topic: [partition, ...]}), `last_heartbeat_ms_ago`, `session_timeout_ms`, and `stuck`: a sentence when it holds others up,
+        else "".
 
-        `partitions`: dicts with `topic`, `partition`, `committed` (the next record to be read; -1: none was committed), `beginning`, `end`, `lag` (records not
-        consumed yet; None where nothing was committed), `lag_seconds` (how long ago the first of them was made; 0.0 without lag; None where that is not known),
-        `member_id` (whose it is), `metadata` and `committed_ms`; of a share group also `start_offset`, `in_flight` and `deliveries`.
+        `partitions`: dicts with `topic`, `partition`, `committed` (the next record to be read; -1: none was committed), `beginning`, `end` (-1: not known now),
+        `lag` (records not consumed yet; None where nothing was committed), `lag_seconds` (how long ago the first of them was made; 0.0 without lag; None where
+        that is not known), `member_id` (whose it is), `metadata` and `committed_ms`; of a share group also `start_offset`, `in_flight` and `deliveries`.
 
         With `lag_seconds=False` those are left out: for them a batch is looked at of each partition with lag. With `members=False` the list of members is
         empty. Raises UnknownGroupError.
@@ -100,7 +101,9 @@ class GroupAdmin:
     def list_group_offsets(
         self, group: str, partitions: TopicPartition | Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset | None]:
-        """What a group has committed: of these partitions, None where nothing is, or (None) of all that it has committed for. Raises UnknownGroupError."""
+        """What a group has committed: of these partitions, None where nothing is, or (None) of all that it has committed for. Of a group that is not
+        there nothing is committed.
+        """
         self._connection.check_usable()
         wanted = None if partitions is None else partition_list(partitions)
         request: dict[str, Any] = {"group": name_of("group", group), "partitions": None}
@@ -170,7 +173,7 @@ def _offset_and_metadata(given: Any) -> tuple[int | None, str]:
 def first_unread(row: Mapping[str, Any]) -> int:
     """The offset that a group goes on at in a partition, as `describe_groups` shows it; NO_OFFSET: none was committed."""
     found = row.get("start_offset")
-    return int(row["committed"] if found is None else found)
+    return int(row.get("committed", NO_OFFSET) if found is None else found)
 
 
 def add_lag_seconds(call: Call, rows: list[dict[str, Any]], now_us: int) -> None:

@@ -22,7 +22,7 @@ from appliance.cli.options import (
     connect,
     json_option,
 )
-from appliance.cli.output import complain, counted, print_json, print_table, say
+from appliance.cli.output import complain, counted, one_line, print_json, print_table, say
 from tailrace.admin import Admin
 from tailrace.errors import TailraceError, UnknownGroupError
 from tailrace.group_admin import NO_OFFSET, first_unread
@@ -115,13 +115,15 @@ def _show(found: Mapping[str, Any]) -> None:
     members, rows = found["members"], found["partitions"]
     is_share = found["kind"] == SHARE
     since = f", created {_shown_ms(found['created_ms'])}" if found.get("created_ms") else ""
-    click.echo(f"group    {found['group']}\nkind     {found['kind']}{since}")
+    click.echo(f"group    {one_line(found['group'])}\nkind     {found['kind']}{since}")
     how = "" if is_share or not found["assignor"] else f", assigned by {found['assignor']}"
     click.echo(f"state    {found['state']}, epoch {found['epoch']}{how}, {counted(found['rebalances'], 'rebalance')}")
     oldest = "" if not found["lag_seconds"] else f", the oldest {span(found['lag_seconds'])} old"
     click.echo(f"lag      {counted(found['lag'], 'record')}{oldest}")
     for name in found["paused_topics"]:
         click.echo(f"paused   {name}: no records are given out. To resume: tailrace topic alter {name} --config delivery.paused=false")
+    if found.get("trouble"):
+        click.echo(f"trouble  {one_line(found['trouble'])}")
     click.echo()
     if members:
         print_table(
@@ -140,17 +142,17 @@ def _show(found: Mapping[str, Any]) -> None:
         print_table(
             ["TOPIC", "PARTITION", "START" if is_share else "COMMITTED", "END", "LAG", "LAG SECONDS", *extra, "MEMBER"],
             [
-                [row["topic"], row["partition"], _shown_offset(first_unread(row)), row["end"], "-" if row["lag"] is None else row["lag"],
+                [row["topic"], row["partition"], _shown_offset(first_unread(row)), _shown_offset(row["end"]), "-" if row["lag"] is None else row["lag"],
                  "-" if row["lag_seconds"] is None else f"{row['lag_seconds']:.1f}", *([row.get("in_flight")] if is_share else []), row.get("member_id")]
                 for row in rows
             ],
         )  # fmt: skip
     by_id = {member["member_id"]: member for member in members}
     for member_id in found["stuck_members"]:
-        say(f"\nstuck: {member_name(by_id[member_id])}: {by_id[member_id]['stuck']}")
+        say(one_line(f"stuck: {member_name(by_id[member_id])}: {by_id[member_id]['stuck']}"))
     if found["idle_members"]:
         names = ", ".join(member_name(by_id[member_id]) for member_id in found["idle_members"])
-        say(f"\nidle: {names}: more consumers than partitions; stop them, or add partitions")
+        say(one_line(f"idle: {names}: more consumers than partitions; stop them, or add partitions"))
 
 
 def _ago(ms: int | None) -> str:
@@ -309,4 +311,4 @@ def advise_(group: str, seconds: float, by: dt.timedelta, bootstrap: str, as_jso
     click.echo(f"lag                {counted(advice.lag, 'record')}{oldest}")
     click.echo(f"consumers          {advice.consumers} on {counted(advice.partitions, 'partition')}\n")
     for sentence in advice.sentences:
-        click.echo(sentence)
+        click.echo(one_line(sentence))

@@ -58,7 +58,7 @@ def idle_members(group: Mapping[str, Any]) -> list[dict[str, Any]]:
     members = group["members"]
     if group["kind"] == SHARE or not any(partition_count(member["target"]) for member in members):
         return []
-    return [member for member in members if not partition_count(member["target"])]
+    return [member for member in members if not partition_count(member["target"]) and not member.get("is_shortened")]
 
 
 def member_name(member: Mapping[str, Any]) -> str:
@@ -77,8 +77,8 @@ def advise(samples: Sequence[Sample], by_s: float) -> Advice:
     first, last = samples[0], samples[-1]
     seconds = last.at_s - first.at_s
     rows = last.group["partitions"]
-    ends = {_key(row): row["end"] for row in first.group["partitions"]}
-    arrived = sum(row["end"] - ends[_key(row)] for row in rows if _key(row) in ends)
+    ends = {_key(row): row["end"] for row in first.group["partitions"] if row["end"] >= 0}
+    arrived = sum(row["end"] - ends[_key(row)] for row in rows if _key(row) in ends and row["end"] >= 0)
     drains = _drains_per_s(samples, seconds)
     idle = idle_members(last.group)
     advice = Advice(
