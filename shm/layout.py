@@ -254,7 +254,7 @@ class ProcessWord(IntEnum):
     COMMIT_COUNT = 27
     """Of the coordinator and of the process of groups: transactions of its database that it has committed."""
     OFFSET_COMMITS = 28
-    """Of the process of groups, over all generations: requests to commit offsets that it has carried out."""
+    """Of the process of groups, over all generations: requests to commit offsets that it has handled."""
 
 
 class Phase(IntEnum):

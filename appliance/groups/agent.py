@@ -7,7 +7,7 @@ Owner: groups.db in the first data directory; in shared memory the tails of its 
 Waits on its doorbell, and until the service's next timer.
 Invariants: nothing is answered before what it says is committed; a request is consumed before it is looked at; what a step does not commit is forgotten in
     memory, too; a database that cannot be used costs requests of groups their answers, with a sentence, and nothing else.
-Bounds: REQUESTS_AT_ONCE requests of a front in a step; of a front that does not take its answers no more is read than ANSWERS_MAX.
+Bounds: REQUESTS_AT_ONCE requests of a front in a step; of a front that does not take its answers nothing is read while ANSWERS_MAX wait.
 Crash: a successor reads the database; requests that were taken and not answered are answered by their fronts, which see that another process runs. Sessions
     of a front that was killed are ended when its successor shows.
 
@@ -171,10 +171,8 @@ class GroupsAgent:
         """Why what this step took in cannot be committed."""
         self._timers_at_ns = start_ns
         """Not before: handling them has failed."""
-        self._taken_count = 0
-        """Requests that this step took in."""
-        self._offset_commits = 0
-        """Of them, those that commit offsets."""
+        self._taken: list[Requester] = []
+        """Whose requests this step gave to the service."""
         self._writes = False
         """Whether what is being committed has rows."""
 
@@ -258,20 +256,18 @@ class GroupsAgent:
         if self._opened is None:
             return
         store, service = self._opened
-        taken_count, self._taken_count = self._taken_count, 0
-        offset_commits, self._offset_commits = self._offset_commits, 0
-        if taken_count:
+        taken, self._taken = self._taken, []
+        if taken:
             crash_point("groups.before_commit")
         if self._failure is None:
             self._guarded("commit", store.commit)
         failure, self._failure = self._failure, None
         if failure is not None:
-            self._roll_back(store, service, failure)
+            self._roll_back(store, service, failure, taken)
         elif self._writes:
             self._slot.store(ProcessWord.COMMIT_COUNT, self._slot.load(ProcessWord.COMMIT_COUNT) + 1)
-            self._slot.store(ProcessWord.OFFSET_COMMITS, self._slot.load(ProcessWord.OFFSET_COMMITS) + offset_commits)
         self._writes = False
-        if taken_count:
+        if taken:
             crash_point("groups.after_commit")
         for answer in service.take_answers():
             self._answer(answer.requester, answer.code, answer.body)
@@ -280,7 +276,7 @@ class GroupsAgent:
             if len(outbox.waiting) < PUSHES_MAX:
                 outbox.put(_Outgoing(LaneKind.PUSH, push.api, 0, push.session, 0, push.body))
 
-    def _roll_back(self, store: Store, service: Service, error: TailraceError) -> None:
+    def _roll_back(self, store: Store, service: Service, error: TailraceError, taken: list[Requester]) -> None:
         """What this step took in did not happen. A service that cannot be brought back to what is on the disk is begun anew."""
         try:
             store.rollback()
@@ -288,8 +284,9 @@ class GroupsAgent:
         except Exception as trouble:
             if not isinstance(trouble, TailraceError):
                 self._boundary.caught("roll_back", trouble)
-            for answer in service.take_answers():
-                self._answer(answer.requester, error.code, encode_error(error.detail))
+            service.take_answers()
+            for requester in taken:
+                self._answer(requester, error.code, encode_error(error.detail))
             self.close()
             self._note_refusal(error)
 
@@ -371,14 +368,16 @@ class GroupsAgent:
         _, service = self._opened
         try:
             service.handle(requester, api, decode_json(payload), self._now_ns)
-            self._offset_commits += api == Api.COMMIT_OFFSETS
+            if api == Api.COMMIT_OFFSETS:
+                self._slot.store(ProcessWord.OFFSET_COMMITS, self._slot.load(ProcessWord.OFFSET_COMMITS) + 1)
         except (TailraceError, WireError) as error:
             self._answer(requester, error.code, encode_error(error.detail))
         except Exception as error:  # the boundary of one request: what it has changed in memory is not known, so the step is undone
             sentence = self._boundary.caught(f"api={api} session={requester.session}", error)
             self._answer(requester, ErrorCode.INTERNAL_ERROR, encode_error(sentence))
             self._failure = TailraceError("another request of the same moment failed, and this one was undone with it", ErrorCode.NOT_READY)
-        self._taken_count += 1
+        else:
+            self._taken.append(requester)
         crash_point("groups.after_decision")
 
     def _answer(self, requester: Requester, code: int, body: bytes) -> None:
