@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,10 +11,14 @@ import pytest
 
 from appliance.cli.group_advice import Advice, Sample, advise, span
 from appliance.cli.group_reset import Reset, Selection, new_offsets
+from tailrace import NewTopic, Producer
 from tailrace.admin import Admin
 from tailrace.errors import PartitionOutOfRangeError, UnknownTopicError
 from tailrace.group_admin import CommittedOffset
+from tailrace.private_appliance import EmbeddedAppliance
 from tailrace.records import TopicPartition
+from tests.appliance.test_cli import run
+from tests.appliance.test_cli_tables import on_terminal
 
 
 def group_at(
@@ -167,3 +172,88 @@ def test_a_selection_names_topics_and_partitions(admin: Admin) -> None:
         Reset.chosen(False, False, None, None, None)
     with pytest.raises(click.UsageError, match="say where to"):
         Reset.chosen(True, False, None, None, 5)
+
+
+# ---- on a real appliance ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ten(appliance: EmbeddedAppliance, topic: str) -> str:
+    """A topic of two partitions with five records each, and a group of its name that has read two of the first one and all of the other."""
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics(NewTopic(topic, 2))
+        for number in range(10):
+            producer.send(topic, b"v%d" % number, partition=number % 2)
+        producer.flush()
+        admin.alter_group_offsets(topic, {TopicPartition(topic, 0): 2, TopicPartition(topic, 1): 5})
+    return topic
+
+
+def committed(appliance: EmbeddedAppliance, group: str) -> list[int]:
+    described = json.loads(run(appliance, "group", "describe", group, "--json").stdout)
+    return [row["committed"] for row in described["partitions"]]
+
+
+def test_groups_are_listed_and_described(appliance: EmbeddedAppliance, ten: str) -> None:
+    listed = json.loads(run(appliance, "group", "list", "--json").stdout)
+    assert [(row["kind"], row["state"], row["members"]) for row in listed if row["group"] == ten] == [("consumer", "EMPTY", 0)]
+    table = run(appliance, "group", "list").stdout.decode().splitlines()
+    assert table[0].split() == ["GROUP", "KIND", "STATE", "MEMBERS", "ASSIGNOR"]
+    assert any(line.startswith(ten) for line in table)
+    described = json.loads(run(appliance, "group", "describe", ten, "--json").stdout)
+    assert (described["lag"], described["idle_members"], described["stuck_members"], described["paused_topics"]) == (3, [], [], [])
+    assert [(row["lag"], row["lag_seconds"] > 0) for row in described["partitions"]] == [(3, True), (0, False)]
+    text = run(appliance, "group", "describe", ten).stdout.decode()
+    assert "3 records, the oldest" in text
+    assert "no members" in text
+    assert f"{ten}          0          2    5    3" in text
+    run(appliance, "topic", "alter", ten, "--config", "delivery.paused=true")
+    assert f"paused   {ten}" in run(appliance, "group", "describe", ten).stdout.decode()
+    assert "delivery.paused=false" in run(appliance, "topic", "describe", ten).stdout.decode()
+    assert ten in json.loads(run(appliance, "status", "--json").stdout)["paused"]
+    assert f"paused: {ten}" in run(appliance, "status").stdout.decode()
+    run(appliance, "topic", "alter", ten, "--config", "delivery.paused=false")
+    assert ten not in run(appliance, "status").stdout.decode()
+    refused = run(appliance, "group", "describe", f"no-{ten}", status=1)
+    assert b"UNKNOWN_GROUP" in refused.stderr
+    assert b"tailrace group list" in refused.stderr
+
+
+def test_offsets_are_reset_in_every_way_and_shown_before_that(appliance: EmbeddedAppliance, ten: str) -> None:
+    reset = ("group", "reset-offsets", ten)
+    shown = run(appliance, *reset, "--to-earliest", "--dry-run")
+    assert shown.stdout.decode().splitlines()[1].split() == [ten, "0", "2", "0", "5"]
+    assert b"would set 2 offsets" in shown.stderr
+    assert committed(appliance, ten) == [2, 5], "nothing was set"
+    for options, wanted in (
+        (("--to-earliest", "--yes"), [0, 0]), (("--to-latest",), [5, 5]), (("--shift-by", "-3"), [2, 2]), (("--shift-by", "1", "--topic", f"{ten}:1"), [2, 3]),
+        (("--to-offset", "4", "--topic", ten), [4, 4]), (("--to-datetime", "1h"), [0, 0]), (("--to-datetime", "2100-01-01T00:00:00Z"), [5, 5]),
+    ):  # fmt: skip
+        run(appliance, *reset, *options)
+        assert committed(appliance, ten) == wanted, options
+    clamped = run(appliance, *reset, "--to-offset", "99", "--json")
+    assert json.loads(clamped.stdout)["offsets"][0] == {"topic": ten, "partition": 0, "committed": 5, "new": 5, "end": 5}
+    assert "5 is taken for 99" in clamped.stderr.decode()
+    run(appliance, "group", "reset-offsets", f"{ten}-new", "--to-earliest", "--topic", ten)
+    assert committed(appliance, f"{ten}-new") == [0, 0], "a group that was not there is made"
+    assert b"say where to" in run(appliance, *reset, status=2).stderr
+    assert b"UNKNOWN_GROUP" in run(appliance, "group", "reset-offsets", f"{ten}-none", "--to-earliest", status=1).stderr
+    assert b"UNKNOWN_TOPIC" in run(appliance, *reset, "--to-earliest", "--topic", "none", status=1).stderr
+
+
+def test_a_terminal_is_asked_before_offsets_are_set_or_groups_deleted(appliance: EmbeddedAppliance, ten: str) -> None:
+    status, shown = on_terminal(appliance, "group", "reset-offsets", ten, "--to-earliest", typed="n\n", columns=200)
+    assert status != 0
+    assert f"Set 2 offsets of {ten}?" in shown
+    assert committed(appliance, ten) == [2, 5]
+    status, shown = on_terminal(appliance, "group", "delete", ten, typed="y\n", columns=200)
+    assert (status, f"Delete {ten} with its 2 committed offsets?" in shown, f"deleted {ten}" in shown) == (0, True, True)
+    assert b"UNKNOWN_GROUP" in run(appliance, "group", "delete", ten, status=1).stderr
+    assert b"there is no group" in run(appliance, "group", "delete", ten, "--if-exists").stderr
+
+
+def test_advice_on_a_group_that_nobody_is_in(appliance: EmbeddedAppliance, ten: str) -> None:
+    advice = json.loads(run(appliance, "group", "advise", ten, "--seconds", "1", "--by", "5m", "--json").stdout)
+    assert (advice["lag"], advice["consumers"], advice["drained_in_s"], advice["by_s"]) == (3, 0, None, 300.0)
+    text = run(appliance, "group", "advise", ten, "--seconds", "1").stdout.decode()
+    assert "No consumer runs: 3 records wait." in text
