@@ -107,6 +107,8 @@ class GroupStore:
         self.path = path
         self.before_commit: list[Callable[[], None]] = []
         """Called by `commit` before it commits: they write what has changed. They may raise TailraceError, and then the commit fails."""
+        self.after_commit: list[Callable[[], None]] = []
+        """Called by `commit` when all is kept."""
         self._failure: TailraceError | None = None
         _make_private(path)
         try:
@@ -118,7 +120,7 @@ class GroupStore:
             self._db.execute("PRAGMA synchronous=FULL")
             self._open_tables(path)
             (highest,) = self._db.execute("SELECT coalesce(max(group_id), 0) FROM groups").fetchone()
-            self._next_group_id = 1 + max(highest, self._meta("last_group_id"))
+            self._next_group_id: int = 1 + max(int(highest), self._meta("last_group_id"))
         except sqlite3.Error as error:
             self._db.close()
             raise _unusable(path, error) from error
@@ -173,6 +175,8 @@ class GroupStore:
         if self._db.in_transaction:
             with self._failing():
                 self._db.execute("COMMIT")
+        for done in self.after_commit:
+            done()
 
     def rollback(self) -> None:
         """Forget what was written since the last commit."""
@@ -195,7 +199,7 @@ class GroupStore:
         """Execute a statement for each row in the open transaction; returns how many rows it changed. Raises StorageError, DiskFullError."""
         self.begin()
         with self._failing():
-            return self._db.executemany(sql, rows).rowcount
+            return int(self._db.executemany(sql, rows).rowcount)
 
     def read(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
         """All rows of a SELECT. Raises StorageError."""
@@ -206,8 +210,9 @@ class GroupStore:
 
     def new_group_id(self) -> int:
         """A number that no group has had."""
+        number = self._next_group_id
         self._next_group_id += 1
-        return self._next_group_id - 1
+        return number
 
     def groups(self, kind: str) -> list[GroupRow]:
         """All groups of a kind ("consumer", "share"), by id."""
@@ -286,10 +291,13 @@ class GroupStore:
         """The ids of the topics that the group has offsets in."""
         return [topic_id for (topic_id,) in self.read("SELECT DISTINCT topic_id FROM offsets WHERE group_id = ?", (group_id,))]
 
+    def has_offsets(self, group_id: int) -> bool:
+        return bool(self.read("SELECT 1 FROM offsets WHERE group_id = ? LIMIT 1", (group_id,)))
+
     def expire_offsets(self, group_id: int, cutoff_ms: int) -> bool:
         """Delete the group's offsets that were committed before `cutoff_ms`; returns whether others are left."""
         self.write_many("DELETE FROM offsets WHERE group_id = ? AND committed_ms <= ?", [(group_id, cutoff_ms)])
-        return bool(self.read("SELECT 1 FROM offsets WHERE group_id = ? LIMIT 1", (group_id,)))
+        return self.has_offsets(group_id)
 
     def all_offset_topics(self) -> list[str]:
         """The ids of all topics that any group has offsets in (one step in the index for each)."""

@@ -1,0 +1,259 @@
+"""Consumer groups: requests in, answers out, a database below; knows no lane and no process.
+
+A step of the process that runs it:
+
+    handle(...) for each request, session_closed(...), topics_changed(...)      state in memory
+    step(now)                                                                   timers
+    store.commit()            calls settle: targets are computed, heartbeats that waited for them are answered, rows are written, then all is kept
+    take_answers(), take_pushes()                                               to be sent: what they say is on the disk
+
+When `commit` raises: `store.rollback()`, `rolled_back(now)`, and then `take_answers` has that error for each request that the step would have
+changed something for. A service is made when the whole catalog is known (see `TopicsView`).
+
+What a client has to keep to, so that no partition has two readers: it says in `owned` what it has given back, and, before or after, what it takes; an
+assignment that comes in an answer to a heartbeat without `owned`, or is another than its `owned`, is followed by a heartbeat with `owned`, also where
+the member has nothing to change; after a heartbeat that was not answered with OK, the next one carries `owned`; from a heartbeat with `owned` until
+one is answered with OK the member takes no partition. (An answer to a heartbeat with `owned` always carries the assignment: what an answer that was lost
+has said may not hold any more.)
+
+Owner: one process, one thread.
+Invariants: a heartbeat without news costs no write and no look at other members; a group's target is computed once for all that a step changed.
+Crash: the rows are the state; sessions begin anew at a start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from appliance.groups.assignor_plugins import Assignors
+from appliance.groups.describing import Describing
+from appliance.groups.expiry import Expiry
+from appliance.groups.heartbeats import Heartbeats
+from appliance.groups.limits import DELETED_AT_ONCE_MAX, GroupLimits
+from appliance.groups.members import JOIN_EPOCH, Member
+from appliance.groups.membership import Sessions
+from appliance.groups.messages import Answer, GroupsOfAKind, Push, Requester, SessionKey, TopicsView
+from appliance.groups.offset_requests import OffsetRequests
+from appliance.groups.offsets import OffsetBook
+from appliance.groups.outgoing import ANY, Outgoing
+from appliance.groups.requests import CONSUMER, SHARE, epoch_in, group_in, kind_in, member_in, shown
+from appliance.groups.store import GroupStore
+from appliance.groups.table import GroupTable
+from tailrace.errors import (
+    GroupNotEmptyError,
+    InvalidGroupError,
+    InvalidRequestError,
+    NotSupportedError,
+    StorageError,
+    TailraceError,
+    UnknownGroupError,
+)
+from tailrace.protocol.wire import Api
+
+
+class GroupService:
+    """All groups of the appliance."""
+
+    def __init__(
+        self, store: GroupStore, topics: TopicsView, limits: GroupLimits, answer_max: int, now_ns: int, wall_us: Callable[[], int], *,
+        share: GroupsOfAKind | None = None, assignors: Assignors | None = None,
+    ) -> None:  # fmt: skip
+        """Takes over what the store holds. `answer_max`: bytes of an answer's body. `wall_us`: the time of day. Raises StorageError."""
+        self._store = store
+        self._wall_us = wall_us
+        self._share = share
+        self._now_ns = now_ns
+        self._outgoing = Outgoing()
+        self._sessions = Sessions(now_ns, self._expired)
+        self._table = GroupTable(store, topics, limits, self._sessions, self._share_count, self._wall_ms)
+        self._book = OffsetBook(store)
+        self._offset_requests = OffsetRequests(self._table, self._book, topics, limits, answer_max, self._wall_ms)
+        self._heartbeats = Heartbeats(
+            self._table, self._sessions, self._outgoing, topics, limits, Assignors() if assignors is None else assignors, self._wall_ms()
+        )
+        self._describing = Describing(store, topics, self._book, answer_max, self.summary)
+        self._expiry = Expiry(store, topics, limits, now_ns)
+        self._table.load(now_ns)
+        self._heartbeats.topics_changed()
+        store.before_commit.append(self.settle)
+        store.after_commit.append(self._table.kept)
+
+    def _wall_ms(self) -> int:
+        return self._wall_us() // 1_000
+
+    def _share_count(self) -> int:
+        return 0 if self._share is None else self._share.count()
+
+    def _is_share(self, name: str) -> bool:
+        return self._share is not None and self._share.has(name)
+
+    # ---- what comes in ---------------------------------------------------------------------------------------------------------------
+
+    def handle(self, requester: Requester, api: int, request: dict[str, Any], now_ns: int) -> None:
+        """One request. Its answer is taken later, but for a refusal, which this raises: TailraceError."""
+        self._now_ns = now_ns
+        if api == Api.GROUP_HEARTBEAT:
+            if not self._heartbeats.try_quiet(requester, request, now_ns):
+                self._heartbeat(requester, request, now_ns)
+        elif api == Api.LIST_GROUPS:
+            self._outgoing.answer(requester, ANY, self._describing.list_groups(request))
+        elif api == Api.DELETE_GROUPS:
+            self._delete_groups(requester, request, now_ns)
+        elif api in _OF_ONE_GROUP:
+            name = group_in(request)
+            if self._share is not None and self._share.has(name):
+                if api == Api.COMMIT_OFFSETS:
+                    raise InvalidGroupError(f"{shown(name)} is a share group: its members acknowledge records, they do not commit offsets")
+                self._share.handle(requester, api, request, now_ns)
+            else:
+                self._outgoing.answer(requester, name, self._of_consumer_group(api, name, request))
+        else:
+            raise InvalidRequestError(f"the API {api} is not one of groups")
+
+    def _heartbeat(self, requester: Requester, request: dict[str, Any], now_ns: int) -> None:
+        name, kind, epoch, member_id = group_in(request), kind_in(request), epoch_in(request), member_in(request)
+        taken = SHARE if self._is_share(name) else CONSUMER if self._table.get(name) is not None else kind
+        if taken != kind:
+            raise InvalidGroupError(f"{shown(name)} is a {taken} group already")
+        if kind == SHARE:
+            if self._share is None:
+                raise NotSupportedError("this appliance has no share groups; join as a consumer group")
+            if epoch == JOIN_EPOCH and not self._share.has(name):
+                self._table.check_room(name)
+            self._share.handle(requester, Api.GROUP_HEARTBEAT, request, now_ns)
+        elif epoch < JOIN_EPOCH:
+            self._heartbeats.leave(requester, name, member_id, epoch, now_ns)
+        elif epoch == JOIN_EPOCH:
+            self._heartbeats.join(requester, name, member_id, request, now_ns)
+        else:
+            self._heartbeats.stay(requester, name, member_id, epoch, request, now_ns)
+
+    def _of_consumer_group(self, api: int, name: str, request: dict[str, Any]) -> bytes:
+        """The answer's body."""
+        if api == Api.COMMIT_OFFSETS:
+            return self._offset_requests.commit(name, request)
+        if api == Api.ALTER_GROUP_OFFSETS:
+            return self._offset_requests.alter(name, request)
+        group = self._table.get(name)
+        if api == Api.FETCH_OFFSETS:
+            return self._describing.fetch_offsets(group, request)
+        if group is None:
+            raise UnknownGroupError(f"there is no group {shown(name)}")
+        if api == Api.DESCRIBE_GROUP:
+            return self._describing.describe(group, request, self._now_ns)
+        raise InvalidGroupError(f"{shown(name)} is a consumer group: records are acquired and acknowledged in share groups")
+
+    def summary(self, name: str) -> dict[str, Any] | None:
+        """The group's row in a list, whatever its kind; None: it is gone."""
+        group = self._table.get(name)
+        if group is not None:
+            return group.summary()
+        return self._share.summary(name) if self._share is not None and self._share.has(name) else None
+
+    def session_closed(self, session: SessionKey, now_ns: int) -> None:
+        """The connection is gone: its dynamic members have CLOSED_GRACE_NS to come over another one."""
+        self._now_ns = now_ns
+        self._sessions.closed(SessionKey(*session), now_ns)
+        if self._share is not None:
+            self._share.session_closed(session, now_ns)
+
+    def topics_changed(self, now_ns: int) -> None:
+        """There are other topics, partitions or settings: groups whose subscriptions they concern are assigned anew, members are told."""
+        self._now_ns = now_ns
+        self._heartbeats.topics_changed()
+        self._expiry.topics_changed(now_ns)
+        if self._share is not None:
+            self._share.topics_changed(now_ns)
+
+    # ---- groups that go --------------------------------------------------------------------------------------------------------------
+
+    def _delete_groups(self, requester: Requester, request: dict[str, Any], now_ns: int) -> None:
+        names = request.get("groups")
+        if not isinstance(names, list) or len(names) > DELETED_AT_ONCE_MAX:
+            raise InvalidRequestError(f"the request needs a list `groups` of at most {DELETED_AT_ONCE_MAX} names")
+        results = []
+        for name in names:
+            code, message = 0, ""
+            try:
+                self._delete_group(group_in({"group": name}), now_ns)
+            except TailraceError as error:
+                code, message = int(error.code), error.detail
+            results.append({"group": name if isinstance(name, str) else shown(name), "code": code, "message": message})
+        self._outgoing.answer(requester, ANY, orjson.dumps({"results": results}))
+
+    def _delete_group(self, name: str, now_ns: int) -> None:
+        if self._share is not None and self._share.has(name):
+            self._share.delete(name, now_ns)
+            return
+        group = self._table.get(name)
+        if group is None:
+            raise UnknownGroupError(f"there is no group {shown(name)}")
+        if group.members:
+            raise GroupNotEmptyError(f"the group {name} has {len(group.members)} members")
+        self._book.settle()
+        self._table.delete(group)
+
+    # ---- time ------------------------------------------------------------------------------------------------------------------------
+
+    def step(self, now_ns: int) -> None:
+        """Timers: members that are silent, offsets that are old. Before the commit. Raises StorageError, DiskFullError: then roll back."""
+        self._now_ns = now_ns
+        self._sessions.advance(now_ns)
+        if self._expiry.is_due(now_ns):
+            self._book.settle()
+            for group_id in self._expiry.step(now_ns, self._wall_ms()):
+                self._table.delete(self._table.of_id(group_id))
+        if self._share is not None:
+            self._share.step(now_ns)
+
+    def _expired(self, group_id: int, member: Member, now_ns: int) -> None:
+        self._heartbeats.expired(group_id, member, now_ns)
+
+    def next_deadline_ns(self) -> int | None:
+        """When `step` next has something to do; None: never."""
+        deadlines = [self._sessions.next_deadline_ns(), self._expiry.next_deadline_ns()]
+        if self._share is not None:
+            deadlines.append(self._share.next_deadline_ns())
+        return min((one for one in deadlines if one is not None), default=None)
+
+    # ---- the end of a step -----------------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Compute targets, answer the heartbeats that waited for them, write rows. The store's commit calls it. Raises StorageError, DiskFullError."""
+        self._heartbeats.settle(self._now_ns)
+        self._book.settle()
+        if self._share is not None:
+            self._share.settle()
+
+    def take_answers(self) -> list[Answer]:
+        """The answers of this step, each once. After the commit, or after `rolled_back`."""
+        answers = self._outgoing.take_answers()
+        return answers if self._share is None else answers + self._share.take_answers()
+
+    def take_pushes(self) -> list[Push]:
+        """The pushes of this step, each once; one at most for each session."""
+        pushes = self._outgoing.take_pushes()
+        return pushes if self._share is None else pushes + self._share.take_pushes()
+
+    def rolled_back(self, now_ns: int, error: TailraceError | None = None) -> None:
+        """The store was rolled back: the groups that the step changed are again as the disk has them, and its answers about them say `error`. Raises
+        StorageError when they cannot be read: the service is of no use then.
+        """
+        self._now_ns = now_ns
+        if error is None:
+            error = StorageError("groups.db could not keep what the request changed; nothing of it was kept")
+        self._book.forget()
+        self._expiry.rolled_back()
+        self._outgoing.undone(set(self._table.changed.values()), error)
+        self._heartbeats.rolled_back(error)
+        self._table.rolled_back(now_ns)
+        if self._share is not None:
+            self._share.rolled_back(now_ns, error)
+
+
+_OF_ONE_GROUP = frozenset(
+    (Api.COMMIT_OFFSETS, Api.FETCH_OFFSETS, Api.DESCRIBE_GROUP, Api.ALTER_GROUP_OFFSETS, Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE)
+)
