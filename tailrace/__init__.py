@@ -62,11 +62,21 @@ if TYPE_CHECKING:
         UnsupportedBatchError,
         UnsupportedVersionError,
     )
+    from tailrace.groups.listener import RebalanceListener
     from tailrace.handles import BatchesHandle, Handle
     from tailrace.new_topic import NewTopic
     from tailrace.private_appliance import EmbeddedAppliance, embedded
     from tailrace.producer import Producer
-    from tailrace.records import BatchMetadata, OffsetAndTimestamp, Record, RecordMetadata, TopicBatch, TopicPartition
+    from tailrace.records import (
+        BatchMetadata,
+        ConsumerGroupMetadata,
+        OffsetAndMetadata,
+        OffsetAndTimestamp,
+        Record,
+        RecordMetadata,
+        TopicBatch,
+        TopicPartition,
+    )
     from tailrace.recurrence import Recurrence, RecurrenceError
 
 _HOMES = {
@@ -79,6 +89,9 @@ _HOMES = {
     "embedded": "private_appliance",
     "Producer": "producer",
     "BatchMetadata": "records",
+    "ConsumerGroupMetadata": "records",
+    "OffsetAndMetadata": "records",
+    "RebalanceListener": "groups.listener",
     "OffsetAndTimestamp": "records",
     "Record": "records",
     "RecordMetadata": "records",
@@ -97,6 +110,7 @@ __all__ = [
     "ClientClosedError",
     "CommitFailedError",
     "Consumer",
+    "ConsumerGroupMetadata",
     "CorruptBatchError",
     "DelayNotEnabledError",
     "DeliveryTimeoutError",
@@ -119,6 +133,7 @@ __all__ = [
     "NewTopic",
     "NotReachableError",
     "NotSupportedError",
+    "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "OffsetOutOfRangeError",
     "OutOfOrderSequenceError",
@@ -126,6 +141,7 @@ __all__ = [
     "PartitionOutOfRangeError",
     "PendingDelay",
     "Producer",
+    "RebalanceListener",
     "Record",
     "RecordMetadata",
     "RecordTooLargeError",
