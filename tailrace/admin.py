@@ -25,7 +25,6 @@ from tailrace.errors import (
     UnknownTopicError,
     error_for,
 )
-from tailrace.group_admin import CommittedOffset as CommittedOffset
 from tailrace.group_admin import GroupAdmin
 from tailrace.new_topic import NewTopic as NewTopic
 from tailrace.new_topic import check_configs, delay_schema_of

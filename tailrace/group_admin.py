@@ -5,10 +5,9 @@ Every call is one request or a few, pages put together; what is changed is durab
 
 from __future__ import annotations
 
-import datetime as dt
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from tailrace.arguments import by_partition, name_list, name_of, partition_list, whole
 from tailrace.connection import Connection
@@ -16,25 +15,11 @@ from tailrace.errors import InvalidRequestError, error_for
 from tailrace.offset_lookup import At, Call, list_offsets
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.wire import Api
-from tailrace.records import TopicPartition
+from tailrace.records import OffsetAndMetadata, TopicPartition
 
 GROUP_OFFSETS_AT_ONCE = 1_024
 GROUPS_AT_ONCE = 256
 NO_OFFSET = -1
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-
-
-class CommittedOffset(NamedTuple):
-    """What a group has committed for a partition, as `Admin.list_group_offsets` shows it."""
-
-    offset: int
-    """The next record to be read."""
-    metadata: str = ""
-    """The text that was committed with it."""
-    leader_epoch: int = -1
-    """The epoch of the last record that was read; -1: not known."""
-    committed: dt.datetime | None = None
-    """When, in UTC."""
 
 
 class GroupAdmin:
@@ -100,7 +85,7 @@ class GroupAdmin:
 
     def list_group_offsets(
         self, group: str, partitions: TopicPartition | Iterable[TopicPartition] | None = None
-    ) -> dict[TopicPartition, CommittedOffset | None]:
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What a group has committed: of these partitions, None where nothing is, or (None) of all that it has committed for. Of a group that is not
         there nothing is committed.
         """
@@ -109,27 +94,26 @@ class GroupAdmin:
         request: dict[str, Any] = {"group": name_of("group", group), "partitions": None}
         if wanted is None:
             return {key: found for key, found in self._offsets_pages(request) if found is not None}
-        result: dict[TopicPartition, CommittedOffset | None] = dict.fromkeys(wanted)
+        result: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(wanted)
         for start in range(0, len(wanted), GROUP_OFFSETS_AT_ONCE):
             request["partitions"] = [list(key) for key in wanted[start : start + GROUP_OFFSETS_AT_ONCE]]
             result.update(self._offsets_pages(request))
         return result
 
-    def _offsets_pages(self, request: dict[str, Any]) -> list[tuple[TopicPartition, CommittedOffset | None]]:
+    def _offsets_pages(self, request: dict[str, Any]) -> list[tuple[TopicPartition, OffsetAndMetadata | None]]:
         result = []
         after: Any = None
         while True:
             answer = self._call(Api.FETCH_OFFSETS, {**request, "after": after})
-            for topic, partition, offset, leader_epoch, metadata, committed_ms in answer["offsets"]:
-                committed = None if committed_ms is None or committed_ms < 0 else _EPOCH + dt.timedelta(milliseconds=committed_ms)
-                found = None if offset == NO_OFFSET else CommittedOffset(offset, metadata, leader_epoch, committed)
+            for topic, partition, offset, leader_epoch, metadata, _ in answer["offsets"]:
+                found = None if offset == NO_OFFSET else OffsetAndMetadata(offset, metadata, leader_epoch)
                 result.append((TopicPartition(topic, partition), found))
             after = answer.get("next")
             if after is None:
                 return result
 
-    def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int | CommittedOffset | None]) -> None:
-        """Set where a group goes on, while it has no members: partition -> offset (or what has an `offset` and `metadata`); None: what is committed is
+    def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata | None]) -> None:
+        """Set where a group goes on, while it has no members: partition -> offset (or an OffsetAndMetadata); None: what is committed is
         forgotten, and auto_offset_reset decides. A group that is not there is made. Of partitions that are refused the first one's error is raised; the others
         are set. Raises GroupNotEmptyError, UnknownTopicError, PartitionOutOfRangeError, OffsetOutOfRangeError, InvalidGroupError.
         """

@@ -14,9 +14,8 @@ import click
 
 from tailrace.admin import Admin
 from tailrace.errors import PartitionOutOfRangeError, UnknownTopicError
-from tailrace.group_admin import CommittedOffset
 from tailrace.offset_lookup import check_offsets_answer
-from tailrace.records import TopicPartition
+from tailrace.records import OffsetAndMetadata, TopicPartition
 
 
 class Reset(NamedTuple):
@@ -69,7 +68,7 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
 
-def new_offsets(admin: Admin, committed: Mapping[TopicPartition, CommittedOffset | None], selection: Selection, reset: Reset) -> Found:
+def new_offsets(admin: Admin, committed: Mapping[TopicPartition, OffsetAndMetadata | None], selection: Selection, reset: Reset) -> Found:
     """What `reset` means for each partition of the selection. Raises UnknownTopicError, PartitionOutOfRangeError, ClickException."""
     found = Found()
     counts = admin.partition_counts()
@@ -103,7 +102,7 @@ def new_offsets(admin: Admin, committed: Mapping[TopicPartition, CommittedOffset
 
 
 def _partitions(
-    committed: Mapping[TopicPartition, CommittedOffset | None], selection: Selection, counts: Mapping[str, int]
+    committed: Mapping[TopicPartition, OffsetAndMetadata | None], selection: Selection, counts: Mapping[str, int]
 ) -> list[TopicPartition]:
     if not selection.topics:
         return sorted(committed)

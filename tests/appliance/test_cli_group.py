@@ -14,9 +14,8 @@ from appliance.cli.group_reset import Reset, Selection, new_offsets
 from tailrace import NewTopic, Producer
 from tailrace.admin import Admin
 from tailrace.errors import PartitionOutOfRangeError, UnknownTopicError
-from tailrace.group_admin import CommittedOffset
 from tailrace.private_appliance import EmbeddedAppliance
-from tailrace.records import TopicPartition
+from tailrace.records import OffsetAndMetadata, TopicPartition
 from tests.appliance.test_cli import run
 from tests.appliance.test_cli_tables import on_terminal
 
@@ -126,10 +125,10 @@ def admin() -> Iterator[Admin]:
         yield made
 
 
-COMMITTED: dict[TopicPartition, CommittedOffset | None] = {
-    TopicPartition("a", 0): CommittedOffset(12),
-    TopicPartition("b", 1): CommittedOffset(18),
-    TopicPartition("gone", 0): CommittedOffset(3),
+COMMITTED: dict[TopicPartition, OffsetAndMetadata | None] = {
+    TopicPartition("a", 0): OffsetAndMetadata(12),
+    TopicPartition("b", 1): OffsetAndMetadata(18),
+    TopicPartition("gone", 0): OffsetAndMetadata(3),
 }
 
 

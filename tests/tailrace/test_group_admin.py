@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tailrace import Admin, TopicPartition
+from tailrace import Admin, OffsetAndMetadata, TopicPartition
 from tailrace.aio import AsyncAdmin
 from tailrace.errors import GroupNotEmptyError, OffsetOutOfRangeError, UnknownGroupError
-from tailrace.group_admin import CommittedOffset, GroupAdmin, add_lag_seconds
+from tailrace.group_admin import GroupAdmin, add_lag_seconds
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
 
@@ -126,8 +126,6 @@ def test_committed_offsets_are_those_asked_for_or_all_there_are() -> None:
         first = found[TopicPartition("t", 0)]
         assert first is not None
         assert (first.metadata, first.leader_epoch) == ("m", 4)
-        assert first.committed is not None
-        assert first.committed.timestamp() == 1.0
         some = admin.list_group_offsets("g", [TopicPartition("t", 0), TopicPartition("t", 1)])
         assert (some[TopicPartition("t", 0)], some[TopicPartition("t", 1)]) == (first, None)
 
@@ -142,7 +140,7 @@ def test_offsets_are_set_in_pieces_and_the_first_refusal_is_raised() -> None:
         admin.alter_group_offsets("g", {TopicPartition("t", n): n for n in range(1_500)})
         assert [len(request["offsets"]) for _, request in admin.asked] == [1_024, 476]
         del admin.asked[:]
-        admin.alter_group_offsets("g", {TopicPartition("t", 0): CommittedOffset(5, "why"), TopicPartition("t", 1): None})
+        admin.alter_group_offsets("g", {TopicPartition("t", 0): OffsetAndMetadata(5, "why"), TopicPartition("t", 1): None})
         assert admin.asked[0][1] == {"group": "g", "offsets": [["t", 0, 5, "why"], ["t", 1, None, ""]]}
         refused.append(["t", 0, int(ErrorCode.OFFSET_OUT_OF_RANGE), "t-0 ends at 3"])
         with pytest.raises(OffsetOutOfRangeError, match="t-0 ends at 3"):
