@@ -62,6 +62,7 @@ class Member:
     reported: frozenset[Partition] | None = None
     """What it last said it owns; None: not known (since a restart)."""
     session: SessionKey | None = None
+    """The connection it was heard over last; None: it has closed, or nothing was heard since a restart."""
     closed_ns: int | None = None
     """When its connection closed, until it comes over another one."""
     last_heartbeat_ns: int = 0
