@@ -27,7 +27,6 @@ from appliance.groups.messages import Answer, Push, Requester, SessionKey
 from appliance.groups.service import GroupService
 from appliance.groups.store import GroupStore
 from appliance.groups.topics_view import CatalogTopics
-from appliance.hiring import GROUPS_DATABASE
 from shm.catalog_messages import Assignment, LaneKind
 from shm.control import ProcessSlot
 from shm.crash_points import crash_point
@@ -38,6 +37,7 @@ from shm.outbox import Outbox
 from shm.runtime.boundary import Boundary
 from shm.runtime.process import ProcessContext, configure_logging, process_name, run, start
 from tailrace.errors import StorageError, TailraceError
+from tailrace.formats.data_directory import GROUPS_FILE
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.requests import decode_json, encode_error
 from tailrace.protocol.wire import Api, WireError
@@ -408,7 +408,7 @@ def build(context: ProcessContext) -> GroupsAgent:
     answer_max = min(front.answers.payload_max for front in fronts)
 
     def open_service(topics: CatalogTopics, now_ns: int) -> Opened:
-        store = GroupStore(f"{spec.data_dirs[0]}/{GROUPS_DATABASE}")
+        store = GroupStore(f"{spec.data_dirs[0]}/{GROUPS_FILE}")
         try:
             return store, GroupService(store, topics, limits, answer_max, now_ns, context.clock.wall_us)
         except BaseException:

@@ -15,17 +15,15 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from shm.control import Control
 from shm.crash_points import CRASH_POINT_VARIABLE, CRASH_POINTS
-from shm.layout import ProcessWord, RegionKind, Role
-from shm.region import Region
+from shm.layout import Role
 from tailrace import Producer
 from tailrace.private_appliance import EmbeddedAppliance
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
 from tests.kit.file_systems import small_file_system
 from tests.kit.orders import create, produce, read, start
-from tests.kit.processes import children, kill_and_wait_for_successor, shared_memory, wait_until
+from tests.kit.processes import children, commits_of, kill_and_wait_for_successor, shared_memory, wait_until
 from tests.kit.raw_client import RawClient
 from tests.kit.raw_members import RawMember, committed, insist, process_named
 
@@ -52,16 +50,6 @@ def joined(client: RawClient, group: str = "g", count: int = 4, **more: object) 
     member = RawMember(client, group, ["orders"], **more)
     member.settle(count)
     return member
-
-
-def commits_of(appliance: EmbeddedAppliance) -> int:
-    """How many transactions the process of groups has committed."""
-    [name] = [name for name in shared_memory(appliance) if name.endswith("-control")]
-    region = Region.attach(f"/{name}", RegionKind.CONTROL)
-    try:
-        return Control(region).process(Role.GROUPS, 0).load(ProcessWord.COMMIT_COUNT)
-    finally:
-        region.close()
 
 
 def test_an_appliance_without_groups_has_neither_process_nor_memory_for_them(own: EmbeddedAppliance, client: RawClient) -> None:
@@ -153,7 +141,7 @@ def test_killed_at_each_named_place_it_keeps_what_it_has_answered(tmp_path: path
 def test_commits_of_many_sessions_that_come_together_are_one_transaction(own: EmbeddedAppliance, client: RawClient) -> None:
     produce(own, 0, 10)
     joined(client)
-    before = commits_of(own)
+    before = commits_of(own, Role.GROUPS)
     with ExitStack() as stack:
         clients = [stack.enter_context(RawClient(own.address)) for _ in range(40)]
         pid = children(own)[GROUPS]
@@ -168,7 +156,7 @@ def test_commits_of_many_sessions_that_come_together_are_one_transaction(own: Em
         finally:
             os.kill(pid, signal.SIGCONT)
         assert {each.answer(number)[0] for each, number in asked} == {ErrorCode.OK}
-        assert commits_of(own) == before + 1
+        assert commits_of(own, Role.GROUPS) == before + 1
         assert {committed(clients[0], f"storm-{number}")["orders", 0] for number in range(40)} == {4}
 
 
@@ -332,6 +320,43 @@ def test_a_full_disk_refuses_commits_with_a_sentence_and_takes_them_again(tmp_pa
                 assert committed(client, "g")["orders", 0] == 5
         finally:
             assert running.stop() == 0
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="a /dev/shm of one's own needs root")
+def test_without_shared_memory_for_it_requests_are_refused_until_there_is_some(tmp_path: pathlib.Path) -> None:
+    """In a mount namespace of its own, with a /dev/shm that holds the appliance and no more."""
+    log = tmp_path / "log"
+    command = f"mount -t tmpfs -o size=48m tmpfs /dev/shm && exec {sys.executable} -P -m appliance.supervisor --data-dir {tmp_path}/data"
+    command += (
+        f" --listen ipc://{tmp_path}/s --set ring_bytes={4 << 20} --set lane_bytes=1048576 --set ring_descriptors=1024 --set http.listen="
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_")}
+    with log.open("wb") as file:
+        process = subprocess.Popen(["unshare", "-m", "sh", "-c", command], stdout=file, stderr=file, env=environment)
+    try:
+        wait_until(lambda: " ready " in log.read_text() or process.poll() is not None, "it serves")
+        inside = pathlib.Path(f"/proc/{process.pid}/root/dev/shm/filler")
+        with inside.open("wb", buffering=0) as filler:
+            try:
+                while filler.write(bytes(1 << 16)):
+                    pass
+            except OSError:
+                pass  # full
+        with RawClient(f"ipc://{tmp_path}/s") as client:
+            insist(client, Api.CREATE_TOPICS, {"topics": [{"name": "orders", "partitions": 4}]})
+            member = RawMember(client, "g", ["orders"])
+            assert member.heartbeat() is ErrorCode.NOT_READY
+            code, answer = client.ask(Api.LIST_GROUPS, {"after": ""})
+            assert (code, "/dev/shm" in answer["message"]) == (ErrorCode.NOT_READY, True)
+            assert "no_process_of_groups" in log.read_text()
+            with Producer(f"ipc://{tmp_path}/s") as producer:
+                producer.send("orders", b"x").result(60)
+            inside.unlink()
+            member.settle(4)
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
 
 
 def test_the_console_shows_it_once_it_is_there(tmp_path: pathlib.Path) -> None:
