@@ -19,7 +19,7 @@ from tailrace.records import OffsetAndMetadata, TopicPartition
 
 GROUP_OFFSETS_AT_ONCE = 1_024
 GROUPS_AT_ONCE = 256
-NO_OFFSET = -1
+NO_OFFSET = UNKNOWN = -1
 
 
 class GroupAdmin:
@@ -55,7 +55,8 @@ class GroupAdmin:
 
         `partitions`: dicts with `topic`, `partition`, `committed` (the next record to be read; -1: none was committed), `beginning`, `end` (-1: not known now),
         `lag` (records not consumed yet; None where nothing was committed), `lag_seconds` (how long ago the first of them was made; 0.0 without lag; None where
-        that is not known), `member_id` (whose it is), `metadata` and `committed_ms`; of a share group also `start_offset`, `in_flight` and `deliveries`.
+        that is not known), `member_id` (whose it is, or None), `metadata` and `committed_ms`; of a share group also `start_offset`, `in_flight` and
+        `deliveries`.
 
         With `lag_seconds=False` those are left out: for them a batch is looked at of each partition with lag. With `members=False` the list of members is
         empty. Raises UnknownGroupError.
@@ -70,7 +71,17 @@ class GroupAdmin:
     def _described(self, name: str, with_members: bool) -> dict[str, Any]:
         partitions, group = self._described_part(name, "partitions")
         members, group = self._described_part(name, "members") if with_members else ([], group)
-        return {**group, "member_count": group["members"], "members": members, "partitions": partitions}
+        for row in partitions:
+            for field in ("beginning", "end", "committed_ms"):
+                row[field] = UNKNOWN if row.get(field) is None else row[field]
+            row["member_id"] = row.get("member_id") or None
+        return {
+            **group,
+            "trouble": group.get("trouble", ""),
+            "member_count": group["members"],
+            "members": members,
+            "partitions": partitions,
+        }
 
     def _described_part(self, name: str, part: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """(all rows of this part, the group)."""

@@ -127,9 +127,10 @@ def _show(found: Mapping[str, Any]) -> None:
     click.echo()
     if members:
         print_table(
-            ["MEMBER", "CLIENT", "INSTANCE", "STATE", "EPOCH", "PARTITIONS", "LAST HEARTBEAT"],
+            ["MEMBER", "CLIENT", "INSTANCE", "STATE", "EPOCH", "TOPICS" if is_share else "PARTITIONS", "LAST HEARTBEAT"],
             [
-                [m["member_id"], m["client_id"], m["instance_id"], m["state"], m["epoch"], partition_count(m["owned"]), _ago(m["last_heartbeat_ms_ago"])]
+                [m["member_id"], m["client_id"], m["instance_id"], m["state"], m["epoch"],
+                 len(m["topics"]) if is_share else partition_count(m["owned"]), _ago(m["last_heartbeat_ms_ago"])]
                 for m in members
             ],
             shorten=["CLIENT", "INSTANCE"],

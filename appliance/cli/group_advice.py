@@ -103,7 +103,7 @@ def _drains_per_s(samples: Sequence[Sample], seconds: float) -> dict[tuple[str, 
             offset, stored_ms = first_unread(row), row.get("committed_ms")
             commits = seen.setdefault(_key(row), [])
             if offset != NO_OFFSET and (not commits or offset != commits[-1][1]):
-                commits.append((sample.at_s if stored_ms is None or stored_ms < 0 else stored_ms / 1000, offset))
+                commits.append((sample.at_s if stored_ms is None or stored_ms <= 0 else stored_ms / 1000, offset))
     return {key: _rate_of(commits, seconds) for key, commits in seen.items()}
 
 

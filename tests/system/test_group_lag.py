@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from tailrace import Admin, NewTopic, Producer, TopicPartition
+from tailrace import Admin, Consumer, NewTopic, Producer, Record, TopicPartition
 from tailrace.errors import OffsetOutOfRangeError, UnknownGroupError, UnknownTopicError
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-from tests.kit.processes import children
+from tests.appliance.test_cli import run
+from tests.kit.processes import children, wait_until
 from tests.system.test_console import console_of, metrics
 
 
@@ -98,3 +100,100 @@ def test_metrics_of_groups_are_there_once_there_is_one(appliance: EmbeddedApplia
     assert found["tailrace_group_members", frozenset({("group", topic)})] == 0
     assert found["tailrace_groups", frozenset({("kind", "consumer"), ("state", "EMPTY")})] >= 1
     assert found["tailrace_groups_not_shown", frozenset()] == 0
+
+
+def test_a_topic_that_is_paused_gives_groups_nothing_and_goes_on_with_nothing_missed(
+    appliance: EmbeddedAppliance, admin: Admin, topic: str
+) -> None:
+    """Two consumers of a topic and of another, which shows that records come; a reader without a group is not held up."""
+    other = f"{topic}-other"
+    admin.create_topics([NewTopic(topic, 2), NewTopic(other, 2)])
+    settings = {"bootstrap": appliance.address, "group_id": topic, "auto_offset_reset": "earliest", "auto_commit_interval_ms": 50}
+    got: list[Record] = []
+    with Producer(appliance.address) as producer, Consumer(topic, other, **settings) as first, Consumer(topic, other, **settings) as second:
+        consumers = (first, second)
+
+        def send(name: str, numbers: range) -> None:
+            for number in numbers:
+                producer.send(name, b"%d" % number, partition=number % 2)
+            producer.flush(60)
+
+        def has(name: str, count: int) -> bool:
+            for consumer in consumers:
+                got.extend(consumer.poll(20))
+            return sum(record.topic == name for record in got) >= count
+
+        def of_group(name: str) -> dict[str, list[int]]:
+            return {m["member_id"]: m["owned"].get(name, []) for m in admin.describe_groups(topic)[topic]["members"]}
+
+        def are_paused(wanted: bool) -> bool:
+            has(topic, 0)
+            mine = [cursor for consumer in consumers for key, cursor in consumer._reading.cursors.items() if key.topic == topic]
+            return len(mine) == 2 and all(cursor.is_paused == wanted for cursor in mine)
+
+        def are_shared() -> bool:
+            has(topic, 0)
+            return all(len(consumer.assignment()) == 2 for consumer in consumers)
+
+        wait_until(are_shared, "both have their partitions")
+        send(topic, range(4))
+        wait_until(lambda: has(topic, 4), "records come")
+        owned = of_group(topic)
+        admin.alter_topics({topic: {"delivery.paused": True}})
+        wait_until(lambda: are_paused(True), "both know that it is paused")
+        send(topic, range(4, 50))
+        for count in range(2, 12, 2):
+            send(other, range(count - 2, count))
+            wait_until(lambda count=count: has(other, count), "records of the other topic come")  # type: ignore[misc]
+        assert sum(record.topic == topic for record in got) == 4, "records of a paused topic"
+        with Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as reader:
+            free: list[Record] = []
+
+            def has_all() -> bool:
+                free.extend(reader.poll(20))
+                return len(free) == 50
+
+            wait_until(has_all, "a reader without a group gets them")
+        assert of_group(topic) == owned, "partitions changed hands"
+        described = admin.describe_groups(topic)[topic]
+        assert (described["state"], sum(row["lag"] or 0 for row in described["partitions"] if row["topic"] == topic)) == ("STABLE", 46)
+        admin.alter_topics({topic: {"delivery.paused": False}})
+        wait_until(lambda: has(topic, 50), "it goes on")
+        for number in range(2):
+            mine = [int(record.value) for record in got if (record.topic, record.partition) == (topic, number)]
+            assert mine == list(range(number, 50, 2)), "each once, in order"
+        assert of_group(topic) == owned
+
+
+def test_lag_of_consumers_falls_as_they_commit_and_surplus_ones_are_idle(appliance: EmbeddedAppliance, admin: Admin, topic: str) -> None:
+    admin.create_topics(NewTopic(topic, 1))
+    send_hourly(appliance, topic, 30)
+    settings = {"bootstrap": appliance.address, "group_id": topic, "auto_offset_reset": "earliest", "enable_auto_commit": False}
+    with Consumer(topic, **settings, client_id="one") as first, Consumer(topic, **settings, client_id="two") as second:
+        got: list[Record] = []
+
+        def has_all() -> bool:
+            for consumer in (first, second):
+                got.extend(consumer.poll(20, 10))
+            return len(got) >= 30 and len(admin.describe_groups(topic)[topic]["members"]) == 2
+
+        wait_until(has_all, "everything is read, by one of two")
+        assert admin.describe_groups(topic)[topic]["partitions"][0]["lag"] is None, "nothing is committed"
+        reader = first if first.assignment() else second
+        reader.commit({TopicPartition(topic, 0): 29})
+        row = admin.describe_groups(topic)[topic]["partitions"][0]
+        assert (row["lag"], row["lag_seconds"] > 3_000) == (1, True)
+        reader.commit()
+        row = admin.describe_groups(topic)[topic]["partitions"][0]
+        assert (row["lag"], row["lag_seconds"]) == (0, 0.0)
+        found = admin.describe_groups(topic)[topic]
+        assert sorted(len(m["target"].get(topic, [])) for m in found["members"]) == [0, 1]
+        shown = json.loads(run(appliance, "group", "describe", topic, "--json").stdout)
+        idle = next(m for m in found["members"] if not m["target"])
+        assert shown["idle_members"] == [idle["member_id"]]
+        assert idle["member_id"].encode() in run(appliance, "group", "describe", topic).stderr
+        advice = json.loads(run(appliance, "group", "advise", topic, "--seconds", "1", "--json").stdout)
+        assert advice["idle"] == [f"{idle['client_id']} ({idle['member_id']})"]
+        assert b"GROUP_NOT_EMPTY" in run(appliance, "group", "reset-offsets", topic, "--to-earliest", status=1).stderr
+        assert b"GROUP_NOT_EMPTY" in run(appliance, "group", "delete", topic, status=1).stderr
+        assert metrics(console_of(appliance))["tailrace_group_commits_total", frozenset()] >= 2

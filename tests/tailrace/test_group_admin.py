@@ -83,6 +83,7 @@ def test_pages_are_put_together() -> None:
         assert (described["member_count"], described["state"]) == (5, "STABLE")
         assert list(admin.describe_groups()) == names, "none named: all"
         del admin.asked[:]
+        assert all(row["committed_ms"] == -1 for row in described["partitions"]), "not said: not known"
         assert admin.describe_groups("g001", members=False)["g001"] == {**described, "members": []}
         assert {request["part"] for _, request in admin.asked} == {"partitions"}
 
