@@ -17,9 +17,8 @@ from typing import Self
 
 import click
 import pyarrow as pa
-from tailrace.groups.listener import RebalanceListener
 
-from appliance.cli.options import SINCE_HELP, PastMoment, bootstrap_option, complete_topics, connect
+from appliance.cli.options import SINCE_HELP, PastMoment, bootstrap_option, complete_groups, complete_topics, connect
 from appliance.cli.output import complain
 from appliance.cli.record_output import (
     BINARY_FORMATS,
@@ -34,6 +33,7 @@ from appliance.cli.record_output import (
 from tailrace.admin import Admin
 from tailrace.consumer import Consumer
 from tailrace.errors import CommitFailedError, CorruptBatchError, UnknownTopicError
+from tailrace.groups.listener import RebalanceListener
 from tailrace.records import Record, TopicBatch, TopicPartition
 from tailrace.topics import TopicInfo
 
@@ -45,7 +45,7 @@ EXIT_SKIPPED = 4
 @click.command()
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topics)
 @click.option("--partition", type=int, help="Only this partition.")
-@click.option("--group", help="As a member of this group: begin where it is, commit what was printed.")
+@click.option("--group", shell_complete=complete_groups, help="As a member of this group: begin where it is, commit what was printed.")
 @click.option("--from-beginning", is_flag=True, help="Begin with the first record.")
 @click.option("--offset", type=click.IntRange(0), help="Begin at this offset.")
 @click.option("--since", type=PastMoment(), help=f"Begin with the first record of this time or later: {SINCE_HELP}")

@@ -13,35 +13,22 @@ import click
 from appliance.cli.group_advice import SHARE, Sample, advise, idle_members, member_name, partition_count, span
 from appliance.cli.group_reset import Reset, Selection, new_offsets
 from appliance.cli.options import (
-    COMPLETION_TIMEOUT_MS,
     SINCE_HELP,
     Duration,
     PastMoment,
     bootstrap_option,
+    complete_groups,
     complete_topics,
     connect,
     json_option,
 )
 from appliance.cli.output import complain, counted, one_line, print_json, print_table, say
 from tailrace.admin import Admin
-from tailrace.errors import TailraceError, UnknownGroupError
+from tailrace.errors import UnknownGroupError
 from tailrace.group_admin import NO_OFFSET, first_unread
 
 DELETE_SHOWN_MAX = 3
 ADVISE_EVERY_S = 1.0
-
-
-def complete_groups(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of groups that begin so; none when no appliance answers at once."""
-    del param
-    from appliance.cli.contexts import chosen_bootstrap
-
-    try:
-        address = ctx.params.get("bootstrap") or chosen_bootstrap()
-        with Admin(address, connect_timeout_ms=COMPLETION_TIMEOUT_MS, request_timeout_ms=COMPLETION_TIMEOUT_MS) as admin:
-            return [name for name in admin.list_groups() if name.startswith(incomplete)]
-    except (TailraceError, click.ClickException, OSError):
-        return []
 
 
 @click.group()
@@ -144,7 +131,7 @@ def _show(found: Mapping[str, Any]) -> None:
             ["TOPIC", "PARTITION", "START" if is_share else "COMMITTED", "END", "LAG", "LAG SECONDS", *extra, "MEMBER"],
             [
                 [row["topic"], row["partition"], _shown_offset(first_unread(row)), _shown_offset(row["end"]), "-" if row["lag"] is None else row["lag"],
-                 "-" if row["lag_seconds"] is None else f"{row['lag_seconds']:.1f}", *([row.get("in_flight")] if is_share else []), row.get("member_id")]
+                 "-" if row["lag_seconds"] is None else round(row["lag_seconds"], 1), *([row.get("in_flight")] if is_share else []), row.get("member_id")]
                 for row in rows
             ],
         )  # fmt: skip

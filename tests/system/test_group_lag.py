@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import json
 import time
@@ -9,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tailrace import Admin, Consumer, NewTopic, Producer, Record, TopicPartition
+from tailrace import Admin, Consumer, NewTopic, OffsetAndMetadata, Producer, Record, TopicPartition
+from tailrace.aio import AsyncAdmin
 from tailrace.errors import OffsetOutOfRangeError, UnknownGroupError, UnknownTopicError
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tests.appliance.test_cli import run
@@ -197,3 +199,48 @@ def test_lag_of_consumers_falls_as_they_commit_and_surplus_ones_are_idle(applian
         assert b"GROUP_NOT_EMPTY" in run(appliance, "group", "reset-offsets", topic, "--to-earliest", status=1).stderr
         assert b"GROUP_NOT_EMPTY" in run(appliance, "group", "delete", topic, status=1).stderr
         assert metrics(console_of(appliance))["tailrace_group_commits_total", frozenset()] >= 2
+
+
+def test_a_member_that_holds_others_up_is_named(appliance: EmbeddedAppliance, admin: Admin, topic: str) -> None:
+    admin.create_topics(NewTopic(topic, 2))
+    settings = {"bootstrap": appliance.address, "group_id": topic, "heartbeat_interval_ms": 100}
+    with Consumer(topic, **settings, client_id="sleeper") as first, Consumer(topic, **settings) as second:
+
+        def has_both() -> bool:
+            first.poll(20)
+            return len(first.assignment()) == 2
+
+        wait_until(has_both, "the first has both partitions")
+
+        def stuck() -> dict[str, str]:
+            second.poll(20)  # the first one polls no more, and its heartbeats go on
+            return {m["client_id"]: m["stuck"] for m in admin.describe_groups(topic)[topic]["members"] if m["stuck"]}
+
+        wait_until(lambda: "sleeper" in stuck(), "the first one is found")
+        assert "does not call poll" in stuck()["sleeper"]
+        shown = run(appliance, "group", "describe", topic).stderr.decode()
+        assert "stuck: sleeper (" in shown
+        assert "does not call poll" in shown
+
+        def is_shared() -> bool:
+            first.poll(20)
+            return not stuck() and len(second.assignment()) == 1
+
+        wait_until(is_shared, "it polls again, and gives one back")
+
+
+def test_coroutines_administer_groups_too(appliance: EmbeddedAppliance, admin: Admin, topic: str) -> None:
+    async def look() -> None:
+        key = TopicPartition(topic, 0)
+        async with AsyncAdmin(appliance.address) as other:
+            await other.create_topics(NewTopic(topic, 1))
+            await other.alter_group_offsets(topic, {key: 0})
+            described, listed, offsets = await asyncio.gather(
+                other.describe_groups(topic), other.list_groups(), other.list_group_offsets(topic)
+            )
+            assert (described[topic]["partitions"][0]["lag"], listed[topic]["state"], offsets) == (0, "EMPTY", {key: OffsetAndMetadata(0)})
+            await other.delete_groups([topic])
+            with pytest.raises(UnknownGroupError):
+                await other.describe_groups(topic)
+
+    asyncio.run(look())
