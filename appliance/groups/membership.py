@@ -16,7 +16,7 @@ from typing import Any
 
 from appliance.groups.assignor_plugins import Assignors
 from appliance.groups.group import ConsumerGroup
-from appliance.groups.limits import CLOSED_GRACE_NS, GroupLimits
+from appliance.groups.limits import CLOSED_GRACE_NS, MEMBERS_IN_ALL_MAX, NAME_BYTES, SUBSCRIPTIONS_MAX_BYTES, GroupLimits
 from appliance.groups.members import REVOKING, STABLE, WAITING, Member, MemberSettings
 from appliance.groups.messages import Partition, SessionKey, TopicsView
 from appliance.groups.requests import flag_in, owned_in, settings_in, shown, topics_in
@@ -42,9 +42,12 @@ class Sessions:
         self._expired = expired
         self._wheel: TimingWheel[tuple[int, Member]] = TimingWheel(now_ns)
         self._members: dict[SessionKey, dict[Member, int]] = {}
+        self._subscription_bytes = 0
 
     def watch(self, group_id: int, member: Member) -> None:
         """See to it that the member's timer fires at its deadline, or before."""
+        if member.has_new_settings or not member.subscription_bytes:
+            self._count(member, subscription_bytes(member.settings.topics))
         deadline_ns = member.deadline_ns(CLOSED_GRACE_NS)
         if member.timer is not None:
             if member.timer.deadline_ns <= deadline_ns:
@@ -62,10 +65,11 @@ class Sessions:
         member.last_heartbeat_ns = now_ns
         self.watch(group_id, member)
 
-    def closed(self, session: SessionKey, now_ns: int) -> None:
-        """The connection is gone."""
+    def closed(self, session: SessionKey, now_ns: int, *, with_front: bool) -> None:
+        """The connection is gone. `with_front`: the client is not told of that before it sends something."""
         for member, group_id in self._members.pop(session, {}).items():
-            member.session, member.closed_ns = None, now_ns
+            member.session = None
+            member.closed_ns = now_ns + (member.settings.heartbeat_interval_ms * 1_000_000 if with_front else 0)
             self.watch(group_id, member)
 
     def _unbind(self, member: Member) -> None:
@@ -74,8 +78,22 @@ class Sessions:
             if not there:
                 del self._members[member.session]
 
+    def _count(self, member: Member, size_bytes: int) -> None:
+        self._subscription_bytes += size_bytes - member.subscription_bytes
+        member.subscription_bytes = size_bytes
+
+    def check_room(self, topics: tuple[str, ...], *, is_new: bool) -> None:
+        """Raises GroupFullError when all groups together have as many members, or subscriptions, as there may be."""
+        if is_new and len(self._wheel) >= MEMBERS_IN_ALL_MAX:
+            raise GroupFullError(f"all groups together have {len(self._wheel)} members, as many as an appliance serves")
+        if self._subscription_bytes + subscription_bytes(topics) > SUBSCRIPTIONS_MAX_BYTES:
+            raise GroupFullError(
+                f"the names of topics that all members subscribe to take {self._subscription_bytes} bytes: subscribe to fewer"
+            )
+
     def forget(self, member: Member) -> None:
         """The member is gone."""
+        self._count(member, 0)
         self._unbind(member)
         if member.timer is not None:
             self._wheel.cancel(member.timer)
@@ -96,6 +114,11 @@ class Sessions:
 
     def next_deadline_ns(self) -> int | None:
         return self._wheel.next_deadline_ns()
+
+
+def subscription_bytes(topics: tuple[str, ...]) -> int:
+    """What a subscription takes in memory."""
+    return NAME_BYTES * len(topics) + sum(map(len, topics))
 
 
 def reason_to_remove(member: Member, now_ns: int) -> str:
@@ -152,14 +175,14 @@ def full(group: ConsumerGroup) -> GroupFullError:
 def join_again(group: ConsumerGroup, member: Member, settings: MemberSettings) -> None:
     """A member that the group has begins anew: it has nothing."""
     if member.settings.topics != settings.topics:
-        group.is_dirty = True
+        group.is_dirty = group.is_row_changed = True
     if member.instance_id != settings.instance_id:
         if member.instance_id is not None:
             del group.by_instance[member.instance_id]
         if settings.instance_id is not None:
             group.by_instance[settings.instance_id] = member.member_id
     group.release(member)
-    member.settings = settings
+    member.settings, member.has_new_settings = settings, True
     member.epoch = member.previous_epoch = 0
     member.state, member.is_away = STABLE, False
     group.changed(member)
@@ -197,17 +220,24 @@ def checked_heartbeat(member: Member, epoch: int, request: Mapping[str, Any]) ->
     return said
 
 
-def subscribe_anew(group: ConsumerGroup, member: Member, request: Mapping[str, Any]) -> None:
-    """Take in other subscriptions, if the heartbeat has any."""
+def subscription_in(member: Member, request: Mapping[str, Any], sessions: Sessions) -> MemberSettings:
+    """What the member asks for now. Raises InvalidRequestError, GroupFullError."""
     topics, follows = topics_in(request), flag_in(request, "follows_catalog")
-    changed = replace(
+    if topics is not None and topics != member.settings.topics:
+        sessions.check_room(topics, is_new=False)
+    return replace(
         member.settings,
         topics=member.settings.topics if topics is None else topics,
         follows_catalog=member.settings.follows_catalog if follows is None else follows,
     )
+
+
+def subscribe_anew(group: ConsumerGroup, member: Member, changed: MemberSettings) -> None:
+    """Take in other subscriptions, if they are others."""
     if changed != member.settings:
-        group.is_dirty = group.is_dirty or changed.topics != member.settings.topics
-        member.settings = changed
+        if changed.topics != member.settings.topics:
+            group.is_dirty = group.is_row_changed = True
+        member.settings, member.has_new_settings = changed, True
         group.changed(member)
 
 
