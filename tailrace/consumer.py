@@ -14,8 +14,6 @@ from operator import length_hint
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-import pyarrow as pa
-
 from tailrace.admin import partition_counts
 from tailrace.arguments import (
     name_list,
@@ -32,8 +30,6 @@ from tailrace.decoded_records import DecodedRecords
 from tailrace.environment import REAL, Environment
 from tailrace.errors import InvalidRequestError, PartitionOutOfRangeError, TailraceError, UnknownTopicError
 from tailrace.fetcher import PartitionCursor
-from tailrace.formats import arrow_batch
-from tailrace.formats.batch_header import BatchHeader
 from tailrace.group_methods import GroupMethods
 from tailrace.offset_questions import OffsetQuestions
 from tailrace.other_names import OtherNames
@@ -42,6 +38,7 @@ from tailrace.reading import Reading
 from tailrace.records import Record, TopicBatch, TopicPartition
 from tailrace.serializers import deserialized, failure_at
 from tailrace.settings import ConsumerOptions, ConsumerSettings, build, documented, merged
+from tailrace.topic_batches import topic_batch
 from tailrace.topics import TopicInfo, topics_from_metadata
 
 if TYPE_CHECKING:
@@ -249,7 +246,7 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
         cursor.seek(whole("offset", offset, 0))
         self._decoded.drop(cursor.key)
         if self._group is not None:
-            self._group.sought(cursor.key)
+            self._group.progress.sought(cursor.key)
 
     def seek_to_beginning(self, *partitions: TopicPartition | list[TopicPartition]) -> None:
         """Go on at the first offset (of all assigned partitions when none is named)."""
@@ -297,7 +294,7 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
         with self._group.polling():
             self._group.step()
             result = self._poll(limit, deadline_ns, self._group.advance)
-        self._group.handed_out(result)
+        self._group.progress.handed_out(result)
         return result
 
     def _poll(self, limit: int, deadline_ns: int, advance: Callable[[int], bool]) -> list[Record]:
@@ -376,7 +373,7 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
         with self._group.polling():
             self._group.step()
             result = self._poll_arrow(deadline_ns, self._group.advance)
-        self._group.handed_out(result)
+        self._group.progress.handed_out(result)
         return result
 
     def _poll_arrow(self, deadline_ns: int, advance: Callable[[int], bool]) -> list[TopicBatch]:
@@ -395,7 +392,7 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
                 continue
             if taken is not None:
                 header, rows, _ = taken
-                result.append(_topic_batch(cursor.key, *taken))
+                result.append(topic_batch(cursor.key, *taken))
                 self._counters["records_consumed"] += rows.num_rows
                 self._counters["batches_consumed"] += 1
                 self._counters["bytes_consumed"] += header.batch_length
@@ -414,7 +411,7 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
             records = self.poll(timeout_ms=1000)
             iterator = self._iterating = iter(records)
             if self._group is not None:
-                self._group.iterating(records, iterator)
+                self._group.progress.iterating(records, iterator)
             try:
                 yield from iterator
             finally:
@@ -437,22 +434,8 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
                 self.seek(key, offset)
                 cursor.taken_epoch = epoch
         if self._group is not None:
-            self._group.left_iteration(records[max(0, taken - 1) : taken])
+            self._group.progress.left_iteration(records[max(0, taken - 1) : taken])
 
     def metrics(self) -> dict[str, int]:
         """Counters since construction: records_consumed, batches_consumed, bytes_consumed, fetches."""
         return {**self._counters, "fetches": self._reading.fetcher.fetch_count}
-
-
-def _topic_batch(key: TopicPartition, header: BatchHeader, rows: pa.RecordBatch, first_offset: int) -> TopicBatch:
-    count = rows.num_rows
-    offsets = pa.array(range(first_offset, first_offset + count), pa.int64()) if count < 64 else _arange(first_offset, count)
-    kind = arrow_batch.timestamp_type_of(header)
-    stamp_us = header.append_time_us if kind else header.max_timestamp_us
-    return TopicBatch(key.topic, key.partition, first_offset, rows, offsets, stamp_us, kind)
-
-
-def _arange(start: int, count: int) -> pa.Array:
-    import numpy as np
-
-    return pa.array(np.arange(start, start + count, dtype=np.int64))

@@ -117,9 +117,9 @@ class GroupMethods:
         group = self._group_of()
         wanted = self._offsets_to_commit(group, offsets, message)
         if asynchronous:
-            group.commit_async(wanted, None)
+            group.progress.commit_async(wanted, None)
         else:
-            group.commit(wanted, self.settings.request_timeout_ms if timeout_ms is None else timeout_ms_of(timeout_ms))
+            group.progress.commit(wanted, self.settings.request_timeout_ms if timeout_ms is None else timeout_ms_of(timeout_ms))
 
     def commit_async(
         self,
@@ -131,7 +131,7 @@ class GroupMethods:
         """
         group = self._group_of()
         called = None if callback is None else callable_of("callback", callback)
-        group.commit_async(self._offsets_to_commit(group, offsets, None), called)
+        group.progress.commit_async(self._offsets_to_commit(group, offsets, None), called)
 
     @staticmethod
     def _offsets_to_commit(group: GroupReading, offsets: Any, message: Record | None) -> Offsets:
@@ -142,10 +142,10 @@ class GroupMethods:
                 raise InvalidRequestError("commit() takes offsets, or one record as message=, or neither")
             offsets = {TopicPartition(message.topic, message.partition): message.offset + 1}
         if offsets is None:
-            return group.positions()
+            return group.progress.positions()
         from tailrace.groups.offsets import offsets_of
 
-        return group.with_epochs(offsets_of(offsets))
+        return group.progress.with_epochs(offsets_of(offsets))
 
     @overload
     def committed(self, partitions: TopicPartition) -> OffsetAndMetadata | None: ...

@@ -9,7 +9,7 @@ rebalance touches the partitions that it is about and no others: those that are 
 
 Owner: one Consumer, one thread.
 Invariants: after a step the cursors are those of the partitions that the membership has taken, whatever a listener raised; what it raised reaches the caller
-    once. Auto commit commits nothing that the call of poll() that is under way, or an iteration, has not handed out.
+    once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from operator import length_hint
 from typing import Any
 from uuid import uuid4
 
@@ -25,17 +24,18 @@ from tailrace.client_log import logger
 from tailrace.connection import Connection
 from tailrace.decoded_records import DecodedRecords
 from tailrace.environment import Environment
-from tailrace.errors import CommitFailedError, InvalidRequestError, TailraceError, UnknownTopicError
+from tailrace.errors import CommitFailedError, InvalidRequestError, UnknownTopicError
 from tailrace.fetcher import PartitionCursor
 from tailrace.groups.driver import HeartbeatThread
 from tailrace.groups.listener import Hook, Hooks
 from tailrace.groups.membership import NEVER_NS, NS_PER_MS, POLLING_NS, Change, ChangeKind, MemberIdentity, Membership, Partition, Phase
-from tailrace.groups.offsets import Callback, Commit, CommitQueue, Offsets, PositionLookup, fetch_committed
+from tailrace.groups.offsets import PositionLookup, fetch_committed
+from tailrace.groups.progress import Progress
 from tailrace.groups.subscription import Subscription
 from tailrace.offset_lookup import Call
 from tailrace.protocol.errors import ErrorCode
 from tailrace.reading import Reading
-from tailrace.records import ConsumerGroupMetadata, OffsetAndMetadata, Record, TopicBatch, TopicPartition
+from tailrace.records import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from tailrace.settings import ConsumerSettings
 from tailrace.topics import TopicInfo
 
@@ -43,8 +43,6 @@ RETRY_NS = 100 * NS_PER_MS
 """After so long a step is tried again that could not be made."""
 LEAVE_WAIT_NS = 5_000 * NS_PER_MS
 """How long close() waits for the appliance to hear that this member leaves."""
-CLOSE_COMMIT_MS = 10_000
-"""How long close() and a revocation try to commit."""
 POLL_STEP_NS = 1_000 * NS_PER_MS
 """A poll looks up at least so often."""
 
@@ -84,29 +82,22 @@ class GroupReading:
             self._now_ns(),
         )  # fmt: skip
         self._thread = HeartbeatThread(self.membership, settings.bootstrap, settings.client_id, environment)
-        self._lock = self._thread.beats.lock
+        self.beats = self._thread.beats
+        """Where no thread makes them, the environment's driver does."""
+        self._lock = self.beats.lock
         self._has_thread = environment.has_threads
         self._abandon = weakref.finalize(consumer, self._thread.abandon)
         self._abandon.atexit = False  # the appliance sees that the connection has closed
         self._subscription: Subscription | None = None
-        self._hooks = Hooks()
+        self.hooks = Hooks()
         self._keys: dict[Partition, TopicPartition] = {}
         """The partitions that are taken, by topic id, and by name."""
-        self._commits = CommitQueue(connection, self._who, self._hurry)
-        self._lookup = PositionLookup(connection, settings.group_id, self._begins_at)
-        self._committed: dict[TopicPartition, int] = {}
-        """What auto commit need not commit again."""
-        self._auto_commits = settings.enable_auto_commit
-        self._commit_at_ns = NEVER_NS
+        self.progress = Progress(connection, settings, self._now_ns, reading, decoded, self._who, self._hurry)
+        self._lookup = PositionLookup(connection, settings.group_id, self.progress.begins_at)
         self._retry_at_ns = NEVER_NS
         self._in_step = False
-        self._is_handled = True
-        """Whether the program is done with what it was handed out; False: it ends by an exception."""
-        self._handed_out: list[Record] | list[TopicBatch] = []
-        """By the last poll."""
-        self._iterating: tuple[list[Record], Iterator[Record]] | None = None
-        self._sought: set[TopicPartition] = set()
-        """Moved since the last poll: what was handed out of them says nothing of their position."""
+        self.leaves_rebalances = False
+        """Whether another makes the steps of a rebalance (an event loop)."""
 
     # ---- subscribing -----------------------------------------------------------------------------------------------------------------------
 
@@ -123,7 +114,7 @@ class GroupReading:
         """Want these topics from the next poll on. Raises InvalidRequestError where `assign` has decided what is read."""
         if self._subscription is None and self._reading.cursors:
             raise InvalidRequestError("partitions are assigned by assign(); write unsubscribe() before subscribe()")
-        self._subscription, self._hooks = subscription, hooks
+        self._subscription, self.hooks = subscription, hooks
         if self.membership.phase not in (Phase.OUT, Phase.LEAVING):
             self._want_topics()
 
@@ -145,10 +136,19 @@ class GroupReading:
         try:
             self._give_up()
         finally:
-            self._subscription = None
-            with self._lock:
-                self.membership.leave(self._now_ns())
-            self._ring()
+            self.leave()
+
+    def leave(self) -> None:
+        """Be no member any more; everything is given up already."""
+        self._subscription = None
+        with self._lock:
+            self.membership.leave(self._now_ns())
+        self._ring()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the appliance has heard that this member leaves, or cannot hear it now."""
+        return self.membership.phase is not Phase.LEAVING or not self.beats.connection.is_ready
 
     def metadata(self) -> ConsumerGroupMetadata:
         """Who this consumer is in its group."""
@@ -161,47 +161,25 @@ class GroupReading:
     def polling(self) -> Iterator[None]:
         """Around a call of poll()."""
         if not self._has_thread:
-            self._thread.beats.step()
-        self._iterating = None
-        self._sought.clear()
-        self._handed_out = []
+            self.beats.step()
+        self.progress.begin_poll()
         if self._subscription is not None and self.membership.phase is Phase.OUT:
             self._want_topics()
             if self._has_thread:
                 self._thread.start()
                 self._reading.wake_fd = self._thread.news.fd
-        if self._commit_at_ns == NEVER_NS and self._auto_commits:
-            self._commit_at_ns = self._now_ns() + self._settings.auto_commit_interval_ms * NS_PER_MS
         self.membership.polled_ns = POLLING_NS
         try:
             yield
         finally:
             self.membership.polled_ns = self._now_ns()
 
-    def handed_out(self, found: list[Record] | list[TopicBatch]) -> None:
-        """These are the caller's now."""
-        self._handed_out = found
-
-    def iterating(self, records: list[Record], iterator: Iterator[Record]) -> None:
-        """The last poll's records are handed out one by one."""
-        self._iterating = records, iterator
-
-    def left_iteration(self, last: list[Record]) -> None:
-        """An iteration ended with this record; what followed it is handed out again."""
-        self._iterating = None
-        self._sought.clear()
-        self._handed_out = last
-
-    def sought(self, key: TopicPartition) -> None:
-        """The position was set by the caller."""
-        self._sought.add(key)
-
     def step(self) -> None:
         """All that is due beside reading. Raises what a listener raised, or why this consumer cannot be a member; all is consistent then."""
         if not self._has_thread:
-            self._thread.beats.step()
+            self.beats.step()
         now_ns = self._now_ns()
-        if (self.membership.has_news or now_ns >= self._retry_at_ns) and not self._in_step:
+        if not self._in_step and not self.leaves_rebalances and self.is_rebalance_due(now_ns):
             self._in_step = True
             try:
                 self._reconcile()
@@ -212,13 +190,7 @@ class GroupReading:
             if self._lookup.error is not None:
                 error, self._lookup.error = self._lookup.error, None
                 raise error
-        if now_ns >= self._commit_at_ns:
-            self._commit_at_ns = now_ns + self._settings.auto_commit_interval_ms * NS_PER_MS
-            self.commit_async(self._uncommitted(), self._auto_committed)
-        if self._commits:
-            self._commits.pump(now_ns)
-        if self._commits.ended:
-            self._commits.call_back()
+        self.progress.step(now_ns)
 
     def advance(self, deadline_ns: int) -> bool:
         """Until something can be handed out, or the time is up."""
@@ -227,22 +199,23 @@ class GroupReading:
         while True:
             self.step()
             now_ns = self._now_ns()
-            until_ns = min(deadline_ns, max(now_ns, self._due_ns()), now_ns + POLL_STEP_NS)
+            until_ns = min(deadline_ns, max(now_ns, self.due_ns()), now_ns + POLL_STEP_NS)
             if not self._has_thread:
-                self._reading.wake_fd = self._thread.beats.connection.fileno()
+                self._reading.wake_fd = self.beats.connection.fileno()
             if self._reading.look(until_ns, self._is_interrupted):
                 return True
             if self._now_ns() >= deadline_ns:
                 return False
 
     def _is_interrupted(self) -> bool:
-        return self.membership.has_news or bool(self._commits.ended) or not self._has_thread
+        return self.membership.has_news or self.progress.has_ended_commits or not self._has_thread
 
-    def _due_ns(self) -> int:
-        times: list[int | None] = [self._commit_at_ns if self._auto_commits else NEVER_NS, self._retry_at_ns, self._commits.due_ns()]
+    def due_ns(self) -> int:
+        """When `step` has something to do though nothing comes."""
+        times: list[int | None] = [self._retry_at_ns, self.progress.due_ns()]
         times.append(self._lookup.due_ns())
         if not self._has_thread:
-            times.append(self._thread.beats.next_ns())
+            times.append(self.beats.next_ns())
         return min(at_ns for at_ns in times if at_ns is not None)
 
     # ---- rebalances ------------------------------------------------------------------------------------------------------------------------
@@ -255,12 +228,20 @@ class GroupReading:
                 self.membership.taking(change.partitions)
         return change
 
-    def _reconcile(self) -> None:
-        """All steps that can be made now. The first thing that a listener raised is raised when they are made."""
+    def is_rebalance_due(self, now_ns: int) -> bool:
+        """Whether there may be a step to make."""
+        return self.membership.has_news or now_ns >= self._retry_at_ns
+
+    def hear_news(self) -> None:
+        """What is known to be due is looked at now."""
         self._retry_at_ns = NEVER_NS
         with self._lock:
             self._thread.news.hush()
             self.membership.has_news = False
+
+    def _reconcile(self) -> None:
+        """All steps that can be made now. The first thing that a listener raised is raised when they are made."""
+        self.hear_news()
         raised: Exception | None = None
         try:
             while (change := self.next_change()) is not None:
@@ -269,14 +250,19 @@ class GroupReading:
                         break
                 except Exception as error:
                     raised = raised or error
-            self._look_at_catalog()
+            self.look_at_catalog()
         except BaseException:
             self.membership.has_news = True
             raise
+        self.raise_after(raised)
+
+    def raise_after(self, raised: Exception | None) -> None:
+        """All steps are made: raise what a listener has raised, or why this consumer cannot be a member."""
         with self._lock:
-            refusal = self.membership.take_error(self._now_ns())
+            refusal = None if raised is not None else self.membership.take_error(self._now_ns())
         self._ring()
         if raised is not None:
+            self.membership.has_news = self.membership.has_news or self.membership.error is not None
             raise raised
         if refusal is not None:
             raise refusal
@@ -291,7 +277,8 @@ class GroupReading:
             return self._assign(change)
         return True
 
-    def _look_at_catalog(self) -> None:
+    def look_at_catalog(self) -> None:
+        """What the appliance says of topics: whose delivery is paused, and whether patterns are to be matched anew."""
         membership, subscription = self.membership, self._subscription
         for partition, key in self._keys.items():
             cursor = self._reading.cursors.get(key)
@@ -307,30 +294,17 @@ class GroupReading:
     def _revoke(self, change: Change) -> None:
         keys = self.keys_of(change)
         try:
-            self.commit_before_revoking(keys)
-            _tell(self._hooks.revoked, keys)
+            self.progress.commit_before_revoking(keys)
+            _tell(self.hooks.revoked, keys)
         finally:
             self.drop(change, keys)
-
-    def commit_before_revoking(self, keys: list[TopicPartition]) -> None:
-        """What was handed out of these (auto commit), behind what was committed before."""
-        wanted = set(keys)
-        offsets = {key: one for key, one in self._uncommitted().items() if key in wanted} if self._auto_commits else {}
-        if not offsets and not self._commits:
-            return
-        try:
-            self.commit(offsets, CLOSE_COMMIT_MS)
-        except TailraceError as error:
-            if not isinstance(error, UnknownTopicError):  # a topic that is gone has no offsets
-                logger.warning("a consumer of group %r could not commit before it gave partitions up: %s", self.group_id, error)
 
     def drop(self, change: Change, keys: list[TopicPartition]) -> None:
         """Read these no more, and let the appliance know."""
         cursors = {key: cursor for key, cursor in self._reading.cursors.items() if key not in set(keys)}
         self._reading.cursors = cursors
         self._decoded.keep_only(cursors)
-        for key in keys:
-            self._committed.pop(key, None)
+        self.progress.forget(keys)
         for partition in change.partitions:
             self._keys.pop(partition, None)
         with self._lock:
@@ -344,16 +318,20 @@ class GroupReading:
         try:
             infos = self.infos_of(change)
         except BaseException as error:
-            with self._lock:
-                self.membership.revoked(change.partitions, self._now_ns())
-            self._retry_at_ns = self._now_ns() + RETRY_NS
+            self.put_back(change)
             if isinstance(error, UnknownTopicError):
                 return False  # the appliance's processes learn of topics one after another
             raise
         keys = self.take(change, infos)
         self._ring()
-        _tell(self._hooks.assigned, keys)
+        _tell(self.hooks.assigned, keys)
         return True
+
+    def put_back(self, change: Change) -> None:
+        """What is assigned cannot be taken now: soon again."""
+        with self._lock:
+            self.membership.revoked(change.partitions, self._now_ns())
+        self._retry_at_ns = self._now_ns() + RETRY_NS
 
     def infos_of(self, change: Change) -> dict[str, TopicInfo]:
         """What is to be known of the topics of a step, by id. Raises UnknownTopicError."""
@@ -377,27 +355,31 @@ class GroupReading:
 
     def _lose(self, change: Change) -> None:
         keys = self.keys_of(change)
-        logger.warning("a consumer of group %r has lost its %d partitions: %s", self.group_id, len(keys), change.reason)
+        self.say_lost(change, keys)
         try:
-            _tell(self._hooks.lost, keys)
+            _tell(self.hooks.lost, keys)
         finally:
             self.drop(change, keys)
 
-    def _give_up(self) -> None:
-        """Everything that is read, in order."""
+    def say_lost(self, change: Change, keys: list[TopicPartition]) -> None:
+        """It is not the program's doing: the log has it."""
+        logger.warning("a consumer of group %r has lost its %d partitions: %s", self.group_id, len(keys), change.reason)
+
+    def last_change(self) -> Change:
+        """The step that gives up everything that is read."""
         with self._lock:
             lost = self.membership.next_change()
-        if lost is not None and lost.kind is ChangeKind.LOSE:
-            self._lose(lost)
-        elif self._keys:
-            self._revoke(Change(ChangeKind.REVOKE, frozenset(self._keys)))
+        return lost if lost is not None and lost.kind is ChangeKind.LOSE else Change(ChangeKind.REVOKE, frozenset(self._keys))
+
+    def _give_up(self) -> None:
+        self._make(self.last_change())
 
     # ---- offsets ---------------------------------------------------------------------------------------------------------------------------
 
     def read_from_committed(self, cursors: list[PartitionCursor]) -> None:
         """Partitions of `assign` begin where the group has committed."""
         self._lookup.add(cursors)
-        self._committed.clear()
+        self.progress.forget([cursor.key for cursor in cursors])
 
     def decide(self, cursor: PartitionCursor) -> None:
         """The cursor's position is wanted now."""
@@ -408,84 +390,6 @@ class GroupReading:
     def committed(self, keys: list[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed, asked for now."""
         return fetch_committed(self._call, self.group_id, keys)
-
-    def _begins_at(self, key: TopicPartition, committed: OffsetAndMetadata) -> None:
-        self._committed[key] = int(committed)
-
-    def positions(self) -> Offsets:
-        """Where the group is to go on: behind what was handed out; before what the last poll has handed out, where that is not handled."""
-        found: Offsets = {}
-        for key, cursor in self._reading.cursors.items():
-            first = self._decoded.first_offset(key)
-            offset = cursor.position if first is None else first
-            if offset is not None:
-                found[key] = OffsetAndMetadata(offset, "", cursor.taken_epoch)
-        for item in reversed(self._not_handled()):
-            key = TopicPartition(item.topic, item.partition)
-            if key in found and key not in self._sought:
-                found[key] = OffsetAndMetadata(item.offset if isinstance(item, Record) else item.base_offset, "", found[key].leader_epoch)
-        return found
-
-    def _not_handled(self) -> list[Record] | list[TopicBatch]:
-        if self._iterating is None:
-            return [] if self._is_handled else self._handed_out
-        records, iterator = self._iterating
-        at = len(records) - length_hint(iterator)
-        return records[at if self._is_handled else max(0, at - 1) :]
-
-    def _uncommitted(self) -> Offsets:
-        positions = self.positions()
-        if self._is_handled:
-            return {key: one for key, one in positions.items() if self._committed.get(key) != one.offset}
-        return {key: one for key, one in positions.items() if self._committed.get(key, -1) < one.offset}
-
-    def with_epochs(self, offsets: Offsets) -> Offsets:
-        """The same, with the leader epochs that this consumer knows."""
-        cursors = self._reading.cursors
-        return {
-            key: OffsetAndMetadata(one.offset, one.metadata, cursors[key].taken_epoch)
-            if one.leader_epoch < 0 and key in cursors and cursors[key].position == one.offset
-            else one
-            for key, one in offsets.items()
-        }
-
-    def commit(self, offsets: Offsets, timeout_ms: float) -> None:
-        """Commit these, behind all that was committed before, and wait for it. Raises what the appliance says, RequestTimeoutError, NotReachableError."""
-        commit = self._commits.add(offsets, None, timeout_ms)
-        connection = self._connection
-        while not commit.is_done:
-            connection.check_usable()
-            connection.process()
-            now_ns = self._now_ns()
-            self._commits.pump(now_ns)
-            connection.tick(now_ns)
-            if connection.fatal is not None:
-                raise connection.fatal
-            if not commit.is_done:
-                times = [connection.next_tick_ns(), self._commits.due_ns()]
-                connection.wait(min(at_ns for at_ns in times if at_ns is not None) - now_ns)
-                connection.process()
-        self._commits.call_back()
-        if commit.error is not None:
-            raise commit.error
-        self._remember(offsets)
-
-    def commit_async(self, offsets: Offsets, callback: Callback | None) -> Commit | None:
-        """Commit these; `callback` is called by a later poll, commit or close."""
-        if not offsets and callback is None:
-            return None
-        commit = self._commits.add(offsets, callback, self._settings.request_timeout_ms)
-        self._commits.pump(self._now_ns())
-        return commit
-
-    def _auto_committed(self, offsets: Offsets, error: TailraceError | None) -> None:
-        if error is None:
-            self._remember(offsets)
-        elif not isinstance(error, UnknownTopicError):
-            logger.warning("auto commit of group %r failed: %s", self.group_id, error)
-
-    def _remember(self, offsets: Offsets) -> None:
-        self._committed.update((key, int(one)) for key, one in offsets.items() if key in self._reading.cursors)
 
     def _who(self) -> dict[str, Any]:
         if self._subscription is None:
@@ -505,34 +409,40 @@ class GroupReading:
         if self._has_thread:
             self._thread.ring()
         else:
-            self._thread.beats.step()
+            self.beats.step()
 
     # ---- the end ---------------------------------------------------------------------------------------------------------------------------
 
     def close(self, *, autocommit: bool = True, is_handled: bool = True) -> None:
         """Commit, give everything up, leave the group. `is_handled`: what was handed out last is done with. Raises what a listener raises."""
-        self._abandon.detach()
-        self._auto_commits = self._auto_commits and autocommit
-        self._is_handled = is_handled
+        self.begin_to_close(autocommit=autocommit, is_handled=is_handled)
         try:
             if self._subscription is not None:
                 self._give_up()
             else:
-                self.commit_before_revoking(list(self._reading.cursors))
+                self.progress.commit_before_revoking(list(self._reading.cursors))
         finally:
             try:
                 self._leave()
             finally:
-                self._thread.stop()
-                self._commits.call_back()
+                self.end()
+
+    def begin_to_close(self, *, autocommit: bool, is_handled: bool) -> None:
+        """From now on only what closing needs is done."""
+        self._abandon.detach()
+        self.progress.auto_commits = self.progress.auto_commits and autocommit
+        self.progress.is_handled = is_handled
+
+    def end(self) -> None:
+        """The last of closing."""
+        self._thread.stop()
+        self.progress.call_back()
 
     def _leave(self) -> None:
-        membership, beats = self.membership, self._thread.beats
-        with self._lock:
-            membership.leave(self._now_ns())
-        self._ring()
+        beats = self.beats
+        self.leave()
         until_ns = self._now_ns() + LEAVE_WAIT_NS
-        while membership.phase is Phase.LEAVING and beats.connection.is_ready and (left_ns := until_ns - self._now_ns()) > 0:
+        while not self.has_left and (left_ns := until_ns - self._now_ns()) > 0:
             if self._has_thread:
                 self._environment.sleep_on((self._thread.news.fd,), left_ns)
                 self._thread.news.hush()

@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -110,7 +111,12 @@ def test_a_topic_that_is_paused_gives_groups_nothing_and_goes_on_with_nothing_mi
     """Two consumers of a topic and of another, which shows that records come; a reader without a group is not held up."""
     other = f"{topic}-other"
     admin.create_topics([NewTopic(topic, 2), NewTopic(other, 2)])
-    settings = {"bootstrap": appliance.address, "group_id": topic, "auto_offset_reset": "earliest", "auto_commit_interval_ms": 50}
+    settings: dict[str, Any] = {
+        "bootstrap": appliance.address,
+        "group_id": topic,
+        "auto_offset_reset": "earliest",
+        "auto_commit_interval_ms": 50,
+    }
     got: list[Record] = []
     with Producer(appliance.address) as producer, Consumer(topic, other, **settings) as first, Consumer(topic, other, **settings) as second:
         consumers = (first, second)
@@ -170,7 +176,12 @@ def test_a_topic_that_is_paused_gives_groups_nothing_and_goes_on_with_nothing_mi
 def test_lag_of_consumers_falls_as_they_commit_and_surplus_ones_are_idle(appliance: EmbeddedAppliance, admin: Admin, topic: str) -> None:
     admin.create_topics(NewTopic(topic, 1))
     send_hourly(appliance, topic, 30)
-    settings = {"bootstrap": appliance.address, "group_id": topic, "auto_offset_reset": "earliest", "enable_auto_commit": False}
+    settings: dict[str, Any] = {
+        "bootstrap": appliance.address,
+        "group_id": topic,
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+    }
     with Consumer(topic, **settings, client_id="one") as first, Consumer(topic, **settings, client_id="two") as second:
         got: list[Record] = []
 
@@ -203,7 +214,7 @@ def test_lag_of_consumers_falls_as_they_commit_and_surplus_ones_are_idle(applian
 
 def test_a_member_that_holds_others_up_is_named(appliance: EmbeddedAppliance, admin: Admin, topic: str) -> None:
     admin.create_topics(NewTopic(topic, 2))
-    settings = {"bootstrap": appliance.address, "group_id": topic, "heartbeat_interval_ms": 100}
+    settings: dict[str, Any] = {"bootstrap": appliance.address, "group_id": topic, "heartbeat_interval_ms": 100}
     with Consumer(topic, **settings, client_id="sleeper") as first, Consumer(topic, **settings) as second:
 
         def has_both() -> bool:

@@ -1,0 +1,236 @@
+"""Commits: in order whatever is sent again, together where they wait, each ended once. The appliance is a list of requests here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+import pytest
+
+from tailrace import OffsetAndMetadata, TopicPartition
+from tailrace.errors import (
+    CommitFailedError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    RequestTimeoutError,
+    StorageError,
+    TailraceError,
+)
+from tailrace.groups.offsets import COMMITS_AT_ONCE, CommitQueue, offsets_of
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.session import Response
+
+MS = 1_000_000
+KEYS = [TopicPartition("t", number) for number in range(4)]
+
+
+class Appliance:
+    """A connection: requests wait for the test to answer them."""
+
+    address = "tcp://127.0.0.1:1"
+    is_ready = True
+
+    def __init__(self) -> None:
+        self.time_ns = 1_000 * MS
+        self.requests: list[tuple[dict[str, Any], Any]] = []
+        self.stored: dict[tuple[str, int], int] = {}
+
+    def now_ns(self) -> int:
+        return self.time_ns
+
+    def met(self) -> str:
+        return ""
+
+    def request(self, _api: int, body: Sequence[bytes], on_response: Any) -> bool:
+        if not self.is_ready:
+            return False
+        self.requests.append((orjson.loads(body[0]), on_response))
+        return True
+
+    def take(self) -> Any:
+        """Do what the oldest request asks for, and answer it."""
+        request, on_response = self.requests.pop(0)
+        for topic, partition, offset, *_ in request["offsets"]:
+            assert offset >= self.stored.get((topic, partition), 0), "an older offset after a newer one"
+            self.stored[topic, partition] = offset
+        return on_response(answer(refused=[]))
+
+    def fail(self, code: ErrorCode = ErrorCode.OK, **body: Any) -> None:
+        self.requests.pop(0)[1](answer(code, **body))
+
+    def lose(self) -> None:
+        self.requests.pop(0)[1](None)
+
+
+def answer(code: ErrorCode = ErrorCode.OK, **body: Any) -> Response:
+    return Response(1, 19, code, [orjson.dumps(body)])
+
+
+class Queue:
+    """A queue with its appliance."""
+
+    def __init__(self) -> None:
+        self.appliance = Appliance()
+        self.is_member = True
+        self.refused_count = 0
+        self.called: list[tuple[int, type[TailraceError] | None]] = []
+        self.queue = CommitQueue(self.appliance, self._who, self._refused)  # type: ignore[arg-type]
+
+    def _who(self) -> dict[str, Any]:
+        if not self.is_member:
+            raise CommitFailedError("no member")
+        return {"group": "g"}
+
+    def _refused(self) -> None:
+        self.refused_count += 1
+
+    def commit(self, number: int, *keys: TopicPartition) -> None:
+        def note(_: object, error: TailraceError | None) -> None:
+            self.called.append((number, None if error is None else type(error)))
+
+        self.queue.add({key: OffsetAndMetadata(number) for key in keys or KEYS[:1]}, note, 1_000)
+        self.pump()
+
+    def pump(self, later_ms: int = 0) -> None:
+        self.appliance.time_ns += later_ms * MS
+        self.queue.pump(self.appliance.time_ns)
+        self.queue.call_back()
+
+
+def test_what_waits_goes_out_together_and_each_is_called_back_in_order() -> None:
+    one = Queue()
+    for number in range(1, 500):
+        one.commit(number)
+    assert len(one.appliance.requests) == 1
+    one.appliance.take()
+    one.pump()
+    assert [request["offsets"] for request, _ in one.appliance.requests] == [[["t", 0, 499, -1, ""]]]
+    assert one.called == [(1, None)]
+    one.appliance.take()
+    one.pump()
+    assert one.called == [(number, None) for number in range(1, 500)]
+    assert not one.queue
+    assert one.queue.due_ns() is None
+
+
+@pytest.mark.parametrize("code", [None, ErrorCode.NOT_READY, ErrorCode.TOO_MANY_REQUESTS])
+def test_what_was_lost_or_could_not_be_done_is_sent_again_before_what_followed(code: ErrorCode | None) -> None:
+    one = Queue()
+    one.commit(1)
+    one.commit(2)
+    for _ in range(3):
+        if code is None:
+            one.appliance.lose()
+        else:
+            one.appliance.fail(code)
+        one.pump(100)
+        assert one.appliance.requests[0][0]["offsets"][0][2] == 1
+    one.appliance.take()
+    one.pump()
+    one.appliance.take()
+    one.pump()
+    assert one.appliance.stored == {("t", 0): 2}
+    assert one.called == [(1, None), (2, None)]
+
+
+def test_refusals_end_the_commits_that_they_are_about_and_no_others() -> None:
+    one = Queue()
+    one.commit(1, KEYS[3])
+    one.commit(2, KEYS[0], KEYS[1])
+    one.commit(3, KEYS[2])
+    one.appliance.take()
+    one.pump()
+    one.appliance.fail(refused=[["t", 1, int(ErrorCode.OFFSET_OUT_OF_RANGE), "too far"]])
+    one.pump()
+    assert one.called == [(1, None), (2, OffsetOutOfRangeError), (3, None)]
+    assert one.refused_count == 0
+    one.commit(4, KEYS[0])
+    one.appliance.fail(refused=[["t", 0, int(ErrorCode.PARTITION_NOT_OWNED), "gone"]])
+    one.commit(5)
+    one.appliance.fail(ErrorCode.UNKNOWN_MEMBER, message="gone")
+    one.commit(6)
+    one.appliance.fail(ErrorCode.STORAGE_ERROR, message="broken")
+    one.pump()
+    assert one.called[3:] == [(4, CommitFailedError), (5, CommitFailedError), (6, StorageError)]
+    assert one.refused_count == 2, "the member asks what it has"
+    one.commit(7)
+    one.appliance.fail(refused=[["t", 0, int(ErrorCode.NOT_READY), "later"]])
+    one.pump(100)
+    one.appliance.take()
+    one.is_member = False
+    one.commit(8)
+    assert one.called[6:] == [(7, None), (8, CommitFailedError)]
+
+
+def test_a_commit_without_an_answer_ends_in_time_and_its_late_answer_is_ignored() -> None:
+    one = Queue()
+    one.commit(1)
+    one.pump(999)
+    one.commit(2)
+    assert one.called == []
+    one.pump(1)
+    assert one.called == [(1, RequestTimeoutError)]
+    one.pump()
+    assert len(one.appliance.requests) == 2
+    one.appliance.take()
+    one.pump()
+    assert one.called == [(1, RequestTimeoutError)], "that was the first one's"
+    one.appliance.take()
+    one.pump()
+    assert one.called == [(1, RequestTimeoutError), (2, None)]
+
+
+def test_more_partitions_than_one_request_takes_are_committed_in_several() -> None:
+    one = Queue()
+    one.commit(1, *(TopicPartition("t", number) for number in range(COMMITS_AT_ONCE + 5)))
+    assert len(one.appliance.requests[0][0]["offsets"]) == COMMITS_AT_ONCE
+    one.appliance.take()
+    one.pump()
+    assert one.called == []
+    assert len(one.appliance.requests[0][0]["offsets"]) == 5
+    one.appliance.take()
+    one.pump()
+    assert one.called == [(1, None)]
+
+
+def test_a_callback_may_commit_and_what_it_raises_is_its_own() -> None:
+    one = Queue()
+
+    def again(_: object, __: object) -> None:
+        one.commit(2)
+        raise RuntimeError("on purpose")
+
+    one.queue.add({KEYS[0]: OffsetAndMetadata(1)}, again, 1_000)
+    one.pump()
+    one.appliance.take()
+    one.pump()
+    one.appliance.take()
+    one.pump()
+    assert one.called == [(2, None)]
+
+
+def test_offsets_are_taken_as_users_give_them() -> None:
+    class KafkaPythons:
+        offset, metadata, leader_epoch = 5, "note", 3
+
+    given = {KEYS[0]: 1, KEYS[1]: OffsetAndMetadata(2, None, None), ("t", 2): KafkaPythons()}
+    assert offsets_of(given) == {
+        KEYS[0]: OffsetAndMetadata(1), KEYS[1]: OffsetAndMetadata(2, "", -1), KEYS[2]: OffsetAndMetadata(5, "note", 3)
+    }  # fmt: skip
+    for wrong in (None, 5, {KEYS[0]: None}, {KEYS[0]: True}, {KEYS[0]: -1}, {"t": 1}, {KEYS[0]: OffsetAndMetadata(1, 5)}):  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequestError):
+            offsets_of(wrong)
+
+
+def test_an_offset_with_metadata_is_an_int() -> None:
+    import copy
+    import pickle
+
+    one = OffsetAndMetadata(7, "x", 2)
+    assert (one, one.offset, one.metadata, one.leader_epoch, one + 1) == (7, 7, "x", 2, 8)
+    assert one != OffsetAndMetadata(7)
+    assert one == OffsetAndMetadata(7, "x", 2)
+    assert hash(one) == hash(7)
+    assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one
+    assert repr(one) == "OffsetAndMetadata(offset=7, metadata='x', leader_epoch=2)"

@@ -1,0 +1,84 @@
+"""What subscribe() takes, and whom it tells."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tailrace import RebalanceListener, TopicPartition
+from tailrace.errors import InvalidRequestError
+from tailrace.groups.listener import hooks_of
+from tailrace.groups.subscription import subscription_of
+
+KEYS = [TopicPartition("t", 0)]
+
+
+@pytest.mark.parametrize(
+    ("topics", "pattern", "names", "patterns"),
+    [
+        ("a", None, ["a"], []),
+        (["a", "b", "a"], None, ["a", "b"], []),
+        (("a",), None, ["a"], []),
+        ({"a"}, None, ["a"], []),
+        (None, "a.*", [], ["a.*"]),
+        (None, re.compile("a"), [], ["a"]),
+        (re.compile("a"), None, [], ["a"]),
+        ("^a", None, [], ["^a"]),
+        (["^a", "b", re.compile("c")], None, ["b"], ["^a", "c"]),
+    ],
+)
+def test_names_and_patterns(topics: Any, pattern: Any, names: list[str], patterns: list[str]) -> None:
+    found = subscription_of(topics, pattern)
+    assert found.names == names
+    assert sorted(one.pattern for one in found.patterns) == sorted(patterns)
+
+
+@pytest.mark.parametrize(
+    ("topics", "pattern"),
+    [(None, None), (["a"], "b"), (5, None), ([5], None), (None, 5), (None, "("), ("^(", None), (None, ""), (None, re.compile(b"a"))],
+)
+def test_what_makes_no_sense_is_refused_with_a_sentence(topics: Any, pattern: Any) -> None:
+    with pytest.raises(InvalidRequestError):
+        subscription_of(topics, pattern)
+
+
+def test_patterns_match_from_the_beginning_of_a_name() -> None:
+    found = subscription_of(["z"], None)
+    found.patterns = [re.compile("log")]
+    assert found.match(["log", "logs", "my-log"])
+    assert found.topics == ["log", "logs", "z"]
+    assert not found.match(["logs", "log"])
+    assert found.match([])
+
+
+def test_listeners_of_every_client() -> None:
+    class Ours(RebalanceListener):
+        def __init__(self) -> None:
+            self.told: list[Any] = []
+
+        def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
+            self.told.append(revoked)
+
+    class KafkaPythons:
+        def on_partitions_assigned(self, assigned: Any) -> None: ...
+
+    ours = Ours()
+    hooks = hooks_of(ours, None, None, None, None)
+    for hook in (hooks.revoked, hooks.lost, hooks.assigned):
+        assert hook is not None
+        hook(KEYS)
+    assert ours.told == [KEYS, KEYS], "lost is revoked where nobody says otherwise"
+    hooks = hooks_of(KafkaPythons(), None, None, None, None)
+    assert (hooks.revoked, hooks.lost, hooks.assigned is None) == (None, None, False)
+    called: list[Any] = []
+    hooks = hooks_of(None, "consumer", None, lambda *given: called.append(given), None)
+    for hook in (hooks.revoked, hooks.lost):
+        assert hook is not None
+        hook(KEYS)
+    assert called == [("consumer", KEYS)] * 2
+    assert hooks.assigned is None
+    for given in ((Ours, None), (5, None), (ours, print), (None, 5)):
+        with pytest.raises(InvalidRequestError):
+            hooks_of(given[0], None, given[1], None, None)
