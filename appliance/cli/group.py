@@ -27,7 +27,7 @@ from tailrace.admin import Admin
 from tailrace.errors import UnknownGroupError
 from tailrace.group_admin import NO_OFFSET, first_unread
 
-DELETE_SHOWN_MAX = 3
+MEMBERS_SHOWN_MAX = 3
 ADVISE_EVERY_S = 1.0
 
 
@@ -218,9 +218,13 @@ def reset_offsets(
             )
         for sentence in found.notes:
             complain(sentence)
-        if described["members"]:
-            names = ", ".join(member_name(member) for member in described["members"][:DELETE_SHOWN_MAX])
-            complain(f"the group has {counted(len(described['members']), 'member')}: {names}; offsets can be reset once they have stopped")
+        if described["members"] and (dry_run or asks):  # else the refusal says it
+            names = ", ".join(member_name(member) for member in described["members"][:MEMBERS_SHOWN_MAX])
+            complain(
+                one_line(
+                    f"the group has {counted(len(described['members']), 'member')}: {names}; offsets can be reset once they have stopped"
+                )
+            )
         if asks:
             click.confirm(f"Set {counted(len(rows), 'offset')} of {group}?", abort=True, err=True)
         if not dry_run:

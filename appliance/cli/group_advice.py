@@ -161,9 +161,10 @@ def _say(advice: Advice, group: Mapping[str, Any]) -> None:
                 "consumer at a time. Partitions that are added take new records only; what waits stays where it is."
             )
     if advice.idle:
+        has = "has" if len(advice.idle) == 1 else "have"
         say(
-            f"{len(advice.idle)} of {advice.consumers} consumers have nothing to do, since there are {advice.partitions} partitions: {', '.join(advice.idle)}. "
-            "Stop them, or add partitions."
+            f"{len(advice.idle)} of {advice.consumers} consumers {has} nothing to do, since there are {advice.partitions} partitions: "
+            f"{', '.join(advice.idle)}. Stop them, or add partitions."
         )
 
 
