@@ -16,6 +16,7 @@ SWEEP_NS = 60_000_000_000
 SLICE_NS = 5_000_000
 """When the next slice of a sweep comes."""
 SLICE = 500
+TOPICS_AT_ONCE = 20
 EMPTY_KEPT_MS = 600_000
 
 
@@ -55,27 +56,25 @@ class Expiry:
         if self._deleted:
             self._delete_topic(now_ns, wall_ms)
             return []
-        if self._behind_group_id == 0:
-            self._find_unknown_topics(wall_ms)
+        has_more = self._behind_group_id == 0 and self._delete_unknown(wall_ms)
         empty = self._store.groups_empty_since(wall_ms - min(EMPTY_KEPT_MS, self._retention_ms), self._behind_group_id, SLICE)
-        gone = [group_id for group_id in empty if self._is_over(group_id, wall_ms)]
-        self._behind_group_id = empty[-1] if len(empty) == SLICE else 0
-        self._due_ns = now_ns + (SLICE_NS if self._behind_group_id or self._deleted else SWEEP_NS)
+        cutoff_ms = wall_ms - self._retention_ms
+        gone = [
+            group_id
+            for group_id, empty_since_ms, has_offsets in empty
+            if not has_offsets or (empty_since_ms <= cutoff_ms and not self._store.expire_offsets(group_id, cutoff_ms))
+        ]
+        self._behind_group_id = empty[-1][0] if len(empty) == SLICE else 0
+        self._due_ns = now_ns + (SLICE_NS if self._behind_group_id or has_more else SWEEP_NS)
         return gone
 
-    def _is_over(self, group_id: int, wall_ms: int) -> bool:
-        if not self._store.has_offsets(group_id):
-            return True
-        group = self._store.group(group_id)
-        if group is None or group.empty_since_ms > wall_ms - self._retention_ms:
-            return False
-        return not self._store.expire_offsets(group_id, wall_ms - self._retention_ms)
-
-    def _find_unknown_topics(self, wall_ms: int) -> None:
-        """Topics that were deleted while this process did not run. Their offsets are kept for the retention: a catalog may have been lost, and come back."""
-        for topic_id in self._store.all_offset_topics():
-            if topic_id not in self._known:
-                self._store.delete_topic_offsets(topic_id, wall_ms - self._retention_ms, SLICE)
+    def _delete_unknown(self, wall_ms: int) -> bool:
+        """Offsets of topics that were deleted while this process did not run; returns whether there may be more. They are kept for the retention: a
+        catalog may have been lost, and come back.
+        """
+        unknown = [topic_id for topic_id in self._store.all_offset_topics() if topic_id not in self._known]
+        counts = [self._store.delete_topic_offsets(topic_id, wall_ms - self._retention_ms, SLICE) for topic_id in unknown[:TOPICS_AT_ONCE]]
+        return SLICE in counts
 
     def _delete_topic(self, now_ns: int, wall_ms: int) -> None:
         if self._store.delete_topic_offsets(self._deleted[0], wall_ms + self._retention_ms, SLICE) < SLICE:

@@ -227,7 +227,7 @@ class Heartbeats:
         if group.members.get(member.member_id) is not member:  # removed behind its heartbeat, in the same step
             self._outgoing.refuse(requester, UnknownMemberError(f"the group {group.name} has no member {member.member_id} any more"))
             return
-        group.reconcile(member, said, now_ns)
+        group.reconcile(member, member.reported if said is None else said, now_ns)
         self._sessions.watch(group.group_id, member)
         answer: dict[str, Any] = {
             "member_id": member.member_id, "member_epoch": member.epoch, "paused_topics": group.paused, "catalog_version": self._catalog_version,

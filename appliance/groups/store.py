@@ -26,7 +26,6 @@ CREATE TABLE IF NOT EXISTS groups (
     group_id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, kind TEXT NOT NULL CHECK (kind IN ('consumer', 'share')), epoch INTEGER NOT NULL,
     assignor TEXT NOT NULL, rebalances INTEGER NOT NULL, created_ms INTEGER NOT NULL, empty_since_ms INTEGER NOT NULL, detail TEXT NOT NULL
 ) STRICT;
-CREATE INDEX IF NOT EXISTS groups_by_empty ON groups (empty_since_ms);
 CREATE TABLE IF NOT EXISTS members (
     group_id INTEGER NOT NULL, member_id TEXT NOT NULL, epoch INTEGER NOT NULL, settings TEXT NOT NULL, assignment TEXT NOT NULL, target TEXT NOT NULL,
     PRIMARY KEY (group_id, member_id)
@@ -226,13 +225,14 @@ class GroupStore:
         """Names of groups of every kind behind `after`, sorted."""
         return [name for (name,) in self.read("SELECT name FROM groups WHERE name > ? ORDER BY name LIMIT ?", (after, limit))]
 
-    def groups_empty_since(self, cutoff_ms: int, behind_group_id: int, limit: int) -> list[int]:
-        """Ids, ascending, of consumer groups that had their last member before `cutoff_ms`."""
+    def groups_empty_since(self, cutoff_ms: int, behind_group_id: int, limit: int) -> list[tuple[int, int, bool]]:
+        """(id, empty since, whether it has offsets), by id, of consumer groups that had their last member before `cutoff_ms`."""
         sql = (
-            "SELECT group_id FROM groups WHERE empty_since_ms > 0 AND empty_since_ms <= ? AND group_id > ? AND kind = 'consumer'"
-            " ORDER BY group_id LIMIT ?"
+            "SELECT group_id, empty_since_ms, EXISTS (SELECT 1 FROM offsets WHERE offsets.group_id = groups.group_id) FROM groups"
+            " WHERE empty_since_ms > 0 AND empty_since_ms <= ? AND group_id > ? AND kind = 'consumer' ORDER BY group_id LIMIT ?"
         )
-        return [group_id for (group_id,) in self.read(sql, (cutoff_ms, behind_group_id, limit))]
+        found = self.read(sql, (cutoff_ms, behind_group_id, limit))
+        return [(group_id, empty_since_ms, bool(has_offsets)) for group_id, empty_since_ms, has_offsets in found]
 
     def put_groups(self, rows: Iterable[GroupRow]) -> None:
         self.write_many(
@@ -296,13 +296,10 @@ class GroupStore:
         """The ids of the topics that the group has offsets in."""
         return [topic_id for (topic_id,) in self.read("SELECT DISTINCT topic_id FROM offsets WHERE group_id = ?", (group_id,))]
 
-    def has_offsets(self, group_id: int) -> bool:
-        return bool(self.read("SELECT 1 FROM offsets WHERE group_id = ? LIMIT 1", (group_id,)))
-
     def expire_offsets(self, group_id: int, cutoff_ms: int) -> bool:
         """Delete the group's offsets that were committed before `cutoff_ms`; returns whether others are left."""
         self.write_many("DELETE FROM offsets WHERE group_id = ? AND committed_ms <= ?", [(group_id, cutoff_ms)])
-        return self.has_offsets(group_id)
+        return bool(self.read("SELECT 1 FROM offsets WHERE group_id = ? LIMIT 1", (group_id,)))
 
     def all_offset_topics(self) -> list[str]:
         """The ids of all topics that any group has offsets in (one step in the index for each)."""
