@@ -207,7 +207,7 @@ class GroupsAgent:
             timer_ns = self._opened[1].next_deadline_ns()
             if timer_ns is not None:
                 deadlines.append(max(timer_ns, self._timers_at_ns))
-        elif self._is_fed:
+        elif self._is_fed and self._is_running():  # before, the end of recovery rings
             deadlines.append(self._open_at_ns)
         if any(front.outbox.waiting or front.is_replaced for front in self._fronts):
             deadlines.append(self._now_ns + TRY_AGAIN_NS)
@@ -388,8 +388,8 @@ class GroupsAgent:
         front.outbox.put(_Outgoing(LaneKind.RESPONSE, 0, int(code), requester.session, requester.correlation_id, body))
 
 
-def build(context: ProcessContext) -> GroupsAgent:
-    """The agent of this specification; it has asked to be fed."""
+def build(context: ProcessContext, open_store: Callable[[str], GroupStore]) -> GroupsAgent:
+    """The agent of this specification; it has asked to be fed. `open_store`: the database at a path."""
     spec, settings = context.spec, context.spec.settings
 
     def front_link(front: int) -> FrontLink:
@@ -409,7 +409,7 @@ def build(context: ProcessContext) -> GroupsAgent:
     answer_max = min(front.answers.payload_max for front in fronts)
 
     def open_service(topics: CatalogTopics, now_ns: int) -> Opened:
-        store = GroupStore(f"{spec.data_dirs[0]}/{GROUPS_FILE}")
+        store = open_store(f"{spec.data_dirs[0]}/{GROUPS_FILE}")
         try:
             return store, GroupService(store, topics, limits, answer_max, now_ns, context.clock.wall_us)
         except BaseException:
@@ -438,7 +438,7 @@ def main() -> None:
     """The process."""
     context = start()
     configure_logging(context)
-    agent = build(context)
+    agent = build(context, GroupStore)
     run(agent, context)
     agent.close()
 

@@ -149,6 +149,21 @@ def test_nothing_is_handled_before_the_whole_catalog_is_known() -> None:
     assert world.is_ready
 
 
+def test_while_logs_are_recovered_it_waits_without_a_deadline_and_opens_nothing() -> None:
+    world = AgentWorld(is_fed=False)
+    world.is_running = False
+    world.feed()
+    world.step()
+    world.step(5)
+    assert world.agent.next_deadline_ns() is None, "a deadline that has passed would keep it busy"
+    world.ask(Api.GROUP_HEARTBEAT, {})
+    world.step()
+    assert not world.heard()
+    world.is_running = True
+    world.step()
+    assert world.codes() == {1: ErrorCode.OK}
+
+
 def test_requests_of_a_front_are_bounded_for_a_step_and_read_on_in_the_next(world: AgentWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REQUESTS_AT_ONCE", 10)
     for number in range(25):

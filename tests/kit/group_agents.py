@@ -131,6 +131,8 @@ class AgentWorld:
         self.refusal: TailraceError | None = None
         self.opened_count = 0
         self.is_ready = False
+        self.is_running = True
+        """Whether the logs are recovered."""
         self.now_ns = SECOND_NS
         links = [
             FrontLink(f, LaneReader(to_it[f]), LaneWriter(from_it[f]), SilentBell(), lambda f=f: self.front_slots[f].load(ProcessWord.GENERATION))  # type: ignore[misc]
@@ -138,7 +140,7 @@ class AgentWorld:
         ]  # fmt: skip
         self.agent = GroupsAgent(
             open_service=self._open, topics=CatalogTopics([self.table]), from_coordinator=LaneReader(coordinator), fronts=links, generation=1,
-            slot=self.slot, boundary=Boundary(self.slot), is_running=lambda: True, on_ready=self._ready, start_ns=self.now_ns,
+            slot=self.slot, boundary=Boundary(self.slot), is_running=lambda: self.is_running, on_ready=self._ready, start_ns=self.now_ns,
         )  # fmt: skip
         if is_fed:
             self.feed()

@@ -6,10 +6,13 @@ Owner: `tests.sim.world.World`. Each stands in for the part of the real machine 
 from __future__ import annotations
 
 import random
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from appliance.groups.store import GroupStore
 from appliance.settings import Settings
 from appliance.surroundings import Machine
 from shm.doorbell import Doorbell
@@ -17,6 +20,7 @@ from shm.layout import RegionKind, Role
 from shm.region import Region, RegionMissingError
 from shm.ring import Ring
 from shm.runtime.process import Agent, Clock, ProcessContext, ProcessSpec, process_name
+from tailrace.errors import DiskFullError
 from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
 from tests.kit.simdisk import SimDisk, SimFiles
 from workers.files import read_whole
@@ -31,7 +35,8 @@ CHILD_SETTINGS = {
     "producer.id.expiration.ms": 86_400_000, "producer.ids.max": 10_000, "checkpoint_bytes": 12 << 10, "journal_bytes": 48 << 10,
     "reserve_bytes": 0, "slots": SETTINGS.slots,
     "listen": [ADDRESS], "ring_bytes": 1 << 26, "lane_bytes": SETTINGS.lane_bytes, "credit_bytes": 1 << 20, "auto_create_topics": False,
-    "http.listen": "", "flush.linger_ms": 0, "flush.batch_size": 1 << 20, "fronts": 1,
+    "group.members.max": 100, "groups.max": 100, "group.session.timeout.min.ms": 1_000, "group.session.timeout.max.ms": 1_800_000,
+    "offsets.retention.minutes": 10_080, "http.listen": "", "flush.linger_ms": 0, "flush.batch_size": 1 << 20, "fronts": 1,
 }  # fmt: skip
 
 
@@ -100,6 +105,55 @@ class SimPool:
         return tokens
 
 
+class SimGroupStore(GroupStore):
+    """`appliance.groups.store` on a disk that may be full, and whose process may die before and behind each commit."""
+
+    def __init__(self, path: str, world: GroupsWorld) -> None:
+        super().__init__(path)
+        self._db.execute("PRAGMA synchronous=OFF")  # nobody pulls the plug of the real machine
+        self._world = world
+
+    def commit(self) -> None:
+        self._world.fate.count_down()
+        if not self._world.disk.free and self.is_in_transaction:
+            raise DiskFullError("groups.db cannot grow: its disk is full")
+        super().commit()
+        self._world.fate.count_down()
+
+
+class SimGroups:
+    """The database of groups: a real file, which outlives its process and, as what is committed is synced, everything else."""
+
+    def __init__(self, world: GroupsWorld) -> None:
+        self._world = world
+        self._directory = ""
+        self._store: SimGroupStore | None = None
+
+    @property
+    def exist(self) -> bool:
+        """Whether there is a database."""
+        return bool(self._directory)
+
+    def open(self, _path: str) -> SimGroupStore:
+        self.close()
+        if not self._directory:
+            self._directory = tempfile.mkdtemp(prefix="tailrace-sim-")
+        self._store = SimGroupStore(f"{self._directory}/groups.db", self._world)
+        return self._store
+
+    def close(self) -> None:
+        """What a process that is gone had not committed is gone with it."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def remove(self) -> None:
+        """The world ends."""
+        self.close()
+        if self._directory:
+            shutil.rmtree(self._directory)
+
+
 @dataclass(slots=True)
 class Child:
     """One process that should be running."""
@@ -116,6 +170,21 @@ class Child:
     """SIGSTOP."""
     is_asleep: bool = False
     deadline_ns: int | None = None
+
+
+class Counting(Protocol):
+    """`tests.sim.fate.Fate`, as what may be interrupted sees it."""
+
+    def count_down(self) -> None: ...
+
+
+class GroupsWorld(Protocol):
+    """What the database of groups lies in."""
+
+    disk: SimDisk
+
+    @property
+    def fate(self) -> Counting: ...
 
 
 class Surroundings(Protocol):

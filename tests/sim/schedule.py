@@ -22,6 +22,7 @@ from tailrace.records import Record, TopicPartition
 from tests.kit.batches import TIME_US
 from tests.kit.checker import History, check
 from tests.sim.actors import LATER, TOPIC, AdminActor, ConsumerActor, Delayed, ProducerActor, skip
+from tests.sim.group_members import MemberActor, are_settled, committed, members
 from tests.sim.machine_parts import ADDRESS, MS, SECOND, PowerLost
 from tests.sim.plan import Plan, plan
 from tests.sim.world import World
@@ -44,7 +45,10 @@ class Schedule:
         self.world = World(self.rng, workers=self.plan.workers, data_dirs=self.plan.data_dirs)
         if seed % 2:
             self.world.preempts = random.Random(f"preemptions of {seed}")
-        self.actors: list[ProducerActor | ConsumerActor | AdminActor] = []
+        self.groups_rng = random.Random(f"groups of {seed}")
+        """Of its own: a schedule without groups goes as it would if there were none."""
+        self.members: list[MemberActor] = []
+        self.actors: list[ProducerActor | ConsumerActor | AdminActor | MemberActor] = []
         self.delayed: Delayed | None = None
         self.log: list[str] = []
         """What the fates did, for whoever looks into a failure."""
@@ -108,6 +112,10 @@ class Schedule:
             ConsumerActor(self._consumer(), self.history, not plan.is_lossless, plan.may_have_holes, plan.deletes)
             for _ in range(plan.consumers)
         ]
+
+        if self.groups_rng.random() < 0.4:
+            self.members = members(world, self.groups_rng, plan.partitions)
+            self.actors += self.members
 
     def _consumer(self, topic: str = TOPIC) -> Consumer:
         consumer = Consumer(
@@ -214,6 +222,17 @@ class Schedule:
                     admin.bring_online(LATER)
         if self.delayed is not None:
             self._await_deliveries(deadline_ns)
+        if self.members:
+            self._await_members(world.now_ns + 600 * SECOND)
+            self.members[0].history.check(committed(world))
+
+    def _await_members(self, deadline_ns: int) -> None:
+        """Until every partition has one owner in the group."""
+        while not are_settled(self.members):
+            assert self.world.now_ns < deadline_ns, "the group does not come to rest: " + "; ".join(
+                f"{actor.name}: epoch={actor.epoch} owned={actor.partitions} asks={actor.is_asking}" for actor in self.members
+            )
+            self._quiet_step()
 
     def _await_deliveries(self, deadline_ns: int) -> None:
         """Until the scheduler has nothing left that is due within reach: the clock may have been set, by hours."""

@@ -15,7 +15,7 @@ from shm.layout import SlotState
 from tailrace.errors import CorruptBatchError, TailraceError
 from tests.kit.batches import TIME_US
 from tests.sim.actors import TOPIC
-from tests.sim.machine_parts import PowerLost
+from tests.sim.machine_parts import PowerLost, SimGroupStore
 from tests.sim.plan import plan
 from tests.sim.schedule import Schedule, run
 from tests.sim.world import World
@@ -87,6 +87,17 @@ def test_the_checks_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(PartitionLog, "sync", forgetful)
     with pytest.raises((AssertionError, CorruptBatchError), match=r"lost|back|fell|told|ends below|damaged"):
+        list(map(run, range(400)))
+
+
+def test_a_process_of_groups_that_answers_before_it_commits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(store: SimGroupStore) -> None:
+        store._world.fate.count_down()
+        for write in store.before_commit:
+            write()
+
+    monkeypatch.setattr(SimGroupStore, "commit", forgetful)
+    with pytest.raises(AssertionError, match=r"was answered|epochs do not go back"):
         list(map(run, range(400)))
 
 

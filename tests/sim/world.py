@@ -19,7 +19,8 @@ from typing import Any
 
 from appliance import coordinator
 from appliance.catalog import Catalog
-from appliance.memory_plan import RegionPlan, plan_regions, plan_worker
+from appliance.groups import agent as groups_agent
+from appliance.memory_plan import RegionPlan, plan_groups, plan_regions, plan_worker
 from appliance.topic_settings import TOPIC_SETTINGS
 from netfront import front
 from shm.control import Control, ProcessSlot
@@ -30,8 +31,7 @@ from shm.ring import Ring
 from shm.runtime.process import Agent, Clock, ProcessSpec, process_name
 from tailrace.environment import Environment
 from tests.kit import memory
-from tests.kit.coordinator_invariants import check_coordinator
-from tests.kit.front_invariants import check_front
+from tests.kit.agent_invariants import check_agent
 from tests.kit.simdisk import SimDisk, SimFiles
 from tests.sim.fate import Fate
 from tests.sim.machine_parts import (
@@ -45,6 +45,7 @@ from tests.sim.machine_parts import (
     Killed,
     SimBell,
     SimContext,
+    SimGroups,
     SimMachine,
     SimPool,
     is_undrained,
@@ -52,11 +53,10 @@ from tests.sim.machine_parts import (
 from tests.sim.network import Network, SimSocket
 from workers import flusher, worker
 from workers.delays import scheduler
-from workers.invariants import check_flusher, check_worker
 
 PREEMPTION_RATE = 0.03
 CHECKED_EVERY = 64
-"""Steps, before the invariants of the process that has made one are checked."""
+"""Steps, before those invariants of the process that has made one are checked whose checks take long."""
 
 
 class World:
@@ -82,6 +82,7 @@ class World:
         """Of who was stepped when, and what came of it: two runs of one seed are alike."""
         self._worker_dirs: list[int] = []
         self.control: Control
+        self._front_slot: ProcessSlot
         self._spare_slots: dict[int, ProcessSlot] = {}
         self._directory_of: dict[int, int] = {}
         """Worker, dedicated ones included -> index of its data directory."""
@@ -97,6 +98,7 @@ class World:
         self._keeper = sqlite3.connect(self._database, uri=True)
         """The database's file: it is there while this is open, whatever happens to the coordinator."""
         self.fate = Fate(rng)
+        self._groups = SimGroups(self)
         self._running: Child | None = None
         """The process that is being stepped."""
         self.preempts: random.Random | None = None
@@ -107,6 +109,7 @@ class World:
     def close(self) -> None:
         self.fate.disarm()
         self._close_catalog()
+        self._groups.remove()
         self._keeper.close()
 
     def _close_catalog(self) -> None:
@@ -170,6 +173,7 @@ class World:
     def boot(self) -> None:
         """What the supervisor does at start: look what an earlier run left, make regions and bells, start everybody."""
         self._close_catalog()  # of a coordinator that power or a kill of all took while it was being built: it was not buried
+        self._groups.close()
         self.run += 1
         if self.changes_layout and self.run > 1:
             self.change_layout()
@@ -183,14 +187,18 @@ class World:
         self._directory_of = dict(enumerate(self._worker_dirs))
         self._make(plan_regions(SETTINGS, len(self._worker_dirs), 1, len(self.data_dirs)))
         self.control = Control(self.regions[self._spec_regions["control"]])
+        self._front_slot = self.control.process(Role.FRONT, 0)
         self._spare_slots = {index: self.control.process(Role.WORKER, index) for index in self._spares()}
         self.control.set_phase(Phase.RECOVERING)
         names = [(Role.COORDINATOR, 0), *((Role.FLUSHER, d) for d in range(len(self.data_dirs)))]
         names += [*((Role.WORKER, w) for w in range(len(self._worker_dirs))), (Role.SCHEDULER, 0), (Role.FRONT, 0)]
         self.bells = {process_name(Role.SUPERVISOR, 0): SimBell()}
         self.children = []
-        for role, index in [*names, *((Role.WORKER, w) for w in self._spares())]:
+        for role, index in [*names, *((Role.WORKER, w) for w in self._spares()), (Role.GROUPS, 0)]:
             self.bells[process_name(role, index)] = SimBell()
+        if self._groups.exist:
+            self._make(plan_groups(1))
+            names.insert(-1, (Role.GROUPS, 0))
         for role, index in names:
             self._employ(role, index)
 
@@ -212,16 +220,19 @@ class World:
         self._write_manifest()
 
     def _names_with_spares(self) -> dict[str, str]:
-        plans = [plan for w in self._spares() for plan in plan_worker(SETTINGS, w, 1)]
+        plans = plan_groups(1) + [plan for w in self._spares() for plan in plan_worker(SETTINGS, w, 1)]
         return {plan.logical_name: f"/sim-{self.run}-{plan.logical_name}" for plan in plans} | self._spec_regions
 
     def _hire(self) -> None:
-        """The supervisor: start the dedicated workers that the coordinator wants."""
+        """The supervisor: start the dedicated workers that the coordinator wants, and the process of groups when a front wants it."""
         for index, slot in self._spare_slots.items():
             if slot.load(ProcessWord.DEDICATED_TO) and index not in self._directory_of:
                 self._directory_of[index] = slot.load(ProcessWord.DEDICATED_DIR) - 1
                 self._make(plan_worker(SETTINGS, index, 1))
                 self._employ(Role.WORKER, index)
+        if self._front_slot.load(ProcessWord.WANTS_GROUPS) and not any(child.role is Role.GROUPS for child in self.children):
+            self._make(plan_groups(1))
+            self._employ(Role.GROUPS, 0)
 
     def _write_manifest(self) -> None:
         self._manifest = list(self._recover)
@@ -264,6 +275,8 @@ class World:
             return flusher.build(context, SimFiles(self.disk))
         if child.role is Role.SCHEDULER:
             return scheduler.build(context, SimFiles(self.disk))
+        if child.role is Role.GROUPS:
+            return groups_agent.build(context, self._groups.open)
         if child.role is Role.FRONT:
             generation = self.rng.getrandbits(31) | 1
             return front.build(context, self.network, ColdFiles(self.disk, self.rng), SimPool(child.bell.ring), generation)
@@ -283,6 +296,8 @@ class World:
             self.network.cut_all()
         if child.role is Role.COORDINATOR:
             self._close_catalog()
+        if child.role is Role.GROUPS:
+            self._groups.close()
 
     def kill_all(self) -> None:
         """SIGKILL of everything, the supervisor included, and a new start. Memory and page cache outlive it."""
@@ -307,7 +322,7 @@ class World:
         self.fate.disarm()
         self.settle_servers()
         deadline_ns = self.now_ns + SECOND
-        for role in (Role.FRONT, Role.SCHEDULER, Role.WORKER, Role.FLUSHER, Role.COORDINATOR):
+        for role in (Role.FRONT, Role.GROUPS, Role.SCHEDULER, Role.WORKER, Role.FLUSHER, Role.COORDINATOR):
             for child in [child for child in self.children if child.role is role]:
                 agent = child.agent
                 assert agent is not None
@@ -320,7 +335,7 @@ class World:
                     for other in self.children:  # whoever it waits for goes on
                         if other.agent is not None and other is not child:
                             other.agent.step(self.now_ns)
-                if isinstance(agent, flusher.Flusher):
+                if isinstance(agent, (flusher.Flusher, groups_agent.GroupsAgent)):
                     agent.close()
                 child.agent = None
                 if role is Role.FRONT:
@@ -362,15 +377,7 @@ class World:
         try:
             self.fate.is_inside, self._running = True, child
             work = agent.step(self.now_ns)
-            if isinstance(agent, front.Front):
-                check_front(agent)
-            elif isinstance(agent, coordinator.Coordinator):
-                check_coordinator(agent)
-            if self.steps % CHECKED_EVERY == 0:
-                if isinstance(agent, flusher.Flusher):
-                    check_flusher(agent)
-                elif isinstance(agent, worker.Worker):
-                    check_worker(agent)
+            check_agent(agent, thoroughly=self.steps % CHECKED_EVERY == 0)
         except Killed:
             self.bury(child)
             return 1
