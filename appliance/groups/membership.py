@@ -70,7 +70,6 @@ class Sessions:
         for member, group_id in self._members.pop(session, {}).items():
             member.session = None
             member.closed_ns = now_ns + (member.settings.heartbeat_interval_ms * 1_000_000 if with_front else 0)
-            member.quiet_answer = b""
             self.watch(group_id, member)
 
     def _unbind(self, member: Member) -> None:

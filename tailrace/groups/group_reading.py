@@ -34,6 +34,7 @@ from tailrace.groups.progress import Progress
 from tailrace.groups.subscription import Subscription
 from tailrace.offset_lookup import Call
 from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.wire import Api
 from tailrace.reading import Reading
 from tailrace.records import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from tailrace.settings import ConsumerSettings
@@ -43,6 +44,8 @@ RETRY_NS = 100 * NS_PER_MS
 """After so long a step is tried again that could not be made."""
 LEAVE_WAIT_NS = 5_000 * NS_PER_MS
 """How long close() waits for the appliance to hear that this member leaves."""
+TOPICS_AT_ONCE = 16
+"""Names in one request for metadata: its answer has the topics' schemas."""
 POLL_STEP_NS = 1_000 * NS_PER_MS
 """A poll looks up at least so often."""
 
@@ -286,6 +289,18 @@ class GroupReading:
                 cursor.pause(delivery=partition[0] in membership.paused_topics)
         if subscription is not None and subscription.patterns and subscription.listed_version != membership.catalog_version:
             self._want_topics()
+        if subscription is not None and not subscription.names_are_checked and membership.phase is Phase.MEMBER:
+            self._check_names(subscription)
+
+    def _check_names(self, subscription: Subscription) -> None:
+        """A name that was misspelt is no error: the topic may come. But the log has it."""
+        missing = []
+        for start in range(0, len(subscription.names), TOPICS_AT_ONCE):
+            answer = self._call(Api.METADATA, {"topics": subscription.names[start : start + TOPICS_AT_ONCE]})
+            missing += [topic["name"] for topic in answer["topics"] if topic.get("code") == ErrorCode.UNKNOWN_TOPIC]
+        subscription.names_are_checked = True
+        if missing:
+            logger.warning("there is no topic %s; the consumer of group %r reads it when there is one", ", ".join(missing), self.group_id)
 
     def keys_of(self, change: Change) -> list[TopicPartition]:
         """The partitions of a step that are read now."""

@@ -21,6 +21,8 @@ class Subscription:
         self.names = list(dict.fromkeys(names))
         self.patterns = list(patterns)
         self.matched: list[str] = []
+        self.names_are_checked = False
+        """Whether the program was told of names that no topic has."""
         self.listed_version: int | None = None
         """The catalog's version when the topics were last listed; None: they were not."""
 

@@ -306,7 +306,7 @@ def other_topics(appliance: EmbeddedAppliance, topic: str) -> Iterator[list[str]
 
 
 def test_new_topics_added_partitions_and_deleted_topics_are_picked_up(
-    appliance: EmbeddedAppliance, topic: str, other_topics: list[str]
+    appliance: EmbeddedAppliance, topic: str, other_topics: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     one, two, three = other_topics
     told = Remembers()
@@ -316,6 +316,7 @@ def test_new_topics_added_partitions_and_deleted_topics_are_picked_up(
         everyone = [by_pattern, by_name]
         poll_until(everyone, lambda: by_pattern.assignment() == by_name.assignment() == [(one, 0)], "what is there is read")
         assert by_pattern.subscription() == {one}
+        assert caplog.messages == [f"there is no topic {three}; the consumer of group '{topic}n' reads it when there is one"]
         admin.create_topics([NewTopic(two, 1), NewTopic(three, 1)])
         poll_until(everyone, lambda: len(by_pattern.assignment()) == len(by_name.assignment()) == 2, "new topics are read")
         assert by_pattern.subscription() == {one, two}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -179,41 +181,39 @@ def test_at_most_once_and_at_least_once(appliance: EmbeddedAppliance, filled: st
 
 
 def test_the_group_process_may_die_at_any_moment_of_a_rebalance(appliance: EmbeddedAppliance, filled: str) -> None:
-    told = Remembers()
-    with member(appliance, filled, auto_commit_interval_ms=50) as stays:
-        stays.subscribe([filled], listener=told)
+    chance = random.Random(16)
+
+    def kill() -> None:
+        pid = children(appliance).get("tr-groups-0")
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def kill_soon() -> threading.Timer:
+        timer = threading.Timer(chance.uniform(0, 0.03), kill)
+        timer.start()
+        return timer
+
+    with member(appliance, filled, filled, auto_commit_interval_ms=50) as stays:
         read = poll_until_shared([stays], PARTITIONS)
-        stop = threading.Event()
-
-        def kill() -> None:
-            while not stop.wait(0.15):
-                pid = children(appliance).get("tr-groups-0")
-                if pid is not None:
-                    os.kill(pid, signal.SIGKILL)
-
-        killer = threading.Thread(target=kill)
-        killer.start()
-        try:
-            for round_number in range(4):
-                with member(appliance, filled, filled, auto_commit_interval_ms=50) as comes:
-                    read += poll_until_shared([stays, comes], PARTITIONS)
-                    fill(appliance, filled, 20, RECORDS + 20 * round_number)
-                read += poll_until_shared([stays], PARTITIONS)
-        finally:
-            stop.set()
-            killer.join()
-        wait_until(lambda: "tr-groups-0" in children(appliance), "it is back")
-        read += poll_until(
-            [stays],
-            lambda: len({record.value for record in read}) and sum(map(stays.position, stays.assignment())) == RECORDS + 80,
-            "all is read",
-        )
-    assert {record.value for record in read} == {b"%d" % number for number in range(RECORDS + 80)}, "nothing is missed"
+        for round_number in range(3):
+            wait_until(lambda: "tr-groups-0" in children(appliance), "it is there")
+            timer = kill_soon()
+            with member(appliance, filled, filled, auto_commit_interval_ms=50) as comes:
+                read += poll_until_shared([stays, comes], PARTITIONS)
+                timer.join()
+                fill(appliance, filled, 20, RECORDS + 20 * round_number)
+                wait_until(lambda: "tr-groups-0" in children(appliance), "it is there again")
+                timer = kill_soon()
+            read += poll_until_shared([stays], PARTITIONS)
+            timer.join()
+        read += poll_until([stays], lambda: sum(map(stays.position, stays.assignment())) == RECORDS + 60, "all is read")
+    assert {record.value for record in read} == {b"%d" % number for number in range(RECORDS + 60)}, "nothing is missed"
 
 
 def test_a_restart_of_the_fronts_or_of_the_group_process_moves_no_partition(appliance: EmbeddedAppliance, filled: str) -> None:
     told, other_told = Remembers(), Remembers()
-    with member(appliance, filled) as one, member(appliance, filled) as two:
+    with member(appliance, filled, heartbeat_interval_ms=1_500) as one, member(appliance, filled, heartbeat_interval_ms=1_500) as two:
         one.subscribe([filled], listener=told)
         two.subscribe([filled], listener=other_told)
         poll_until_shared([one, two], PARTITIONS)
