@@ -7,7 +7,8 @@ Owner: groups.db in the first data directory; in shared memory the tails of its 
 Waits on its doorbell, and until the service's next timer.
 Invariants: nothing is answered before what it says is committed; a request is consumed before it is looked at; what a step does not commit is forgotten in
     memory, too; a database that cannot be used costs requests of groups their answers, with a sentence, and nothing else.
-Bounds: REQUESTS_AT_ONCE requests of a front in a step; of a front that does not take its answers nothing is read while ANSWERS_MAX wait.
+Bounds: REQUESTS_AT_ONCE requests of a front in a step, and no more after READING_NS; of a front that does not take its answers nothing is read while
+    ANSWERS_MAX wait.
 Crash: a successor reads the database; requests that were taken and not answered are answered by their fronts, which see that another process runs. Sessions
     of a front that was killed are ended when its successor shows.
 
@@ -18,10 +19,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from appliance.groups.front_link import FrontLink, Outgoing
 from appliance.groups.limits import GroupLimits
 from appliance.groups.messages import Answer, Push, Requester, SessionKey
 from appliance.groups.service import GroupService
@@ -30,10 +31,8 @@ from appliance.groups.topics_view import CatalogTopics
 from shm.catalog_messages import Assignment, LaneKind
 from shm.control import ProcessSlot
 from shm.crash_points import crash_point
-from shm.doorbell import Doorbell
-from shm.lane import LaneReader, LaneWriter
+from shm.lane import LaneReader
 from shm.layout import Phase, ProcessWord, Role
-from shm.outbox import Outbox
 from shm.runtime.boundary import Boundary
 from shm.runtime.process import ProcessContext, configure_logging, process_name, run, start
 from tailrace.errors import StorageError, TailraceError
@@ -45,6 +44,8 @@ from tailrace.protocol.wire import Api, WireError
 logger = logging.getLogger(__name__)
 
 REQUESTS_AT_ONCE = 256
+READING_NS = 50_000_000
+"""A step that has taken so long commits before it reads on: a list of a large group takes some milliseconds, a commit some microseconds."""
 ANSWERS_MAX = 1_024
 PUSHES_MAX = 16_384
 """So many messages wait for room in a lane before pushes are dropped: a lost push is harmless."""
@@ -54,44 +55,6 @@ TRY_AGAIN_NS = 20_000_000
 """How soon a lane that was full is looked at again."""
 AFTER_FAILURE_NS = 1_000_000_000
 """How soon timers are looked at again whose handling failed."""
-
-
-class _Outgoing(NamedTuple):
-    kind: LaneKind
-    slot: int
-    flags: int
-    session: int
-    correlation_id: int
-    body: bytes
-
-
-@dataclass(slots=True)
-class FrontLink:
-    """The way from one front, and back, and which sessions of it may have members."""
-
-    index: int
-    requests: LaneReader
-    answers: LaneWriter
-    bell: Doorbell
-    process_generation: Callable[[], int]
-    outbox: Outbox[_Outgoing] = field(init=False)
-    sessions: set[int] = field(default_factory=set)
-    """Words of the sessions that have sent something and have not ended."""
-    generation: int = 0
-    """Of the front, as the words of its sessions have it."""
-    known_process: int = field(init=False)
-    is_replaced: bool = False
-    """The process that has these sessions is gone; what it left in the lane is being read."""
-
-    def __post_init__(self) -> None:
-        self.outbox = Outbox(self.answers, self.bell, self._write)
-        self.known_process = self.process_generation()
-
-    def _write(self, item: _Outgoing) -> bool:
-        if not self.answers.try_write(item.kind, item.slot, item.flags, item.session, item.correlation_id, 0, (item.body,)):
-            return False
-        crash_point("groups.after_answer")
-        return True
 
 
 class Store(Protocol):
@@ -147,6 +110,7 @@ class GroupsAgent:
         boundary: Boundary,
         is_running: Callable[[], bool],
         on_ready: Callable[[], None],
+        monotonic_ns: Callable[[], int],
         start_ns: int,
     ) -> None:
         """`open_service`: the store and the service over it, at this time; raises TailraceError when the database cannot be used."""
@@ -159,6 +123,7 @@ class GroupsAgent:
         self._boundary = boundary
         self._is_running = is_running
         self._on_ready = on_ready
+        self._monotonic_ns = monotonic_ns
         self._now_ns = start_ns
         self._is_fed = False
         self._has_news = False
@@ -189,8 +154,9 @@ class GroupsAgent:
         if self._opened is not None and self._has_news:
             self._has_news = False
             self._guarded("topics_changed", self._opened[1].topics_changed, now_ns)
+        read_until_ns = self._monotonic_ns() + READING_NS
         for front in self._fronts:
-            work += self._read_front(front)
+            work += self._read_front(front, read_until_ns)
         if self._opened is not None and now_ns >= self._timers_at_ns:
             self._guarded("timers", self._opened[1].step, now_ns)
         self._commit()
@@ -274,7 +240,7 @@ class GroupsAgent:
         for push in service.take_pushes():
             outbox = self._fronts[push.front].outbox
             if len(outbox.waiting) < PUSHES_MAX:
-                outbox.put(_Outgoing(LaneKind.PUSH, push.api, 0, push.session, 0, push.body))
+                outbox.put(Outgoing(LaneKind.PUSH, push.api, 0, push.session, 0, push.body))
 
     def _roll_back(self, store: Store, service: Service, error: TailraceError, taken: list[Requester]) -> None:
         """What this step took in did not happen. A service that cannot be brought back to what is on the disk is begun anew."""
@@ -321,13 +287,16 @@ class GroupsAgent:
                 self._on_ready()
         return count
 
-    def _read_front(self, front: FrontLink) -> int:
+    def _read_front(self, front: FrontLink, until_ns: int) -> int:
+        """One request at least, if there is one: a busy front does not keep the others from their turn."""
         process = front.process_generation()
         if process != front.known_process:
             front.known_process, front.is_replaced = process, True
         lane = front.requests
         count = 0
         while count < REQUESTS_AT_ONCE and len(front.outbox.waiting) < ANSWERS_MAX and (message := lane.peek()) is not None:
+            if count and self._monotonic_ns() >= until_ns:
+                break
             kind, api, word, correlation_id = message.kind, message.slot, message.session, message.correlation_id
             payload = bytes(message.payload)
             lane.advance(message)
@@ -385,7 +354,7 @@ class GroupsAgent:
         front = self._fronts[requester.front]
         if len(body) > front.answers.payload_max:
             code, body = ErrorCode.REQUEST_TOO_LARGE, encode_error(f"the answer would take {len(body)} bytes: ask for less at once")
-        front.outbox.put(_Outgoing(LaneKind.RESPONSE, 0, int(code), requester.session, requester.correlation_id, body))
+        front.outbox.put(Outgoing(LaneKind.RESPONSE, 0, int(code), requester.session, requester.correlation_id, body))
 
 
 def build(context: ProcessContext, open_store: Callable[[str], GroupStore]) -> GroupsAgent:
@@ -426,6 +395,7 @@ def build(context: ProcessContext, open_store: Callable[[str], GroupStore]) -> G
         boundary=Boundary(context.slot),
         is_running=lambda: context.control.phase is not Phase.RECOVERING,
         on_ready=context.report_ready,
+        monotonic_ns=context.clock.monotonic_ns,
         start_ns=context.clock.monotonic_ns(),
     )
     context.ask_for_feed()

@@ -175,6 +175,18 @@ def test_requests_of_a_front_are_bounded_for_a_step_and_read_on_in_the_next(worl
     assert world.slot.load(ProcessWord.COMMIT_COUNT) == 3
 
 
+def test_a_step_that_takes_long_commits_before_it_reads_on_and_each_front_has_its_turn() -> None:
+    world = AgentWorld(fronts=2)
+    for number in range(30):
+        world.ask(Api.COMMIT_OFFSETS, {}, correlation_id=number, front=0)
+    world.ask(Api.COMMIT_OFFSETS, {}, front=1)
+    world.request_ns = module.READING_NS // 5
+    world.step()
+    assert 1 <= len(world.heard(0)) <= 6
+    assert len(world.heard(1)) == 1
+    assert world.agent.has_more()
+
+
 def test_of_a_front_that_takes_no_answers_no_more_is_read_and_every_answer_comes_once_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     world = AgentWorld(lane_bytes=1 << 14)
     monkeypatch.setattr(module, "ANSWERS_MAX", 8)

@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from appliance.groups.agent import FrontLink, GroupsAgent, Opened
+from appliance.groups.agent import GroupsAgent, Opened
+from appliance.groups.front_link import FrontLink
 from appliance.groups.messages import Answer, Push, Requester, SessionKey
 from appliance.groups.topics_view import CatalogTopics
 from shm.catalog_messages import Assignment, LaneKind
@@ -131,6 +132,8 @@ class AgentWorld:
         self.refusal: TailraceError | None = None
         self.opened_count = 0
         self.is_ready = False
+        self.request_ns = 0
+        """How long each look at the clock takes."""
         self.is_running = True
         """Whether the logs are recovered."""
         self.now_ns = SECOND_NS
@@ -140,11 +143,16 @@ class AgentWorld:
         ]  # fmt: skip
         self.agent = GroupsAgent(
             open_service=self._open, topics=CatalogTopics([self.table]), from_coordinator=LaneReader(coordinator), fronts=links, generation=1,
-            slot=self.slot, boundary=Boundary(self.slot), is_running=lambda: self.is_running, on_ready=self._ready, start_ns=self.now_ns,
+            slot=self.slot, boundary=Boundary(self.slot),
+            is_running=lambda: self.is_running, on_ready=self._ready, monotonic_ns=self._monotonic_ns, start_ns=self.now_ns,
         )  # fmt: skip
         if is_fed:
             self.feed()
             self.step()
+
+    def _monotonic_ns(self) -> int:
+        self.now_ns += self.request_ns
+        return self.now_ns
 
     def _ready(self) -> None:
         self.is_ready = True

@@ -254,6 +254,31 @@ def test_a_database_that_cannot_be_used_costs_groups_their_answers_until_it_is_m
         assert again.stop() == 0
 
 
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="a mount needs root")
+def test_a_database_that_can_only_be_read_refuses_with_a_sentence_until_it_can_be_written(tmp_path: pathlib.Path) -> None:
+    running = start(tmp_path / "data")
+    database = tmp_path / "data" / "groups.db"
+    database.touch()
+    subprocess.run(["mount", "--bind", str(database), str(database)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(database)], check=True)
+        create(running, 4)
+        produce(running, 0, 10)
+        with RawClient(running.address) as client:
+            code, answer = client.ask(Api.COMMIT_OFFSETS, {"group": "g", "offsets": [["orders", 0, 3, -1, ""]]})
+            assert code is ErrorCode.STORAGE_ERROR
+            assert "Read-only" in answer["message"]
+            assert "make it writable" in answer["message"]
+            _goes_on(running, 10)
+            subprocess.run(["umount", str(database)], check=True)
+            member = RawMember(client, "g", ["orders"])
+            wait_until(lambda: member.heartbeat() is ErrorCode.OK, "it is taken up")
+    finally:
+        subprocess.run(["umount", str(database)], check=False, capture_output=True)
+        assert running.stop() == 0
+
+
 def test_a_database_that_another_program_holds_refuses_changes_and_goes_on_afterwards(own: EmbeddedAppliance, client: RawClient) -> None:
     produce(own, 0, 10)
     member = joined(client)
