@@ -88,7 +88,7 @@ class GroupMethods:
     def subscription(self) -> set[str]:
         """The names of the topics that are subscribed to, those that a pattern matches now included; empty after `assign`."""
         self._check_open()
-        return set() if self._group is None else self._group.subscribed_topics()
+        return set() if self._group is None else self._group.topics()
 
     def consumer_group_metadata(self) -> ConsumerGroupMetadata:
         """Who this consumer is in its group: the group, its member id and epoch, its instance id."""

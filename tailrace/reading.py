@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tailrace.connection import Connection
-from tailrace.errors import CorruptBatchError, InvalidRequestError, NotReachableError, OffsetOutOfRangeError
+from tailrace.errors import CorruptBatchError, InvalidRequestError, NotReachableError, OffsetOutOfRangeError, UnknownTopicError
 from tailrace.fetcher import Fetcher, PartitionCursor, corrupt_error
 from tailrace.offset_lookup import At
 from tailrace.records import TopicPartition
@@ -36,6 +36,8 @@ class Reading:
         self._offsets = offsets
         self.fetcher = Fetcher(connection, settings, now_ns)
         self.cursors: dict[TopicPartition, PartitionCursor] = {}
+        self.topics_may_go = False
+        """Whether a topic that is not there (any more) is no error: the group will say what is to be read."""
         self.wake_fd = -1
         """Readable when whoever waits for records is to look at something else first; -1: never."""
         self._turn = 0
@@ -61,7 +63,13 @@ class Reading:
                     f"{cursor.key.topic}-{cursor.key.partition} has no position and auto_offset_reset is none; seek first"
                 )
             return
-        for key, offset in self._offsets(undecided, reset).items():
+        try:
+            offsets = self._offsets(undecided, reset)
+        except UnknownTopicError:
+            if not self.topics_may_go:
+                raise
+            return
+        for key, offset in offsets.items():
             undecided[key].seek(offset)
 
     def step(self, fetcher: Fetcher, cursors: Iterable[PartitionCursor], deadline_ns: int) -> None:
@@ -122,6 +130,8 @@ class Reading:
             cursor.seek(None)
             return
         cursor.error = None
+        if isinstance(error, UnknownTopicError) and self.topics_may_go:
+            return
         if isinstance(error, CorruptBatchError) and error.next_offset is None and error.first_offset is not None:
             behind = self._offsets([cursor.key], {"behind": error.first_offset})[cursor.key]
             raise corrupt_error(cursor.key, error.first_offset, behind, error.detail) from None

@@ -102,10 +102,9 @@ class LoopGroup:
             self.group.hear_news()
             raised: Exception | None = None
             try:
-                while (change := self.group.next_change()) is not None:
+                while not self.group.waits_to_retry and (change := self.group.next_change()) is not None:
                     try:
-                        if not await self.make(change, give_back):
-                            break
+                        await self.make(change, give_back)
                     except Exception as error:
                         raised = raised or error
                 await self.driver.run(self.group.look_at_catalog)
@@ -116,11 +115,12 @@ class LoopGroup:
                 self.settle()
             self.group.raise_after(raised)
 
-    async def make(self, change: Change, give_back: Callable[[list[TopicPartition]], None]) -> bool:
-        """One step; False: not now."""
+    async def make(self, change: Change, give_back: Callable[[list[TopicPartition]], None]) -> None:
+        """One step."""
         group = self.group
         if change.kind is ChangeKind.ASSIGN:
-            return await self._assign(change)
+            await self._assign(change)
+            return
         keys = group.keys_of(change)
         give_back(keys)
         try:
@@ -133,21 +133,19 @@ class LoopGroup:
         finally:
             group.drop(change, keys)
             self.settle()
-        return True
 
-    async def _assign(self, change: Change) -> bool:
+    async def _assign(self, change: Change) -> None:
         group = self.group
         try:
             infos = await self.driver.run(lambda: group.infos_of(change))
         except BaseException as error:
             group.put_back(change)
             if isinstance(error, UnknownTopicError):
-                return False
+                return
             raise
         keys = group.take(change, infos)
         self.settle()
         await _tell(group.hooks.assigned, keys)
-        return True
 
     # ---- offsets ---------------------------------------------------------------------------------------------------------------------------
 

@@ -157,6 +157,8 @@ class HeartbeatThread:
         self._is_stopped = False
         self._is_abandoned = False
         self._is_forked = False
+        self.failure: TailraceError | None = None
+        """What ended the thread for good."""
         live_clients.add(self)
 
     def after_fork(self) -> None:
@@ -219,9 +221,13 @@ class HeartbeatThread:
         return now_ns + ABANDONED_NS
 
     def _failed(self, error: Exception, failures: int) -> None:
-        if failures == 1 or failures == FAILURES_MAX:
+        failure = TailraceError(f"the consumer's heartbeats failed ({type(error).__name__}: {error})")
+        failure.__cause__ = error
+        if failures == FAILURES_MAX:
+            self.failure = failure
+        if failures in (1, FAILURES_MAX):
             with self.beats.lock:
-                self.beats.membership.fail(TailraceError(f"the consumer's heartbeats failed ({type(error).__name__}: {error})"))
+                self.beats.membership.fail(failure)
                 self.news.ring()
 
     def _sleep(self, fds: Sequence[int], timeout_ns: int) -> None:

@@ -24,17 +24,15 @@ from tailrace.client_log import logger
 from tailrace.connection import Connection
 from tailrace.decoded_records import DecodedRecords
 from tailrace.environment import Environment
-from tailrace.errors import CommitFailedError, InvalidRequestError, UnknownTopicError
+from tailrace.errors import InvalidRequestError, UnknownTopicError
 from tailrace.fetcher import PartitionCursor
 from tailrace.groups.driver import HeartbeatThread
-from tailrace.groups.listener import Hook, Hooks
+from tailrace.groups.listener import Hooks, tell
 from tailrace.groups.membership import NEVER_NS, NS_PER_MS, POLLING_NS, Change, ChangeKind, MemberIdentity, Membership, Partition, Phase
 from tailrace.groups.offsets import PositionLookup, fetch_committed
 from tailrace.groups.progress import Progress
-from tailrace.groups.subscription import Subscription
+from tailrace.groups.subscription import Subscription, missing_topics
 from tailrace.offset_lookup import Call
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api
 from tailrace.reading import Reading
 from tailrace.records import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from tailrace.settings import ConsumerSettings
@@ -44,8 +42,6 @@ RETRY_NS = 100 * NS_PER_MS
 """After so long a step is tried again that could not be made."""
 LEAVE_WAIT_NS = 5_000 * NS_PER_MS
 """How long close() waits for the appliance to hear that this member leaves."""
-TOPICS_AT_ONCE = 16
-"""Names in one request for metadata: its answer has the topics' schemas."""
 POLL_STEP_NS = 1_000 * NS_PER_MS
 """A poll looks up at least so often."""
 
@@ -109,16 +105,17 @@ class GroupReading:
         """Whether the group decides what is read, and not `assign`."""
         return self._subscription is not None
 
-    def subscribed_topics(self) -> set[str]:
-        """The names of the topics that are wanted now."""
-        return set() if self._subscription is None else set(self._subscription.topics)
+    def topics(self) -> set[str]:
+        """The names of those that are wanted now."""
+        return set(self._subscription.topics if self._subscription else ())
 
     def subscribe(self, subscription: Subscription, hooks: Hooks) -> None:
         """Want these topics from the next poll on. Raises InvalidRequestError where `assign` has decided what is read."""
         if self._subscription is None and self._reading.cursors:
             raise InvalidRequestError("partitions are assigned by assign(); write unsubscribe() before subscribe()")
         self._subscription, self.hooks = subscription, hooks
-        if self.membership.phase not in (Phase.OUT, Phase.LEAVING):
+        self._reading.topics_may_go = True
+        if self.membership.phase is not Phase.OUT:
             self._want_topics()
 
     def _want_topics(self) -> None:
@@ -143,7 +140,7 @@ class GroupReading:
 
     def leave(self) -> None:
         """Be no member any more; everything is given up already."""
-        self._subscription = None
+        self._subscription, self._reading.topics_may_go = None, False
         with self._lock:
             self.membership.leave(self._now_ns())
         self._ring()
@@ -155,8 +152,9 @@ class GroupReading:
 
     def metadata(self) -> ConsumerGroupMetadata:
         """Who this consumer is in its group."""
-        epoch = self.membership.epoch if self.membership.phase is Phase.MEMBER else -1
-        return ConsumerGroupMetadata(self.group_id, epoch, self.membership.identity.member_id, self._settings.group_instance_id)
+        one = self.membership
+        epoch = one.epoch if one.phase is Phase.MEMBER else -1
+        return ConsumerGroupMetadata(self.group_id, epoch, one.identity.member_id, one.identity.instance_id)
 
     # ---- poll ------------------------------------------------------------------------------------------------------------------------------
 
@@ -165,6 +163,8 @@ class GroupReading:
         """Around a call of poll()."""
         if not self._has_thread:
             self.beats.step()
+        if self._thread.failure is not None:
+            raise self._thread.failure
         self.progress.begin_poll()
         if self._subscription is not None and self.membership.phase is Phase.OUT:
             self._want_topics()
@@ -215,10 +215,8 @@ class GroupReading:
 
     def due_ns(self) -> int:
         """When `step` has something to do though nothing comes."""
-        times: list[int | None] = [self._retry_at_ns, self.progress.due_ns()]
-        times.append(self._lookup.due_ns())
-        if not self._has_thread:
-            times.append(self.beats.next_ns())
+        beat_ns = NEVER_NS if self._has_thread else self.beats.next_ns()
+        times = (self._retry_at_ns, self.progress.due_ns(), self._lookup.due_ns(), beat_ns)
         return min(at_ns for at_ns in times if at_ns is not None)
 
     # ---- rebalances ------------------------------------------------------------------------------------------------------------------------
@@ -235,6 +233,11 @@ class GroupReading:
         """Whether there may be a step to make."""
         return self.membership.has_news or now_ns >= self._retry_at_ns
 
+    @property
+    def waits_to_retry(self) -> bool:
+        """Whether a step could not be made, and is made later."""
+        return self._retry_at_ns != NEVER_NS
+
     def hear_news(self) -> None:
         """What is known to be due is looked at now."""
         self._retry_at_ns = NEVER_NS
@@ -247,10 +250,9 @@ class GroupReading:
         self.hear_news()
         raised: Exception | None = None
         try:
-            while (change := self.next_change()) is not None:
+            while not self.waits_to_retry and (change := self.next_change()) is not None:
                 try:
-                    if not self._make(change):
-                        break
+                    self._make(change)
                 except Exception as error:
                     raised = raised or error
             self.look_at_catalog()
@@ -270,15 +272,13 @@ class GroupReading:
         if refusal is not None:
             raise refusal
 
-    def _make(self, change: Change) -> bool:
-        """One step; False: not now."""
+    def _make(self, change: Change) -> None:
         if change.kind is ChangeKind.REVOKE:
             self._revoke(change)
         elif change.kind is ChangeKind.LOSE:
             self._lose(change)
         else:
-            return self._assign(change)
-        return True
+            self._assign(change)
 
     def look_at_catalog(self) -> None:
         """What the appliance says of topics: whose delivery is paused, and whether patterns are to be matched anew."""
@@ -290,17 +290,12 @@ class GroupReading:
         if subscription is not None and subscription.patterns and subscription.listed_version != membership.catalog_version:
             self._want_topics()
         if subscription is not None and not subscription.names_are_checked and membership.phase is Phase.MEMBER:
-            self._check_names(subscription)
-
-    def _check_names(self, subscription: Subscription) -> None:
-        """A name that was misspelt is no error: the topic may come. But the log has it."""
-        missing = []
-        for start in range(0, len(subscription.names), TOPICS_AT_ONCE):
-            answer = self._call(Api.METADATA, {"topics": subscription.names[start : start + TOPICS_AT_ONCE]})
-            missing += [topic["name"] for topic in answer["topics"] if topic.get("code") == ErrorCode.UNKNOWN_TOPIC]
-        subscription.names_are_checked = True
-        if missing:
-            logger.warning("there is no topic %s; the consumer of group %r reads it when there is one", ", ".join(missing), self.group_id)
+            missing = missing_topics(self._call, subscription.names)
+            subscription.names_are_checked = True
+            if missing:  # no error: they may come
+                logger.warning(
+                    "there is no topic %s; the consumer of group %r reads it when there is one", ", ".join(missing), self.group_id
+                )
 
     def keys_of(self, change: Change) -> list[TopicPartition]:
         """The partitions of a step that are read now."""
@@ -310,7 +305,7 @@ class GroupReading:
         keys = self.keys_of(change)
         try:
             self.progress.commit_before_revoking(keys)
-            _tell(self.hooks.revoked, keys)
+            tell(self.hooks.revoked, keys)
         finally:
             self.drop(change, keys)
 
@@ -329,18 +324,17 @@ class GroupReading:
                 self.membership.revoked(change.partitions, self._now_ns())
         self._ring()
 
-    def _assign(self, change: Change) -> bool:
+    def _assign(self, change: Change) -> None:
         try:
             infos = self.infos_of(change)
         except BaseException as error:
             self.put_back(change)
             if isinstance(error, UnknownTopicError):
-                return False  # the appliance's processes learn of topics one after another
+                return  # the appliance's processes learn of topics one after another
             raise
         keys = self.take(change, infos)
         self._ring()
-        _tell(self.hooks.assigned, keys)
-        return True
+        tell(self.hooks.assigned, keys)
 
     def put_back(self, change: Change) -> None:
         """What is assigned cannot be taken now: soon again."""
@@ -372,7 +366,7 @@ class GroupReading:
         keys = self.keys_of(change)
         self.say_lost(change, keys)
         try:
-            _tell(self.hooks.lost, keys)
+            tell(self.hooks.lost, keys)
         finally:
             self.drop(change, keys)
 
@@ -407,12 +401,7 @@ class GroupReading:
         return fetch_committed(self._call, self.group_id, keys)
 
     def _who(self) -> dict[str, Any]:
-        if self._subscription is None:
-            return {"group": self.group_id, "member_id": None, "member_epoch": -1}
-        membership = self.membership
-        if membership.phase is not Phase.MEMBER:
-            raise CommitFailedError("this consumer is no member of its group now: it joins at its next poll", ErrorCode.UNKNOWN_MEMBER)
-        return {"group": self.group_id, "member_id": membership.identity.member_id, "member_epoch": membership.epoch}
+        return self.membership.who() if self.is_subscribed else {"group": self.group_id, "member_id": None, "member_epoch": -1}
 
     def _hurry(self) -> None:
         """Another member may have the partitions: ask."""
@@ -464,8 +453,3 @@ class GroupReading:
             else:
                 self._environment.sleep_on((beats.connection.fileno(),), min(left_ns, max(0, beats.next_ns() - self._now_ns())))
                 beats.step()
-
-
-def _tell(hook: Hook | None, keys: list[TopicPartition]) -> None:
-    if hook is not None and keys:
-        hook(list(keys))

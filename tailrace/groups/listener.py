@@ -67,3 +67,9 @@ def hooks_of(listener: Any, consumer: Any, on_assign: Any, on_revoke: Any, on_lo
 
 def _with_consumer(call: Callable[..., Any] | None, consumer: Any) -> Hook | None:
     return None if call is None else lambda partitions: call(consumer, partitions)
+
+
+def tell(hook: Hook | None, partitions: list[TopicPartition]) -> None:
+    """Call it, if anybody wants it and there is something to say. Raises what it raises."""
+    if hook is not None and partitions:
+        hook(list(partitions))

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from tailrace.errors import TailraceError, error_for
+from tailrace.errors import CommitFailedError, TailraceError, error_for
 from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
 
 JOIN_EPOCH = 0
@@ -192,6 +192,12 @@ class Membership:
             self._begin_to_join(now_ns)
             self._due_ns = now_ns + RETRY_FIRST_NS
         return error
+
+    def who(self) -> dict[str, Any]:
+        """What a commit says of its member. Raises CommitFailedError when it is none."""
+        if self.phase is not Phase.MEMBER:
+            raise CommitFailedError("this consumer is no member of its group now: it joins at its next poll", ErrorCode.UNKNOWN_MEMBER)
+        return {"group": self.identity.group, "member_id": self.identity.member_id, "member_epoch": self.epoch}
 
     def heartbeat_soon(self, now_ns: int) -> None:
         """There is a reason to believe that the appliance has news."""

@@ -12,6 +12,12 @@ from typing import Any
 
 from tailrace.arguments import name_list
 from tailrace.errors import InvalidRequestError
+from tailrace.offset_lookup import Call
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.wire import Api
+
+TOPICS_AT_ONCE = 16
+"""Names in one request for metadata: its answer has the topics' schemas."""
 
 
 class Subscription:
@@ -36,6 +42,15 @@ class Subscription:
         before = self.matched
         self.matched = sorted(name for name in existing if any(pattern.match(name) for pattern in self.patterns))
         return self.matched != before
+
+
+def missing_topics(call: Call, names: list[str]) -> list[str]:
+    """Those names that no topic has. `call`: a request and its answer."""
+    found = []
+    for start in range(0, len(names), TOPICS_AT_ONCE):
+        answer = call(Api.METADATA, {"topics": names[start : start + TOPICS_AT_ONCE]})
+        found += [topic["name"] for topic in answer["topics"] if topic.get("code") == ErrorCode.UNKNOWN_TOPIC]
+    return found
 
 
 def subscription_of(topics: Any, pattern: Any) -> Subscription:

@@ -12,11 +12,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from tailrace import Admin, Producer, Record, TopicPartition
+from tailrace.environment import REAL
 from tailrace.errors import ClientClosedError, CommitFailedError
 from tailrace.private_appliance import EmbeddedAppliance
 from tests.kit.groups import Remembers, heartbeats, member, offsets_by_partition, poll_until, poll_until_shared, read_until
@@ -71,7 +73,7 @@ def test_a_consumer_that_does_not_poll_is_given_up_told_so_and_joins_again(
         told.calls.clear()
         read += poll_until([other], lambda: len(other.assignment()) == PARTITIONS, "its partitions are given to the other")
         with pytest.raises(CommitFailedError):
-            stuck.commit()
+            stuck.commit({had[0]: 1})
         caplog.set_level(logging.WARNING, "tailrace")
         poll_until_shared([stuck, other], PARTITIONS)
         assert told.calls[0] == ("lost", had)
@@ -315,3 +317,46 @@ def test_a_deleted_group_or_topic_is_survived(appliance: EmbeddedAppliance, fill
         create(appliance, filled, PARTITIONS)
         fill(appliance, filled)
         assert len(read_until([consumer], RECORDS)) == RECORDS
+
+
+def test_a_topic_that_goes_while_it_is_read_is_no_error_of_a_member(appliance: EmbeddedAppliance, filled: str) -> None:
+    """Whoever learns of it first, the reader or the group."""
+    with (
+        member(appliance, filled, filled, fetch_max_wait_ms=10, heartbeat_interval_ms=1_000) as consumer,
+        Admin(appliance.address) as admin,
+    ):
+        read_until([consumer], RECORDS)
+        pid = children(appliance)["tr-groups-0"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            admin.delete_topics([filled])
+            for _ in range(20):
+                consumer.poll(10)
+            assert len(consumer.assignment()) == PARTITIONS, "the group has not heard of it"
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        poll_until([consumer], lambda: consumer.assignment() == [], "the topic's partitions are given up")
+
+
+def test_where_there_may_be_no_thread_polls_make_the_heartbeats(appliance: EmbeddedAppliance, filled: str) -> None:
+    """As in the simulation."""
+    alone = replace(REAL, has_threads=False)
+    threads = threading.active_count()
+    told = Remembers()
+    with member(appliance, filled, environment=alone) as one, member(appliance, filled, filled, environment=alone) as two:
+        one.subscribe([filled], listener=told)
+        read = poll_until_shared([one, two], PARTITIONS)
+        read += read_until([one, two], RECORDS - len(read))
+        assert len({record.value for record in read}) == RECORDS
+        two.close()
+        poll_until_shared([one], PARTITIONS)
+        assert [kind for kind, _ in told.calls][-1] == "assigned"
+        one.commit()
+        assert threading.active_count() == threads
+        fill(appliance, filled, 4, RECORDS)
+        count = heartbeats(one)
+        assert one.poll(60_000)
+        late = threading.Timer(0.3, fill, (appliance, filled, 4, RECORDS + 4))
+        late.start()
+        poll_until([one], lambda: heartbeats(one) > count, "it shows itself while it waits")
+        late.join()

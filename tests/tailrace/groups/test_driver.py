@@ -1,0 +1,27 @@
+"""The thread of heartbeats, where what nobody expects happens in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailrace import Consumer
+from tailrace.errors import TailraceError
+from tests.kit.processes import wait_until
+
+
+def test_a_thread_that_fails_again_and_again_says_why_to_every_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailrace.groups.driver.FAILURE_PAUSE_NS", 0)
+    with Consumer("t", bootstrap="tcp://127.0.0.1:1", group_id="g") as consumer:
+        assert consumer._group is not None
+        thread = consumer._group._thread
+
+        def fail() -> int:
+            raise RuntimeError("nobody expects this")
+
+        monkeypatch.setattr(thread.beats, "step", fail)
+        with pytest.raises(TailraceError, match="RuntimeError: nobody expects this"):
+            consumer.poll(60_000)
+        wait_until(lambda: thread.failure is not None, "the thread gives up")
+        for _ in range(2):
+            with pytest.raises(TailraceError, match="nobody expects this"):
+                consumer.poll(0)
