@@ -1,7 +1,8 @@
-"""What DESCRIBE_CLUSTER answers: processes, data directories, counts, and a page of the partitions that take no writes.
+"""What DESCRIBE_CLUSTER answers: processes, data directories, counts, topics whose delivery is paused, and a page of the partitions that take no writes.
 
 Owner: the coordinator; reads only.
-Bounds: a page of offline partitions takes at most half of what an answer may; `offline_next` begins the next one.
+Bounds: a page of offline partitions takes at most half of what an answer may; `offline_next` begins the next one. At most PAUSED_MAX names of paused
+    topics are said.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tailrace.errors import InvalidRequestError
 from tailrace.protocol.errors import ErrorCode
 
 OFFLINE_PAGE = 200
+PAUSED_MAX = 100
 
 
 class ClusterDescription:
@@ -52,6 +54,7 @@ class ClusterDescription:
                 size += state.size_bytes
                 if state.state in (SlotState.OFFLINE_FOR_WRITES, SlotState.UNREADABLE):
                     offline.append((name, row))
+        paused = sorted(name for name, topic in self._topics.items() if topic.given.get("delivery.paused") and not topic.delay_of)
         page, is_last = self._page([(name, row) for name, row in offline if (name, row.partition) > after])
         return {
             "cluster_id": self._cluster_id,
@@ -61,6 +64,8 @@ class ClusterDescription:
             "topics": sum(not topic.delay_of for topic in self._topics.values()),
             "partitions": count,
             "bytes": size,
+            "paused": paused[:PAUSED_MAX],
+            "paused_count": len(paused),
             "offline": page,
             "offline_count": len(offline),
             "offline_next": None if is_last else [page[-1]["topic"], page[-1]["partition"]],

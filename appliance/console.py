@@ -31,6 +31,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from appliance.group_metrics import ObservedGroups, observe_groups
 from appliance.metrics import Observed, ProcessState, families
 from appliance.settings import Settings, split_host_port
 from shm.cell import Cell
@@ -94,10 +95,22 @@ class StateReader(Collector):
                     admin.describe_cluster(),
                     list(admin.offsets(partitions).values()),
                     admin.describe_delays(),
+                    self._groups(admin),
                 )
         except TailraceError as error:
             logger.warning("front_does_not_answer reason=%r", str(error))
             return Observed(processes, self._version)
+
+    def _groups(self, admin: Admin) -> ObservedGroups | None:
+        """Without a request while their process does not run, which one would start."""
+        process = self._control.process(Role.GROUPS, 0)
+        if not process.load(ProcessWord.GENERATION):
+            return None
+        try:
+            return observe_groups(admin, process.load(ProcessWord.OFFSET_COMMITS))
+        except TailraceError as error:
+            logger.warning("groups_do_not_answer reason=%r", str(error))
+            return None
 
     def not_serving(self) -> list[str]:
         """Names of processes that do not serve; empty: the appliance is ready."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
+from appliance.group_metrics import ObservedGroups, group_families
 from shm.layout import Role
 from shm.runtime.process import process_name
 
@@ -48,6 +49,8 @@ class Observed:
     """Of `Admin.offsets`, "latest"."""
     delays: Sequence[Mapping[str, Any]] = ()
     """Of `Admin.describe_delays`."""
+    groups: ObservedGroups | None = None
+    """None: no process of groups runs, or it does not answer."""
 
 
 def families(observed: Observed) -> Iterator[Metric]:
@@ -60,6 +63,8 @@ def families(observed: Observed) -> Iterator[Metric]:
         yield from _of_directories(observed.cluster["data_dirs"])
         yield from _of_partitions(observed.partitions)
         yield from _of_delays(observed.delays)
+    if observed.groups is not None:
+        yield from group_families(observed.groups)
 
 
 def _gauge(name: str, doc: str, values: Mapping[Any, float], labels: Sequence[str] = ()) -> Metric:

@@ -56,6 +56,7 @@ _TABLE = (
     TopicSetting("delay.enabled", bool, False, "Whether producers may have records of this topic delivered later (deliver_at, deliver_after); turned off, what is pending is still delivered.", allowed=("true", "false")),
     TopicSetting("delay.levels", str, "", "Delays that there are, such as `5s 10s 1m 1h`: others are rounded up to one; empty: any delay, to a millisecond."),
     TopicSetting("partitioner", str, "producer", "How producers choose a record's partition: producer: as each is set; hash_slots: by the key's hash slot, so that a key keeps its order when partitions are added; only when it is created.", allowed=("producer", HASH_SLOTS)),
+    TopicSetting("delivery.paused", bool, False, "Whether consumer groups and share groups are given no records of the topic: their members keep their partitions and go on where they were once it is false; producers, and readers without a group, are not held up.", allowed=("true", "false")),
     TopicSetting("worker.dedicated", bool, False, "A worker process with a ring of its own for each partition of the topic; only when it is created.", allowed=("true", "false")),
     TopicSetting("group.share.record.lock.duration.ms", int, 30_000, "How long a member of a share group has a record for itself before it goes to another one, ms.", minimum=100, maximum=3_600_000),
     TopicSetting("group.share.delivery.count.limit", int, 5, "How often a share group delivers a record that is not accepted before it goes to the dead-letter topic.", minimum=1, maximum=10_000),

@@ -98,7 +98,8 @@ class Lookups:
 
     def _offset_of(self, wanted: WantedOffset) -> Generator[int, None, dict[str, Any]]:
         """One entry of a LIST_OFFSETS answer: `at` is "earliest", "latest", a time in microseconds, for which it is the first record at or after it
-        (-1: none), or "behind" an offset, for which it is where the next batch begins.
+        (-1: none), "behind" an offset, for which it is where the next batch begins, or the "time_of" an offset, for which it is the first record there or
+        after it, and its time.
         """
         topic, partition, at = wanted.topic, wanted.partition, wanted.at
         answer: dict[str, Any] = {"topic": topic, "partition": partition, "code": int(wanted.code), "offset": -1}
@@ -119,8 +120,9 @@ class Lookups:
                 answer["offset"] = state.log_start_offset
             elif at == "latest":
                 answer["offset"] = state.high_watermark
-            elif isinstance(at, int):
-                found = yield from self._time_search().find(route, state, at)
+            elif isinstance(at, int) or at == "time_of":
+                search = self._time_search()
+                found = yield from search.find(route, state, at) if isinstance(at, int) else search.time_of(route, state, wanted.offset)
                 answer.update(timestamp_us=-1, exact=True)
                 if found is not None:
                     answer.update(offset=found.offset, timestamp_us=found.timestamp_us, exact=found.is_exact)

@@ -1,4 +1,4 @@
-"""Finds the first record at or after a time, as LIST_OFFSETS answers it: the record itself, not its batch.
+"""Finds the first record at or after a time, as LIST_OFFSETS answers it: the record itself, not its batch; and the time of the record at an offset.
 
 A segment's index leads to the first batch whose largest time (with all before it) reaches the one that is wanted. From there the batches' headers are
 read, and of each whose own largest time reaches it the `timestamp` column: Arrow's buffers are where the metadata says, so nothing but that column is read,
@@ -96,6 +96,45 @@ class TimeSearch:
                 # Retention has taken the segment since: its records are no longer there to be found.
         return None
 
+    def time_of(self, route: Assignment, state: PartitionState, offset: int) -> Generator[int, None, FoundTime | None]:
+        """The first record at or after `offset` with its time; None where that is not below the high watermark. Where the time cannot be read, it is the
+        largest of the record's batch, or -1 where its header is damaged. Yields what it has cost since it last did. Raises LogReadError, OSError.
+        """
+        wanted = max(offset, state.log_start_offset)
+        for base, end in self._reader.segments_of(route, state):
+            if end <= wanted:
+                continue
+            yield UNITS_OF_A_FILE
+            try:
+                place = self._reader.locate(route, state, max(wanted, base))
+                found = yield from self._record_at(route, place, wanted, end)
+                if found is not None:
+                    return found
+            except FileNotFoundError:
+                if self._reader.state(route).log_start_offset < end:
+                    raise
+        return None
+
+    def _record_at(self, route: Assignment, place: Place, wanted: int, end: int) -> Generator[int, None, FoundTime | None]:
+        """As `time_of`, in the batches of a segment from `place` on, up to offset `end`."""
+        seed = checksum_seed(route.topic_id, route.partition)
+        base, position, offset = place.segment_base, place.file_position, place.offset
+        while offset < end:
+            yield _UNITS_OF_A_HEADER
+            first, largest_us = max(offset, wanted), -1
+            try:
+                head = self._read_head(route, base, position)
+                header = _proven_header(head, seed)
+                largest_us = header.max_timestamp_us
+                if header.next_offset > wanted and header.record_count:
+                    time_us = yield from self._time_of_row(route, base, position, head, header, first - offset)
+                    return FoundTime(first, time_us, True)
+            except (BatchFormatError, ArrowMetadataError, FlatbufferError, UnpackError, _UnreadableTimesError):
+                return FoundTime(first, largest_us, False)
+            position += header.batch_length
+            offset = header.next_offset
+        return None
+
     def _search(
         self, route: Assignment, state: PartitionState, place: Place, end: int, timestamp_us: int
     ) -> Generator[int, None, FoundTime | None]:
@@ -132,23 +171,12 @@ class TimeSearch:
         self, route: Assignment, base: int, position: int, head: bytes, header: BatchHeader, first: int, timestamp_us: int
     ) -> Generator[int, None, tuple[int, int] | None]:
         """(row, its time) of the first from row `first` on, in a batch whose largest time is not below `timestamp_us`."""
-        if header.has_one_time(is_typed=route.typed):
+        stored = yield from self._times_of(route, base, position, head, header)
+        if stored is None:
             return first, header.max_timestamp_us
-        if header.attributes & ATTRIBUTE_SPARSE or header.schema_id != route.schema_id:
-            raise _UnreadableTimesError
-        column = yield from _time_column(route.schema)
-        if column is None:
-            return first, header.max_timestamp_us
-        metadata = read_record_batch(head, PREFIX_BYTES)
-        validity, times = (self._buffer(route, base, position, head, header, metadata, column.buffer + n) for n in (0, 1))
-        try:
-            rows, null_count = metadata.nodes[2 * column.node : 2 * column.node + 2]
-        except ValueError:
-            raise _UnreadableTimesError from None
-        if rows != header.record_count:
-            raise _UnreadableTimesError
+        validity, times, rows = stored
         end = rows
-        if null_count:
+        if validity is not None:
             end = yield from _first_null(validity.pieces((rows + 7) // 8, first // 8), first, rows)
         for at, piece in times.pieces(_TIME_BYTES * end, _TIME_BYTES * first):
             yield _UNITS_OF_A_PIECE
@@ -157,6 +185,48 @@ class TimeSearch:
                     index, found = next((n, value) for n, value in enumerate(values) if value >= timestamp_us)
                     return max(first, at // _TIME_BYTES) + index, found
         return (end, header.max_timestamp_us) if end < rows else None
+
+    def _time_of_row(
+        self, route: Assignment, base: int, position: int, head: bytes, header: BatchHeader, row: int
+    ) -> Generator[int, None, int]:
+        """The time of one row of a batch."""
+        stored = yield from self._times_of(route, base, position, head, header)
+        if stored is None:
+            return header.max_timestamp_us
+        validity, times, rows = stored
+        if row >= rows:
+            raise _UnreadableTimesError
+        if validity is not None:
+            null = yield from _first_null(validity.pieces(row // 8 + 1, row // 8), row, row + 1)
+            if null == row:
+                return header.max_timestamp_us
+        for at, piece in times.pieces(_TIME_BYTES * (row + 1), _TIME_BYTES * row):
+            yield _UNITS_OF_A_PIECE
+            start = _TIME_BYTES * row - at
+            if 0 <= start < len(piece):
+                return int.from_bytes(piece[start : start + _TIME_BYTES], "little", signed=True)
+        raise _UnreadableTimesError
+
+    def _times_of(
+        self, route: Assignment, base: int, position: int, head: bytes, header: BatchHeader
+    ) -> Generator[int, None, tuple[_StoredBuffer | None, _StoredBuffer, int] | None]:
+        """(which rows have a time, None: all; the times; how many rows) of a batch; None: all of its rows have its largest time."""
+        if header.has_one_time(is_typed=route.typed):
+            return None
+        if header.attributes & ATTRIBUTE_SPARSE or header.schema_id != route.schema_id:
+            raise _UnreadableTimesError
+        column = yield from _time_column(route.schema)
+        if column is None:
+            return None
+        metadata = read_record_batch(head, PREFIX_BYTES)
+        validity, times = (self._buffer(route, base, position, head, header, metadata, column.buffer + n) for n in (0, 1))
+        try:
+            rows, null_count = metadata.nodes[2 * column.node : 2 * column.node + 2]
+        except ValueError:
+            raise _UnreadableTimesError from None
+        if rows != header.record_count:
+            raise _UnreadableTimesError
+        return validity if null_count else None, times, rows
 
     def _buffer(
         self, route: Assignment, base: int, position: int, head: bytes, header: BatchHeader, metadata: RecordBatchMetadata, number: int

@@ -255,6 +255,8 @@ class ProcessWord(IntEnum):
     """A front's: 1 once a client has asked it for something that the process of groups decides."""
     COMMIT_COUNT = 27
     """Of the coordinator and of the process of groups: transactions of its database that it has committed."""
+    OFFSET_COMMITS = 28
+    """Of the process of groups, over all generations: requests to commit offsets that it has handled."""
 
 
 class Phase(IntEnum):

@@ -1,4 +1,4 @@
-"""Administration: topics, offsets, delayed records, the state of the appliance.
+"""Administration: topics, offsets, delayed records, the state of the appliance; of groups: see `tailrace.group_admin`.
 
 Every call is one request or a few, driven by the caller's thread.
 """
@@ -25,11 +25,12 @@ from tailrace.errors import (
     UnknownTopicError,
     error_for,
 )
+from tailrace.group_admin import GroupAdmin
 from tailrace.new_topic import NewTopic as NewTopic
 from tailrace.new_topic import check_configs, delay_schema_of
 from tailrace.new_topic import create_request as create_request
 from tailrace.offset_lookup import list_offsets
-from tailrace.other_names import GroupsOfAdminLater, OtherNames
+from tailrace.other_names import OtherNames
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.wire import Api
 from tailrace.records import TopicPartition, to_timestamp_us
@@ -68,8 +69,8 @@ def partition_counts(call: Callable[[Api, dict[str, Any]], dict[str, Any]]) -> d
 
 
 @documented(AdminSettings)
-class Admin(GroupsOfAdminLater, OtherNames):
-    """Makes, changes, describes and deletes topics, and shows the state of the appliance. A context manager; for one thread at a time.
+class Admin(GroupAdmin, OtherNames):
+    """Makes, changes, describes and deletes topics and groups, and shows the state of the appliance. A context manager; for one thread at a time.
 
         with tailrace.Admin("tcp://127.0.0.1:7420") as admin:
             admin.create_topics(tailrace.NewTopic("orders", partitions=4, configs={"retention.ms": "7d"}))
@@ -79,14 +80,19 @@ class Admin(GroupsOfAdminLater, OtherNames):
     """
 
     _elsewhere: ClassVar[dict[str, str]] = {
+        "alter_consumer_group_offsets": "write alter_group_offsets(group, {TopicPartition(topic, 0): 1000})",
         "alter_configs": "write alter_topics({topic: {setting: value}})",
         "close_idle": "write close()",
+        "delete_consumer_groups": "write delete_groups([group])",
         "describe_acls": "users are not part of this version",
+        "describe_consumer_groups": "write describe_groups([group])",
         "describe_log_dirs": "describe_topics() says the bytes of each partition",
         "incremental_alter_configs": "write alter_topics({topic: {setting: value}})",
-        "list_consumer_group_offsets": "groups are not part of this version",
-        "list_consumer_groups": "groups are not part of this version",
+        "list_consumer_group_offsets": "write list_group_offsets(group)",
+        "list_consumer_groups": "write list_groups()",
         "list_offsets": 'write offsets({partition: "latest"}), or use a Consumer\'s end_offsets()',
+        "remove_members_from_consumer_group": "stop the consumers; one that is gone leaves its group by itself",
+        "reset_group_offsets": "write alter_group_offsets(group, {TopicPartition(topic, 0): 1000})",
     }
 
     def __init__(

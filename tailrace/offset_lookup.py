@@ -14,7 +14,8 @@ OFFSETS_AT_ONCE = 1_024
 Call = Callable[[Api, dict[str, Any]], dict[str, Any]]
 """A request and its answer, both JSON."""
 At = str | int | dict[str, int]
-"""Which offset: "earliest", "latest", a time in microseconds, or {"behind": an offset}: where the batch behind that one begins."""
+"""Which offset: "earliest", "latest", a time in microseconds, {"behind": an offset}: where the batch behind that one begins, or
+{"time_of": an offset}: the first record there or after it, whose time is in the answer."""
 
 
 def list_offsets(call: Call, wanted: Iterable[tuple[TopicPartition, At]]) -> dict[TopicPartition, dict[str, Any]]:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NoReturn
 
 from tailrace.errors import NotSupportedError
 
-GROUPS_LATER = "consumer groups are not part of this version: leave group_id out and read with assign() or topics, keeping offsets yourself"
 TRANSACTIONS_LATER = (
     "transactions are not part of this version: send() with enable_idempotence (the default) writes each record once, in order"
 )
@@ -108,29 +107,3 @@ class TransactionsLater:
     def send_offsets_to_transaction(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
         """Not in this version. Raises NotSupportedError."""
         raise NotSupportedError(TRANSACTIONS_LATER)
-
-
-class GroupsOfAdminLater:
-    """Kafka's administration of consumer groups: a later version has it."""
-
-    __slots__ = ()
-
-    def list_groups(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(GROUPS_LATER)
-
-    def describe_groups(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(GROUPS_LATER)
-
-    def list_group_offsets(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(GROUPS_LATER)
-
-    def alter_group_offsets(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(GROUPS_LATER)
-
-    def delete_groups(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(GROUPS_LATER)

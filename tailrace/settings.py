@@ -12,7 +12,6 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, NoReturn, TypedDict, TypeVar
 
 from tailrace.errors import InvalidSettingError
-from tailrace.other_names import GROUPS_LATER as GROUPS_LATER
 from tailrace.other_names import setting_hint
 from tailrace.partitioners import NAMES as PARTITIONERS
 from tailrace.partitioners import plain_name

@@ -1,6 +1,9 @@
 """`tailrace consume`: a topic's records on standard output.
 
 Exit status 4 (EXIT_SKIPPED): everything that can be read was printed, and damaged records were skipped, as --skip-damaged asks.
+
+As a member of a group (--group) it commits what was written to standard output, and nothing else: every COMMIT_EVERY_S, before a partition goes to another
+member, and at its end, whatever ends it. Killed, it has written at most what COMMIT_EVERY_S brings that its successor writes again.
 """
 
 from __future__ import annotations
@@ -8,11 +11,14 @@ from __future__ import annotations
 import datetime as dt
 import fnmatch
 import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Self
 
 import click
 import pyarrow as pa
 
-from appliance.cli.options import SINCE_HELP, PastMoment, bootstrap_option, complete_topics, connect
+from appliance.cli.options import SINCE_HELP, PastMoment, bootstrap_option, complete_groups, complete_topics, connect
 from appliance.cli.output import complain
 from appliance.cli.record_output import (
     BINARY_FORMATS,
@@ -26,18 +32,20 @@ from appliance.cli.record_output import (
 )
 from tailrace.admin import Admin
 from tailrace.consumer import Consumer
-from tailrace.errors import CorruptBatchError, NotSupportedError, UnknownTopicError
-from tailrace.records import Record, TopicPartition
-from tailrace.settings import GROUPS_LATER
+from tailrace.errors import CommitFailedError, CorruptBatchError, UnknownTopicError
+from tailrace.groups.listener import RebalanceListener
+from tailrace.records import Record, TopicBatch, TopicPartition
+from tailrace.topics import TopicInfo
 
 POLL_MS = 500
+COMMIT_EVERY_S = 1.0
 EXIT_SKIPPED = 4
 
 
 @click.command()
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topics)
 @click.option("--partition", type=int, help="Only this partition.")
-@click.option("--group", help="Consumer group (not in this version).")
+@click.option("--group", shell_complete=complete_groups, help="As a member of this group: begin where it is, commit what was printed.")
 @click.option("--from-beginning", is_flag=True, help="Begin with the first record.")
 @click.option("--offset", type=click.IntRange(0), help="Begin at this offset.")
 @click.option("--since", type=PastMoment(), help=f"Begin with the first record of this time or later: {SINCE_HELP}")
@@ -79,14 +87,21 @@ def command(
     """Print the records of one or more topics; a pattern such as 'orders-*' stands for all that match. With --from-beginning, --offset, --since, --tail or
     --until it ends at the end that there is now, unless --follow is given; without, it waits for new records, like `tail -f`.
 
+    With --group the topics' partitions are shared with the group's other members. It begins where the group is, and only where nothing is committed yet at
+    the beginning (--from-beginning) or the end. What was printed is committed, on Ctrl-C too.
+
     \b
     Example:
       tailrace consume orders --from-beginning --format json
+      tailrace consume orders --group billing
       tailrace consume orders --since 2h --template '%t %p %o %k %v\\n'
       tailrace consume flights --from-beginning --format parquet > flights.parquet
     """
-    if group is not None:
-        raise NotSupportedError(GROUPS_LATER)
+    if group is not None and (partition is not None or offset is not None or since is not None or tail is not None or until is not None):
+        raise click.UsageError(
+            "--group goes on where the group is, in the partitions that it is given: leave out --partition, --offset, --since, --tail and --until. "
+            "`tailrace group reset-offsets` sets where a group is"
+        )
     if follow and until is not None:
         raise click.UsageError("--follow and --until exclude each other: the one never ends")
     start = Start(from_beginning, offset, since, tail, is_past=until is not None)
@@ -102,29 +117,46 @@ def command(
     is_typed = next(iter(infos.values())).typed
     if form not in ("value", "json") and any(other != schema for other in schemas.values()):
         raise click.UsageError(f"the topics have different schemas, which one file of {form} cannot hold; read them one by one")
-    with Consumer(bootstrap=bootstrap, auto_offset_reset="earliest" if start.is_given else "latest") as consumer:
-        keys = [
-            TopicPartition(name, p)
-            for name, info in infos.items()
-            for p in ([partition] if partition is not None else range(len(info.partitions)))
-        ]
-        consumer.assign(keys)
-        start.seek(consumer, keys)
-        ends = None if follow or not start.is_given else consumer.end_offsets(keys)
-        if ends is not None and until is not None:
-            behind = consumer.offsets_for_times(dict.fromkeys(keys, until))
-            ends = {key: end if (found := behind[key]) is None else found.offset for key, end in ends.items()}
-        reader = Reader(consumer, ends, maximum, skip_damaged)
-        if form in BINARY_FORMATS:
-            BINARY_FORMATS[form](reader, schema)
-        elif form == "csv":
-            write_csv(reader, schema.names if is_typed else None)
+    reset = "earliest" if start.is_given else "latest"
+    with Consumer(bootstrap=bootstrap, auto_offset_reset=reset, group_id=group, enable_auto_commit=False) as consumer:
+        keys = _partitions(infos, partition)
+        reader: Reader
+        if group is not None:
+            ends = None if follow or not start.is_given else consumer.end_offsets(keys)
+            reader = GroupReader(consumer, ends, maximum, skip_damaged)
+            consumer.subscribe(list(infos), listener=reader.listener)
         else:
-            write_lines(reader, line)
+            consumer.assign(keys)
+            start.seek(consumer, keys)
+            reader = Reader(consumer, _ends(consumer, keys, start, until, follow), maximum, skip_damaged)
+        with reader:
+            if form in BINARY_FORMATS:
+                BINARY_FORMATS[form](reader, schema)
+            elif form == "csv":
+                write_csv(reader, schema.names if is_typed else None)
+            else:
+                write_lines(reader, line)
     if reader.skipped_offsets:
         complain(f"skipped {reader.skipped_offsets} damaged offsets in {reader.skipped_ranges} places; `tailrace log verify` tells more")
         return EXIT_SKIPPED
     return 0
+
+
+def _partitions(infos: dict[str, TopicInfo], only: int | None) -> list[TopicPartition]:
+    return [TopicPartition(name, p) for name, info in infos.items() for p in ([only] if only is not None else range(len(info.partitions)))]
+
+
+def _ends(
+    consumer: Consumer, keys: list[TopicPartition], start: Start, until: dt.datetime | None, follow: bool
+) -> dict[TopicPartition, int] | None:
+    """Where reading ends; None: nowhere."""
+    if follow or not start.is_given:
+        return None
+    ends = consumer.end_offsets(keys)
+    if until is None:
+        return ends
+    behind = consumer.offsets_for_times(dict.fromkeys(keys, until))
+    return {key: end if (found := behind[key]) is None else found.offset for key, end in ends.items()}
 
 
 def _matching(topics: tuple[str, ...], admin: Admin) -> list[str]:
@@ -191,6 +223,12 @@ class Reader:
         self.skipped_offsets = 0
         self.skipped_ranges = 0
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """The writer is done, or something has ended it."""
+
     def is_finished(self) -> bool:
         """Whether the ends are reached, or enough came."""
         if self._left is not None and self._left <= 0:
@@ -206,7 +244,7 @@ class Reader:
         self.skipped_ranges += 1
         self._consumer.seek(error.key, error.next_offset)
 
-    def records(self) -> list[Record]:
+    def records(self) -> Iterable[Record]:
         """What comes within POLL_MS, as records. Raises CorruptBatchError, unless damage is skipped."""
         limit = 5000 if self._left is None else min(5000, self._left)
         try:
@@ -215,26 +253,91 @@ class Reader:
             self._skip(error)
             return []
         if self._ends is not None:
-            records = [r for r in records if r.offset < self._ends[TopicPartition(r.topic, r.partition)]]
+            records = [r for r in records if r.offset < self._ends.get(TopicPartition(r.topic, r.partition), 0)]
         if self._left is not None:
             self._left -= len(records)
         return records
 
-    def batches(self) -> list[pa.RecordBatch]:
+    def batches(self) -> Iterator[pa.RecordBatch]:
         """What comes within POLL_MS, as Arrow batches of some rows each. Raises CorruptBatchError, unless damage is skipped."""
-        result: list[pa.RecordBatch] = []
         try:
             polled = self._consumer.poll_arrow(POLL_MS)
         except CorruptBatchError as error:
             self._skip(error)
-            return result
+            return
         for taken in polled:
             batch = taken.batch
             if self._ends is not None:
-                batch = batch.slice(0, max(0, self._ends[TopicPartition(taken.topic, taken.partition)] - taken.base_offset))
+                batch = batch.slice(0, max(0, self._ends.get(TopicPartition(taken.topic, taken.partition), 0) - taken.base_offset))
             if self._left is not None:
                 batch = batch.slice(0, max(0, self._left))
                 self._left -= batch.num_rows
             if batch.num_rows:
-                result.append(batch)
-        return result
+                yield batch
+                self._wrote_batch(taken, batch.num_rows)
+
+    def _wrote_batch(self, taken: TopicBatch, rows: int) -> None:
+        """The first rows of a batch are written."""
+
+
+class GroupReader(Reader):
+    """Of a group's member: knows what was written, and commits it."""
+
+    def __init__(self, consumer: Consumer, ends: dict[TopicPartition, int] | None, maximum: int | None, skip_damaged: bool) -> None:
+        super().__init__(consumer, ends, maximum, skip_damaged)
+        self._written: dict[TopicPartition, int] = {}
+        """Behind the last record that was written, where that is not committed yet."""
+        self._commit_at_s = time.monotonic() + COMMIT_EVERY_S
+        self.listener = _Handover(self)
+
+    def __exit__(self, *_error: object) -> None:
+        self.commit()
+
+    def is_finished(self) -> bool:
+        """As without a group, of the partitions that are this member's; not before there are any."""
+        if time.monotonic() >= self._commit_at_s:
+            self.commit()
+        if self._left is not None and self._left <= 0:
+            return True
+        mine = self._consumer.assignment() if self._ends is not None else ()
+        return bool(mine) and all(self._consumer.position(key) >= self._ends.get(key, 0) for key in mine if self._ends is not None)
+
+    def records(self) -> Iterator[Record]:
+        """As `Reader.records`; a record is written when the next one is asked for."""
+        for record in super().records():
+            yield record
+            self._written[TopicPartition(record.topic, record.partition)] = record.offset + 1
+
+    def _wrote_batch(self, taken: TopicBatch, rows: int) -> None:
+        self._written[TopicPartition(taken.topic, taken.partition)] = int(taken.offsets[rows - 1].as_py()) + 1
+
+    def commit(self, keys: Iterable[TopicPartition] | None = None) -> None:
+        """What was written, in all partitions or these; standard output has it then."""
+        self._commit_at_s = time.monotonic() + COMMIT_EVERY_S
+        taken = {key: self._written.pop(key) for key in list(self._written if keys is None else keys) if key in self._written}
+        if not taken:
+            return
+        sys.stdout.flush()
+        sys.stdout.buffer.flush()
+        try:
+            self._consumer.commit(taken)
+        except CommitFailedError as error:
+            complain(f"not committed, and printed again by another member: {error.detail}")
+
+    def forget(self, keys: Iterable[TopicPartition]) -> None:
+        """These are another member's, which begins at what was committed."""
+        for key in keys:
+            self._written.pop(key, None)
+
+
+class _Handover(RebalanceListener):
+    """Commits before a partition goes to another member."""
+
+    def __init__(self, reader: GroupReader) -> None:
+        self._reader = reader
+
+    def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
+        self._reader.commit(revoked)
+
+    def on_partitions_lost(self, lost: list[TopicPartition]) -> None:
+        self._reader.forget(lost)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -98,17 +98,27 @@ def connect(bootstrap: str) -> Admin:
 
 
 def complete_topics(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of topics that begin so; none when no appliance answers at once: a key that was pressed must not hang, nor print an error."""
+    """Names of topics that begin so."""
     del param
+    return _completions(ctx, incomplete, lambda admin: admin.list_topics())
+
+
+def complete_groups(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of groups that begin so."""
+    del param
+    return _completions(ctx, incomplete, lambda admin: admin.list_groups())
+
+
+def _completions(ctx: click.Context, incomplete: str, ask: Callable[[Admin], Iterable[str]]) -> list[str]:
+    """None when no appliance answers at once: a key that was pressed must not hang, nor print an error."""
     from tailrace.admin import Admin
 
     try:
         address = ctx.params.get("bootstrap") or chosen_bootstrap()
         with Admin(address, connect_timeout_ms=COMPLETION_TIMEOUT_MS, request_timeout_ms=COMPLETION_TIMEOUT_MS) as admin:
-            names = admin.list_topics()
+            return [name for name in ask(admin) if name.startswith(incomplete)]
     except (TailraceError, click.ClickException, OSError):
         return []
-    return [name for name in names if name.startswith(incomplete)]
 
 
 def complete_contexts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -37,7 +37,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, shorte
     lines of its width.
     """
     from rich.cells import cell_len
-    from rich.console import Console
+    from rich.console import Console, ConsoleDimensions
     from rich.table import Table
     from rich.text import Text
 
@@ -56,7 +56,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, shorte
     for row in texts:
         table.add_row(*(Text(cell) for cell in row))
     console = Console() if is_terminal else Console(width=width, color_system=None)
-    console.width = max(console.width, width)
+    console.size = ConsoleDimensions(max(console.width, width), console.height)  # both: a width alone is passed over where TERM is dumb
     with console.capture() as capture:
         console.print(table)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))

@@ -14,7 +14,7 @@ from appliance.cli.output import counted, human_bytes, print_json, print_table
 @bootstrap_option
 @json_option
 def command(bootstrap: str, as_json: bool) -> None:
-    """Show processes, topics and what takes no writes. Exit status 3 when no appliance answers.
+    """Show processes, topics, what is paused and what takes no writes. Exit status 3 when no appliance answers.
 
     \b
     Example:
@@ -49,6 +49,10 @@ def command(bootstrap: str, as_json: bool) -> None:
                 for d in state["delays"]
             ],
         )  # fmt: skip
+    if state.get("paused"):
+        shown, count = ", ".join(state["paused"]), state["paused_count"]
+        more = f" and {count - len(state['paused']):,} more" if count > len(state["paused"]) else ""
+        click.echo(f"\ndelivery to groups is paused: {shown}{more}\nto resume: tailrace topic alter TOPIC --config delivery.paused=false")
     if state["offline"]:
         click.echo()
         print_table(

@@ -135,7 +135,10 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
     click.echo(f"topic    {name}\nid       {topic['topic_id']}\ncreated  {_shown_time(topic['created'])}")
     records, size = sum(_count(p) for p in partitions), sum(p["bytes"] or 0 for p in partitions)
     click.echo(f"holds    {counted(records, 'record')} in {counted(len(partitions), 'partition')}, {human_bytes(size)} on the disk")
-    click.echo(f"schema   {'typed' if topic['typed'] else 'default'}\n")
+    click.echo(f"schema   {'typed' if topic['typed'] else 'default'}")
+    if topic["configs"].get("delivery.paused"):
+        click.echo(f"groups   get no records: paused. To resume: tailrace topic alter {name} --config delivery.paused=false")
+    click.echo()
     print_table(
         ["COLUMN", "TYPE"], [line.split(": ", 1) for line in topic["schema"].splitlines() if ": " in line and not line.startswith(" ")]
     )

@@ -40,7 +40,7 @@ from tailrace.errors import StorageError, TailraceError
 from tailrace.formats.data_directory import GROUPS_FILE
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.requests import decode_json, encode_error
-from tailrace.protocol.wire import WireError
+from tailrace.protocol.wire import Api, WireError
 
 logger = logging.getLogger(__name__)
 
@@ -339,6 +339,8 @@ class GroupsAgent:
         _, service = self._opened
         try:
             service.handle(requester, api, decode_json(payload), self._now_ns)
+            if api == Api.COMMIT_OFFSETS:
+                self._slot.store(ProcessWord.OFFSET_COMMITS, self._slot.load(ProcessWord.OFFSET_COMMITS) + 1)
         except (TailraceError, WireError) as error:
             self._answer(requester, error.code, encode_error(error.detail))
         except Exception as error:  # the boundary of one request: what it has changed in memory is not known, so the step is undone

@@ -14,7 +14,7 @@ from tailrace.admin import Admin, PendingDelay, delays_request
 from tailrace.aio.client import AsyncClient
 from tailrace.aio.driver import IN_A_LOOP, Answers, Driver, Question
 from tailrace.connection import Connection
-from tailrace.other_names import GroupsOfAdminLater, OtherNames
+from tailrace.other_names import OtherNames
 from tailrace.protocol.wire import Api
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class PendingDelays:
         return self._all().__await__()
 
 
-class AsyncAdmin(AsyncClient, GroupsOfAdminLater, OtherNames):
+class AsyncAdmin(AsyncClient, OtherNames):
     """`tailrace.Admin` for coroutines: the same arguments, methods and errors; each method is awaited.
 
     `await asyncio.gather(admin.describe_topics("a"), admin.list_topics())`: requests go out at once and are answered as the appliance comes to them.
@@ -115,6 +115,11 @@ class AsyncAdmin(AsyncClient, GroupsOfAdminLater, OtherNames):
     offsets = _awaited(Admin.offsets)
     delete_records = _awaited(Admin.delete_records)
     lease_offsets = _awaited(Admin.lease_offsets)
+    list_groups = _awaited(Admin.list_groups)
+    describe_groups = _awaited(Admin.describe_groups)
+    list_group_offsets = _awaited(Admin.list_group_offsets)
+    alter_group_offsets = _awaited(Admin.alter_group_offsets)
+    delete_groups = _awaited(Admin.delete_groups)
     cancel_delays = _awaited(Admin.cancel_delays)
     reschedule_delays = _awaited(Admin.reschedule_delays)
     describe_delays = _awaited(Admin.describe_delays)

@@ -37,6 +37,8 @@ CLIENT_ID_MAX = 100
 TOPICS_AT_ONCE_MAX = 4_096
 OFFSETS_AT_ONCE_MAX = 4_096
 MESSAGE_MAX = 1_000
+OFFSETS_BY_OFFSET = ("behind", "time_of")
+"""Ways to ask for an offset that begin with one: {"behind": offset}."""
 FETCH_PARTITIONS_MAX = 4096
 SHARE_RUNS_MAX = 500
 """Runs of offsets that one SHARE_ACQUIRE or SHARE_ACKNOWLEDGE acknowledges."""
@@ -283,9 +285,9 @@ class WantedOffset(NamedTuple):
     topic: str
     partition: int
     at: str | int
-    """`earliest`, `latest`, `behind`, or a time in microseconds."""
+    """`earliest`, `latest`, `behind`, `time_of`, or a time in microseconds."""
     offset: int
-    """Of `behind`."""
+    """Of `behind` and `time_of`."""
     code: ErrorCode
     """INVALID_REQUEST: this entry makes no sense."""
 
@@ -308,15 +310,16 @@ def _wanted_offset(item: dict[str, Any]) -> WantedOffset:
     at: Any = item.get("at")
     known_topic = topic if isinstance(topic, str) else None
     known_partition = partition if is_integer(partition, _INT32_MIN, _INT32_MAX) else None
-    behind = at.get("behind") if isinstance(at, dict) else None
-    if is_integer(behind, 0, _INT64_MAX):
-        at = "behind"
+    offset = -1
+    way = next((way for way in OFFSETS_BY_OFFSET if way in at), None) if isinstance(at, dict) else None
+    if way is not None and is_integer(at[way], 0, _INT64_MAX):
+        at, offset = way, at[way]
     elif at not in ("earliest", "latest") and not is_integer(at, -_INT64_MAX, _INT64_MAX):
         known_topic = None
     if known_topic is None or known_partition is None:
         echo = topic if isinstance(topic, str) else ""
         return WantedOffset(echo, -1 if known_partition is None else known_partition, "", -1, ErrorCode.INVALID_REQUEST)
-    return WantedOffset(known_topic, known_partition, at, -1 if behind is None else behind, ErrorCode.OK)
+    return WantedOffset(known_topic, known_partition, at, offset, ErrorCode.OK)
 
 
 class HandshakeRequest(NamedTuple):

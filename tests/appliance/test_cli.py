@@ -133,7 +133,7 @@ def test_exit_status_and_sentences(appliance: EmbeddedAppliance, topic: str) -> 
     assert b"Did you mean 'topic'?" in run(appliance, "topik", status=2, is_process=True).stderr
     assert b"exclude each other" in run(appliance, "consume", topic, "--from-beginning", "--offset", "1", status=2).stderr
     assert b"nothing to change" in run(appliance, "topic", "alter", topic, status=2).stderr
-    assert b"groups are not part" in run(appliance, "consume", topic, "--group", "g", status=1).stderr
+    assert b"group reset-offsets" in run(appliance, "consume", topic, "--group", "g", "--offset", "1", status=2).stderr
     done = run(appliance, "topic", "create", "a/b", status=1)
     assert done.stderr.startswith(b"tailrace: topic name 'a/b'")
     assert b"\x1b" not in done.stderr, "colour in a pipe"

@@ -7,14 +7,16 @@ import datetime as dt
 import io
 import os
 import pty
+import signal
 import subprocess
 
 import pyarrow as pa
 import pytest
 
-from tailrace import Admin, NewTopic, Producer
+from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.private_appliance import EmbeddedAppliance
 from tests.appliance.test_cli import TAILRACE, run
+from tests.kit.processes import wait_until
 
 T0 = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
@@ -117,3 +119,68 @@ def test_a_terminal_gets_no_binary_file(appliance: EmbeddedAppliance, ten: str) 
         os.close(theirs)
     assert done.returncode == 2
     assert b"> records.parquet" in done.stderr
+
+
+def committed(appliance: EmbeddedAppliance, group: str) -> dict[int, int]:
+    with Admin(appliance.address) as admin:
+        return {key.partition: int(found) for key, found in admin.list_group_offsets(group).items() if found is not None}
+
+
+def test_a_group_goes_on_behind_what_was_printed(appliance: EmbeddedAppliance, ten: str) -> None:
+    group = ("--group", ten, "--from-beginning")
+    assert len(lines(appliance, ten, *group, "--max", "3")) == 3
+    assert sum(committed(appliance, ten).values()) == 3, "what was printed, and nothing else of what was fetched"
+    assert len(lines(appliance, ten, *group, "--format", "json")) == 7
+    assert committed(appliance, ten) == {0: 5, 1: 5}
+    assert lines(appliance, ten, *group) == []
+    run(appliance, "group", "reset-offsets", ten, "--to-offset", "4")
+    rows = list(csv.DictReader(io.StringIO(run(appliance, "consume", ten, *group, "--format", "csv").stdout.decode())))
+    assert sorted(row["value"] for row in rows) == ["v8", "v9"]
+    run(appliance, "group", "reset-offsets", ten, "--to-earliest")
+    arrow = pa.ipc.open_stream(run(appliance, "consume", ten, *group, "--format", "arrow", "--max", "4").stdout).read_all()
+    assert (arrow.num_rows, sum(committed(appliance, ten).values())) == (4, 4)
+    for other in ("--partition", "--offset", "--tail"):
+        assert b"leave out" in run(appliance, "consume", ten, *group, other, "1", status=2).stderr
+    with Admin(appliance.address) as admin:
+        assert admin.list_groups()[ten]["state"] == "EMPTY", "each left at its end"
+
+
+def test_a_members_ctrl_c_commits_what_it_has_printed(appliance: EmbeddedAppliance, ten: str) -> None:
+    environment = {**os.environ, "TAILRACE_BOOTSTRAP": appliance.address}
+    arguments = [TAILRACE, "consume", ten, "--group", ten, "--from-beginning", "--follow"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        printed = sorted(process.stdout.readline() for _ in range(10))
+        process.send_signal(signal.SIGINT)
+        rest, complaint = process.communicate(timeout=60)
+    assert (printed, rest) == ([b"v%d\n" % n for n in range(10)], b"")
+    assert process.returncode == 130, complaint
+    assert committed(appliance, ten) == {0: 5, 1: 5}
+
+
+def test_a_member_that_shares_its_topic_commits_before_it_hands_over(appliance: EmbeddedAppliance, ten: str) -> None:
+    """One process reads everything and waits; a consumer that comes gets a partition, and begins behind what was printed."""
+    environment = {**os.environ, "TAILRACE_BOOTSTRAP": appliance.address}
+    arguments = [TAILRACE, "consume", ten, "--group", ten, "--from-beginning", "--follow"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            assert len([process.stdout.readline() for _ in range(10)]) == 10
+            with Consumer(ten, bootstrap=appliance.address, group_id=ten, auto_offset_reset="earliest") as consumer:
+                got: list[bytes] = []
+
+                def has_one_partition() -> bool:
+                    got.extend(record.value for record in consumer.poll(100))
+                    return len(consumer.assignment()) == 1
+
+                wait_until(has_one_partition, "the partitions are shared")
+                (mine,) = consumer.assignment()
+                with Producer(appliance.address) as producer:
+                    for number in range(2):
+                        producer.send(ten, b"new", partition=number).result(60)
+                wait_until(lambda: bool(has_one_partition() and got), "the new record of this partition comes")
+                assert got == [b"new"]
+                assert consumer.position(mine) == 6
+                assert process.stdout.readline() == b"new\n"
+        finally:
+            process.kill()

@@ -299,7 +299,7 @@ def _list_offsets(rng: random.Random, world: World) -> Request:
         {
             "topic": rng.choice(world.names),
             "partition": rng.randrange(2),
-            "at": rng.choice(("earliest", "latest", TIME_US, {"behind": rng.randrange(20)})),
+            "at": rng.choice(("earliest", "latest", TIME_US, {"behind": rng.randrange(20)}, {"time_of": rng.randrange(20)})),
         }
         for _ in range(rng.choice((1, 3)))
     ]

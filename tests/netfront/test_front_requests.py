@@ -66,6 +66,8 @@ def test_a_waiting_fetch_that_cannot_be_read_is_answered_and_does_not_hold_the_o
         (Api.LIST_OFFSETS, {"partitions": [{"topic": "t", "partition": 0, "at": {"behind": -1}}]}),
         (Api.LIST_OFFSETS, {"partitions": [{"topic": "t", "partition": 0, "at": {"behind": 2**64 - 1}}]}),
         (Api.LIST_OFFSETS, {"partitions": [{"topic": "t", "partition": 0, "at": {}}]}),
+        (Api.LIST_OFFSETS, {"partitions": [{"topic": "t", "partition": 0, "at": {"time_of": -1}}]}),
+        (Api.LIST_OFFSETS, {"partitions": [{"topic": "t", "partition": 0, "at": {"time_of": None}}]}),
         (Api.LIST_OFFSETS, {"partitions": [{"topic": ["t"], "partition": {}, "at": []}]}),
     ],
 )

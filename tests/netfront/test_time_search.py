@@ -376,3 +376,47 @@ def test_behind_its_one_frame_a_buffer_has_nothing_to_unpack(magic: bytes, behin
         assert unpacker is not None
         with closing(unpacker), pytest.raises(UnpackError, match="behind"):
             list(unpacker.feed(frame + tail))
+
+
+def time_at(log: Log, offset: int) -> FoundTime | None:
+    return result_of(log.search.time_of(log.route, log.state, offset))
+
+
+def test_the_time_of_a_record_is_read_wherever_it_lies(log: Log) -> None:
+    rng = random.Random(11)
+    fill(log, rng, 40)
+    whole = log.state
+    for _ in range(12):
+        end = rng.choice(log.ends)
+        start = rng.randrange(end + 1)
+        log.state = whole._replace(log_start_offset=start, high_watermark=end)
+        for offset in (0, end - 1, end, end + 7, *(rng.randrange(end + 1) for _ in range(20))):
+            following = next(((o, time) for o, time in log.rows if max(start, offset) <= o < end), None)
+            assert time_at(log, offset) == (None if following is None else FoundTime(*following, True)), (start, end, offset)
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_the_time_of_a_record_far_in_a_batch_is_read_in_pieces(tmp_path: Path, compression: str) -> None:
+    log = Log(tmp_path, DEFAULT_SCHEMA)
+    rng = random.Random(2)
+    log.append([rng.randrange(1 << 40) for _ in range(100_000)] + [None], compression)
+    for offset in (0, 8_191, 99_999, 100_000):
+        assert time_at(log, offset) == FoundTime(*log.rows[offset], True)
+    steps = list(log.search.time_of(log.route, log.state, 99_999))
+    assert (len(steps) > 10) == (compression != "none"), "what is not compressed is read at its place"
+
+
+def test_a_time_that_cannot_be_read_is_said_not_to_be_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpacking, "_library", lambda _name: None)
+    log = Log(tmp_path, DEFAULT_SCHEMA)
+    log.append([1, 9, 3], "zstd")
+    log.append([1, 2], attributes=ATTRIBUTE_SPARSE)
+    position = log.segment_path.stat().st_size
+    log.append([4, 5, 6])
+    assert time_at(log, 2) == FoundTime(2, 9, False), "the batch's largest"
+    assert time_at(log, 3) == FoundTime(3, 2, False)
+    for name, data in damages(log, position):
+        log.segment_path.write_bytes(data)
+        assert time_at(log, 6) in (FoundTime(6, -1, False), FoundTime(6, 6, False)), name
+    log.index_path.unlink()
+    assert time_at(log, 0) == FoundTime(0, 9, False), "without an index it is walked to"

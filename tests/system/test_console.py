@@ -19,7 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.settings import Settings
-from tailrace import Admin, NewTopic, Producer
+from tailrace import Admin, NewTopic, Producer, TopicPartition
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 
@@ -55,10 +55,12 @@ def metrics(address: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]
 def test_prometheus_own_linter_finds_nothing_in_the_metrics(appliance: EmbeddedAppliance) -> None:
     with Admin(appliance.address) as admin:
         admin.create_topics([NewTopic("later", 1, {"delay.enabled": True})])
+        admin.alter_group_offsets("billing", {TopicPartition("later", 0): 0})
     _, text = get(console_of(appliance), "/metrics")
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert "tailrace_cluster_info{id=" in text
+    assert 'tailrace_group_lag_records{group="billing",' in text
 
 
 @pytest.fixture

@@ -43,9 +43,11 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
         "unsubscribe": (), "retry_later": (None, 1),
     },
     Admin: {
-        "__enter__": (), "alter_topics": ({},), "bring_online": ("t",), "cancel_delays": ([],), "create_partitions": ({},), "create_topics": ([],),
-        "delete_records": ({},), "delete_topics": ([],), "describe_cluster": (), "describe_configs": ([],), "describe_delays": (), "describe_topics": (),
-        "lease_offsets": ("l", {}, 1), "list_delays": ("t",), "list_topics": (), "offsets": ({},), "partition_counts": (), "reschedule_delays": ({},),
+        "__enter__": (), "alter_group_offsets": ("g", {}), "alter_topics": ({},), "bring_online": ("t",), "cancel_delays": ([],),
+        "create_partitions": ({},), "create_topics": ([],),
+        "delete_groups": ([],), "delete_records": ({},), "delete_topics": ([],), "describe_cluster": (), "describe_configs": ([],), "describe_delays": (),
+        "describe_groups": ([],), "describe_topics": (), "lease_offsets": ("l", {}, 1), "list_delays": ("t",), "list_group_offsets": ("g",),
+        "list_groups": (), "list_topics": (), "offsets": ({},), "partition_counts": (), "reschedule_delays": ({},),
         "topic_info": ([],),
     },
 }  # fmt: skip
@@ -54,7 +56,7 @@ WHENEVER = {"close", "metrics", "after_fork"}
 LATER = {
     Producer: {"abort_transaction", "begin_transaction", "commit_transaction", "init_transactions", "poll", "produce", "send_offsets_to_transaction"},
     Consumer: set(),
-    Admin: {"alter_group_offsets", "delete_groups", "describe_groups", "list_group_offsets", "list_groups"},
+    Admin: set(),
 }  # fmt: skip
 """Methods that Kafka has and this version has not."""
 
@@ -93,7 +95,8 @@ def test_what_comes_with_a_later_version_says_so_in_one_sentence(kind: type) -> 
 
 @pytest.mark.parametrize(
     ("kind", "name", "hint"),
-    [(Consumer, "get_watermark_offsets", r"end_offsets\("), (Consumer, "store_offsets", r"commit\("), (Admin, "alter_configs", r"alter_topics\(")],
+    [(Consumer, "get_watermark_offsets", r"end_offsets\("), (Consumer, "store_offsets", r"commit\("), (Admin, "alter_configs", r"alter_topics\("),
+     (Admin, "list_consumer_groups", r"list_groups\("), (Admin, "list_consumer_group_offsets", r"list_group_offsets\(")],
 )  # fmt: skip
 def test_another_clients_method_is_not_there_and_the_error_names_ours(kind: type, name: str, hint: str) -> None:
     client = kind(bootstrap=NOWHERE)

@@ -1,0 +1,306 @@
+"""`tailrace group`: consumer groups and share groups: list, describe, reset their offsets, delete, advise."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from appliance.cli.group_advice import SHARE, Sample, advise, idle_members, member_name, partition_count, span
+from appliance.cli.group_reset import Reset, Selection, new_offsets
+from appliance.cli.options import (
+    SINCE_HELP,
+    Duration,
+    PastMoment,
+    bootstrap_option,
+    complete_groups,
+    complete_topics,
+    connect,
+    json_option,
+)
+from appliance.cli.output import complain, counted, one_line, print_json, print_table, say
+from tailrace.admin import Admin
+from tailrace.errors import UnknownGroupError
+from tailrace.group_admin import NO_OFFSET, first_unread
+
+MEMBERS_SHOWN_MAX = 3
+ADVISE_EVERY_S = 1.0
+
+
+@click.group()
+def command() -> None:
+    """List, describe, reset, delete and advise consumer groups.
+
+    \b
+    Example:
+      tailrace group describe billing
+      tailrace group reset-offsets billing --to-datetime 2h --dry-run
+    """
+
+
+@command.command(name="list")
+@bootstrap_option
+@json_option
+def list_(bootstrap: str, as_json: bool) -> None:
+    """List groups.
+
+    \b
+    Example:
+      tailrace group list --json
+    """
+    with connect(bootstrap) as admin:
+        rows = list(admin.list_groups().values())
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(
+            ["GROUP", "KIND", "STATE", "MEMBERS", "ASSIGNOR"],
+            [[row["group"], row["kind"], row["state"], row["members"], row["assignor"] or ""] for row in rows],
+        )
+    else:
+        say("no groups yet; a consumer with a group_id makes one, or `tailrace consume TOPIC --group NAME`")
+
+
+@command.command()
+@click.argument("group", shell_complete=complete_groups)
+@bootstrap_option
+@json_option
+def describe(group: str, bootstrap: str, as_json: bool) -> None:
+    """Show a group: its members, and of each partition what is committed, how many records it lags behind, and how old the first of them is.
+
+    \b
+    Example:
+      tailrace group describe billing
+      tailrace group describe billing --json | jq '.partitions[] | select(.lag > 1000)'
+    """
+    with connect(bootstrap) as admin:
+        found = admin.describe_groups(group)[group]
+        found["paused_topics"] = paused_topics(admin, found)
+    found["lag"] = sum(row["lag"] or 0 for row in found["partitions"])
+    found["lag_seconds"] = max((row["lag_seconds"] for row in found["partitions"] if row["lag_seconds"] is not None), default=None)
+    found["idle_members"] = [member["member_id"] for member in idle_members(found)]
+    found["stuck_members"] = [member["member_id"] for member in found["members"] if member["stuck"]]
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+
+
+def paused_topics(admin: Admin, described: Mapping[str, Any]) -> list[str]:
+    """Those of a group's topics whose delivery is paused."""
+    names = {row["topic"] for row in described["partitions"]}.union(*(member["topics"] or () for member in described["members"]))
+    counts = admin.partition_counts() if names else {}
+    known = [name for name in sorted(names) if name in counts]
+    return [name for name, configs in admin.describe_configs(known).items() if configs.get("delivery.paused")]
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    members, rows = found["members"], found["partitions"]
+    is_share = found["kind"] == SHARE
+    since = f", created {_shown_ms(found['created_ms'])}" if found.get("created_ms") else ""
+    click.echo(f"group    {one_line(found['group'])}\nkind     {found['kind']}{since}")
+    how = "" if is_share or not found["assignor"] else f", assigned by {found['assignor']}"
+    click.echo(f"state    {found['state']}, epoch {found['epoch']}{how}, {counted(found['rebalances'], 'rebalance')}")
+    oldest = "" if not found["lag_seconds"] else f", the oldest {span(found['lag_seconds'])} old"
+    click.echo(f"lag      {counted(found['lag'], 'record')}{oldest}")
+    for name in found["paused_topics"]:
+        click.echo(f"paused   {name}: no records are given out. To resume: tailrace topic alter {name} --config delivery.paused=false")
+    if found.get("trouble"):
+        click.echo(f"trouble  {one_line(found['trouble'])}")
+    click.echo()
+    if members:
+        print_table(
+            ["MEMBER", "CLIENT", "INSTANCE", "STATE", "EPOCH", "TOPICS" if is_share else "PARTITIONS", "LAST HEARTBEAT"],
+            [
+                [m["member_id"], m["client_id"], m["instance_id"], m["state"], m["epoch"],
+                 len(m["topics"]) if is_share else partition_count(m["owned"]), _ago(m["last_heartbeat_ms_ago"])]
+                for m in members
+            ],
+            shorten=["CLIENT", "INSTANCE"],
+        )  # fmt: skip
+    else:
+        click.echo("no members: nobody consumes")
+    if rows:
+        click.echo()
+        extra = ["IN FLIGHT"] if is_share else []
+        print_table(
+            ["TOPIC", "PARTITION", "START" if is_share else "COMMITTED", "END", "LAG", "LAG SECONDS", *extra, "MEMBER"],
+            [
+                [row["topic"], row["partition"], _shown_offset(first_unread(row)), _shown_offset(row["end"]), "-" if row["lag"] is None else row["lag"],
+                 "-" if row["lag_seconds"] is None else round(row["lag_seconds"], 1), *([row.get("in_flight")] if is_share else []), row.get("member_id")]
+                for row in rows
+            ],
+        )  # fmt: skip
+    by_id = {member["member_id"]: member for member in members}
+    for member_id in found["stuck_members"]:
+        say(one_line(f"stuck: {member_name(by_id[member_id])}: {by_id[member_id]['stuck']}"))
+    if found["idle_members"]:
+        names = ", ".join(member_name(by_id[member_id]) for member_id in found["idle_members"])
+        say(one_line(f"idle: {names}: more consumers than partitions; stop them, or add partitions"))
+
+
+def _ago(ms: int | None) -> str:
+    return "" if ms is None else f"{ms / 1000:.1f} s ago"
+
+
+def _shown_offset(offset: int) -> Any:
+    return "-" if offset == NO_OFFSET else offset
+
+
+def _shown_ms(ms: int) -> str:
+    return dt.datetime.fromtimestamp(ms / 1000, dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+@command.command(name="reset-offsets")
+@click.argument("group", shell_complete=complete_groups)
+@click.option("--to-earliest", is_flag=True, help="To the first record that there is.")
+@click.option("--to-latest", is_flag=True, help="To the end: only what comes from now on.")
+@click.option("--to-datetime", type=PastMoment(), help=f"To the first record of this time or later: {SINCE_HELP}")
+@click.option("--shift-by", type=int, metavar="N", help="By so many records, back when it is negative.")
+@click.option("--to-offset", type=click.IntRange(0), metavar="OFFSET", help="To this offset.")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="TOPIC[:0,1]",
+    shell_complete=complete_topics,
+    help="Only this topic, or these partitions of it; repeatable. Else all that the group has committed for.",
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would be set.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
+@bootstrap_option
+@json_option
+def reset_offsets(
+    group: str,
+    to_earliest: bool,
+    to_latest: bool,
+    to_datetime: dt.datetime | None,
+    shift_by: int | None,
+    to_offset: int | None,
+    topics: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Set where a group goes on, while none of its consumers run. On a terminal it shows what it would set, and asks.
+
+    \b
+    Example:
+      tailrace group reset-offsets billing --to-earliest --topic orders --yes
+      tailrace group reset-offsets billing --to-datetime 2027-01-31T08:00:00Z --dry-run
+      tailrace group reset-offsets billing --shift-by -100 --topic orders:0,1
+    """
+    reset = Reset.chosen(to_earliest, to_latest, to_datetime, shift_by, to_offset)
+    selection = Selection.parsed(topics)
+    with connect(bootstrap) as admin:
+        try:
+            described = admin.describe_groups(group, lag_seconds=False)[group]
+            committed = admin.list_group_offsets(group)
+        except UnknownGroupError:
+            if not topics:
+                raise
+            described, committed = {"members": []}, {}  # it is made by what is set
+        found = new_offsets(admin, committed, selection, reset)
+        rows = [
+            {"topic": key.topic, "partition": key.partition, "committed": change.committed, "new": change.offset, "end": change.end}
+            for key, change in found.changes.items()
+        ]
+        asks = not yes and not dry_run and sys.stdin.isatty()
+        if rows and not as_json and (dry_run or asks):
+            print_table(
+                ["TOPIC", "PARTITION", "COMMITTED", "NEW", "END"],
+                [[r["topic"], r["partition"], "-" if r["committed"] is None else r["committed"], r["new"], r["end"]] for r in rows],
+            )
+        for sentence in found.notes:
+            complain(sentence)
+        if described["members"] and (dry_run or asks):  # else the refusal says it
+            names = ", ".join(member_name(member) for member in described["members"][:MEMBERS_SHOWN_MAX])
+            complain(
+                one_line(
+                    f"the group has {counted(len(described['members']), 'member')}: {names}; offsets can be reset once they have stopped"
+                )
+            )
+        if asks:
+            click.confirm(f"Set {counted(len(rows), 'offset')} of {group}?", abort=True, err=True)
+        if not dry_run:
+            admin.alter_group_offsets(group, {key: change.offset for key, change in found.changes.items()})
+    if as_json:
+        print_json({"group": group, "dry_run": dry_run, "offsets": rows, "notes": found.notes})
+    else:
+        say(f"{'would set' if dry_run else 'set'} {counted(len(rows), 'offset')} of {group}")
+
+
+@command.command()
+@click.argument("groups", nargs=-1, required=True, metavar="GROUP...", shell_complete=complete_groups)
+@click.option("--if-exists", is_flag=True, help="A group that does not exist is no error.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
+@bootstrap_option
+@json_option
+def delete(groups: tuple[str, ...], if_exists: bool, yes: bool, bootstrap: str, as_json: bool) -> None:
+    """Delete groups with what they have committed. On a terminal it asks first.
+
+    \b
+    Example:
+      tailrace group delete billing --yes
+    """
+    deleted = []
+    with connect(bootstrap) as admin:
+        for group in groups:
+            try:
+                if not yes and sys.stdin.isatty():
+                    offsets = len(admin.list_group_offsets(group))
+                    click.confirm(f"Delete {group} with its {counted(offsets, 'committed offset')}?", abort=True, err=True)
+                admin.delete_groups(group)
+            except UnknownGroupError:
+                if not if_exists:
+                    raise
+                say(f"there is no group {group}")
+                continue
+            deleted.append(group)
+            if not as_json:
+                say(f"deleted {group}")
+    if as_json:
+        print_json({"deleted": deleted})
+
+
+@command.command(name="advise")
+@click.argument("group", shell_complete=complete_groups)
+@click.option("--seconds", type=click.FloatRange(1, 3600), default=10, show_default=True, help="How long to look.")
+@click.option("--by", type=Duration(), default="10m", show_default=True, help="Within what time the lag is to be drained: 90s, 10m, 1h.")
+@bootstrap_option
+@json_option
+def advise_(group: str, seconds: float, by: dt.timedelta, bootstrap: str, as_json: bool) -> None:
+    """Look for some seconds how fast records arrive and are consumed; say how many consumers and partitions would drain the lag by when.
+
+    \b
+    Example:
+      tailrace group advise billing --by 10m
+      tailrace group advise billing --seconds 30 --json
+    """
+    if by.total_seconds() <= 0:
+        raise click.UsageError("--by takes more than no time: 90s, 10m, 1h")
+    samples: list[Sample] = []
+    with connect(bootstrap) as admin:
+        end_s = time.monotonic() + seconds
+        while True:
+            is_last = time.monotonic() >= end_s
+            described = admin.describe_groups(group, lag_seconds=is_last)[group]
+            samples.append(Sample(time.time(), described))
+            if is_last:
+                break
+            time.sleep(min(ADVISE_EVERY_S, max(0.05, end_s - time.monotonic())))
+    advice = advise(samples, by.total_seconds())
+    if as_json:
+        print_json(advice)
+        return
+    click.echo(f"records arrive     {advice.arrival_per_s:,.1f}/s\nrecords drained    {advice.drain_per_s:,.1f}/s")
+    oldest = "" if not advice.lag_seconds else f", the oldest {span(advice.lag_seconds)} old"
+    click.echo(f"lag                {counted(advice.lag, 'record')}{oldest}")
+    click.echo(f"consumers          {advice.consumers} on {counted(advice.partitions, 'partition')}\n")
+    for sentence in advice.sentences:
+        click.echo(one_line(sentence))

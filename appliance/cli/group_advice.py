@@ -1,0 +1,181 @@
+"""What `tailrace group advise` says: from how a group's offsets moved over some seconds, how fast records arrive and are drained, and what would drain the lag.
+
+Pure: `advise(samples, by_s)`. A sample is what `Admin.describe_groups` says of a group, and when it was taken.
+
+How the rates are found. Arrival: how far the ends moved in the time between the first and the last sample. Drain: consumers commit now and then (every
+auto_commit_interval_ms), so that what was committed moves in steps; between two commits lie exactly the records that were drained between them. So of each
+partition the first and the last commit that were seen count, with the times of the commits; but the first is taken to be no longer ago, before the second,
+than was looked for: a consumer that was idle before is not slow.
+
+What is needed: to be without lag after `by_s` seconds a group has to drain (arrival + lag / by_s) a second. One consumer drains what the group does now,
+divided by those that have partitions with something to do. A partition of a consumer group is read by one consumer at a time, so that partitions are needed as
+consumers are; those of a share group are read by any number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tailrace.group_admin import NO_OFFSET, first_unread
+
+SHARE = "share"
+
+
+class Sample(NamedTuple):
+    """A group at one moment."""
+
+    at_s: float
+    group: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Advice:
+    """What is found; `sentences` say it to a person."""
+
+    seconds: float
+    arrival_per_s: float = 0.0
+    drain_per_s: float = 0.0
+    lag: int = 0
+    lag_seconds: float | None = None
+    consumers: int = 0
+    partitions: int = 0
+    by_s: float = 0.0
+    drained_in_s: float | None = None
+    """With what runs now; None: never, or not known."""
+    consumers_needed: int | None = None
+    """To be without lag after `by_s`; None: not known."""
+    partitions_needed: int | None = None
+    idle: list[str] = field(default_factory=list)
+    """Members that have no partition."""
+    sentences: list[str] = field(default_factory=list)
+
+
+def idle_members(group: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Members of a consumer group that are to have no partition, while others have."""
+    members = group["members"]
+    if group["kind"] == SHARE or not any(partition_count(member["target"]) for member in members):
+        return []
+    return [member for member in members if not partition_count(member["target"]) and not member.get("is_shortened")]
+
+
+def member_name(member: Mapping[str, Any]) -> str:
+    """What people call it: its instance id, else its client id, with its member id."""
+    name = member.get("instance_id") or member.get("client_id") or ""
+    return f"{name} ({member['member_id']})" if name else str(member["member_id"])
+
+
+def partition_count(owned: Any) -> int:
+    """How many partitions a member's `owned` or `target` has."""
+    return sum(len(numbers) for numbers in owned.values()) if isinstance(owned, Mapping) else len(owned)
+
+
+def advise(samples: Sequence[Sample], by_s: float) -> Advice:
+    """From two samples or more, in order of time."""
+    first, last = samples[0], samples[-1]
+    seconds = last.at_s - first.at_s
+    rows = last.group["partitions"]
+    ends = {_key(row): row["end"] for row in first.group["partitions"] if row["end"] >= 0}
+    arrived = sum(row["end"] - ends[_key(row)] for row in rows if _key(row) in ends and row["end"] >= 0)
+    drains = _drains_per_s(samples, seconds)
+    idle = idle_members(last.group)
+    advice = Advice(
+        seconds=seconds, arrival_per_s=max(0.0, arrived / seconds), drain_per_s=sum(drains.values()), lag=sum(row["lag"] or 0 for row in rows),
+        lag_seconds=max((row["lag_seconds"] for row in rows if row.get("lag_seconds") is not None), default=None),
+        consumers=len(last.group["members"]), partitions=len(rows), by_s=by_s, idle=[member_name(member) for member in idle],
+    )  # fmt: skip
+    _find_needs(advice, last.group, drains)
+    _say(advice, last.group)
+    return advice
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, int]:
+    return row["topic"], row["partition"]
+
+
+def _drains_per_s(samples: Sequence[Sample], seconds: float) -> dict[tuple[str, int], float]:
+    """Of each partition: how many records a second were drained."""
+    seen: dict[tuple[str, int], list[tuple[float, int]]] = {}
+    for sample in samples:
+        for row in sample.group["partitions"]:
+            offset, stored_ms = first_unread(row), row.get("committed_ms")
+            commits = seen.setdefault(_key(row), [])
+            if offset != NO_OFFSET and (not commits or offset != commits[-1][1]):
+                commits.append((sample.at_s if stored_ms is None or stored_ms <= 0 else stored_ms / 1000, offset))
+    return {key: _rate_of(commits, seconds) for key, commits in seen.items()}
+
+
+def _rate_of(commits: Sequence[tuple[float, int]], seconds: float) -> float:
+    if len(commits) < 2 or commits[-1][1] <= commits[0][1]:
+        return 0.0
+    (first_s, first), (second_s, _), (last_s, last) = commits[0], commits[1], commits[-1]
+    between_s = min(second_s - first_s, seconds) + last_s - second_s
+    return (last - first) / (between_s if between_s > 0 else seconds)
+
+
+def _find_needs(advice: Advice, group: Mapping[str, Any], drains: Mapping[tuple[str, int], float]) -> None:
+    surplus = advice.drain_per_s - advice.arrival_per_s
+    if not advice.lag:
+        advice.drained_in_s = 0.0
+    elif surplus > 0:
+        advice.drained_in_s = advice.lag / surplus
+    busy = {row["member_id"] for row in group["partitions"] if row.get("member_id") is not None and drains[_key(row)] > 0}
+    workers = len(busy) if group["kind"] != SHARE else advice.consumers
+    if not advice.drain_per_s or not workers:
+        return
+    each_per_s = advice.drain_per_s / workers
+    advice.consumers_needed = max(1, math.ceil(round((advice.arrival_per_s + advice.lag / advice.by_s) / each_per_s, 6)))
+    if not advice.lag or (advice.drained_in_s is not None and advice.drained_in_s <= advice.by_s):
+        advice.consumers_needed = min(advice.consumers_needed, max(1, advice.consumers - len(advice.idle)))
+    advice.partitions_needed = advice.partitions if group["kind"] == SHARE else max(advice.partitions, advice.consumers_needed)
+
+
+def _say(advice: Advice, group: Mapping[str, Any]) -> None:
+    say = advice.sentences.append
+    working = advice.consumers - len(advice.idle)
+    if not advice.partitions:
+        say("The group has committed nothing and has no partitions: there is nothing to advise on yet.")
+        return
+    if not advice.lag:
+        say("There is no lag: the consumers keep up.")
+    elif not advice.consumers:
+        say(f"No consumer runs: {advice.lag:,} records wait. Start one; then ask again.")
+    elif not advice.drain_per_s:
+        say(
+            f"Nothing was committed in {advice.seconds:.0f} s while {advice.lag:,} records wait: the consumers stand still, or commit less often. "
+            "Look at `tailrace group describe`, or ask again with more --seconds."
+        )
+    elif advice.drained_in_s is None:
+        say(f"The lag grows by {advice.arrival_per_s - advice.drain_per_s:,.1f} records/s: as it is, it will never be drained.")
+    else:
+        say(f"As it is, the lag is drained in {span(advice.drained_in_s)}.")
+    needed = advice.consumers_needed
+    if advice.lag and needed is not None and (advice.drained_in_s is None or advice.drained_in_s > advice.by_s):
+        if group["kind"] == SHARE or needed <= advice.partitions:
+            say(f"To drain it within {span(advice.by_s)}, run {needed} consumers ({working} work now).")
+        else:
+            say(
+                f"To drain it within {span(advice.by_s)}, run {needed} consumers on as many partitions: there are {advice.partitions}, and a partition has one "
+                "consumer at a time. Partitions that are added take new records only; what waits stays where it is."
+            )
+    if advice.idle:
+        has = "has" if len(advice.idle) == 1 else "have"
+        say(
+            f"{len(advice.idle)} of {advice.consumers} consumers {has} nothing to do, since there are {advice.partitions} partitions: "
+            f"{', '.join(advice.idle)}. Stop them, or add partitions."
+        )
+
+
+def span(seconds: float) -> str:
+    """1.5 -> "1.5 s", 90 -> "1m 30s"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m {rest}s" if rest else f"{minutes}m"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours}h {minutes}m" if minutes else f"{hours}h"
+    return f"{hours // 24}d {hours % 24}h"

@@ -1,0 +1,72 @@
+"""Metrics of groups: a bounded number of series, and what is left out is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from appliance import group_metrics
+from appliance.group_metrics import ObservedGroups, group_families, observe_groups
+from tailrace import Admin
+from tailrace.errors import UnknownGroupError
+
+
+class FakeAdmin(Admin):
+    """Groups g0, g1, ...: those with odd numbers have a member; each reads two partitions, and lags 5 behind in one."""
+
+    count = 0
+    gone = ""
+
+    def list_groups(self) -> dict[str, dict[str, Any]]:
+        return {
+            f"g{n}": {"group": f"g{n}", "kind": "consumer", "state": "STABLE" if n % 2 else "EMPTY", "members": n % 2}
+            for n in range(self.count)
+        }
+
+    def describe_groups(self, groups: Any = None, *, members: bool = True, lag_seconds: bool = True) -> dict[str, dict[str, Any]]:
+        assert not members
+        assert not lag_seconds
+        if groups == self.gone:
+            raise UnknownGroupError(groups)
+        rows = [{"topic": "t", "partition": n, "lag": (5, None)[n]} for n in range(2)]
+        return {groups: {**self.list_groups()[groups], "member_count": 1, "rebalances": 3, "partitions": rows}}
+
+
+@pytest.fixture
+def fake() -> Iterator[Callable[..., ObservedGroups]]:
+    with FakeAdmin("localhost:1") as admin:
+
+        def look(count: int, gone: str = "") -> ObservedGroups:
+            FakeAdmin.count, FakeAdmin.gone = count, gone
+            return observe_groups(admin, 7)
+
+        yield look
+
+
+def samples(observed: ObservedGroups) -> dict[str, float]:
+    return {f"{s.name} {' '.join(s.labels.values())}".strip(): s.value for family in group_families(observed) for s in family.samples}
+
+
+def test_lag_members_rebalances_and_states_are_shown(fake: Callable[..., ObservedGroups]) -> None:
+    assert samples(fake(3, gone="g2")) == {
+        "tailrace_groups consumer EMPTY": 2, "tailrace_groups consumer STABLE": 1, "tailrace_groups_not_shown": 1, "tailrace_group_commits_total": 7,
+        "tailrace_group_members g0": 1, "tailrace_group_members g1": 1, "tailrace_group_rebalances_total g0": 3, "tailrace_group_rebalances_total g1": 3,
+        "tailrace_group_lag_records g0 t 0": 5, "tailrace_group_lag_records g1 t 0": 5,
+    }  # fmt: skip
+
+
+def test_there_are_as_many_series_as_there_may_be_and_groups_with_members_come_first(
+    fake: Callable[..., ObservedGroups], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_metrics, "GROUPS_SHOWN_MAX", 6)
+    observed = fake(9)
+    assert [group["group"] for group in observed.described] == ["g1", "g3", "g5", "g7", "g0", "g2"]
+    assert observed.not_shown == 3
+    monkeypatch.setattr(group_metrics, "PARTITIONS_SHOWN_MAX", 5)
+    observed = fake(9)
+    assert [group["group"] for group in observed.described] == ["g1", "g3"]
+    assert (observed.not_shown, sum(observed.by_kind_and_state.values())) == (7, 9)
+    monkeypatch.setattr(group_metrics, "PARTITIONS_SHOWN_MAX", 1)
+    assert len(fake(9).described) == 1, "a large one is shown rather than none"
