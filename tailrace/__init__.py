@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from tailrace import aio as aio
+    from tailrace import idempotent as idempotent
     from tailrace.admin import Admin, PendingDelay
     from tailrace.consumer import Consumer
     from tailrace.errors import (
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
         UnsupportedVersionError,
     )
     from tailrace.handles import BatchesHandle, Handle
+    from tailrace.ids import IdGenerator
     from tailrace.new_topic import NewTopic
     from tailrace.private_appliance import EmbeddedAppliance, embedded
     from tailrace.producer import Producer
@@ -75,6 +77,7 @@ _HOMES = {
     "Admin": "admin",
     "NewTopic": "new_topic",
     "Consumer": "consumer",
+    "IdGenerator": "ids",
     "EmbeddedAppliance": "private_appliance",
     "embedded": "private_appliance",
     "Producer": "producer",
@@ -106,6 +109,7 @@ __all__ = [
     "GroupFullError",
     "GroupNotEmptyError",
     "Handle",
+    "IdGenerator",
     "InstanceIdInUseError",
     "InvalidGroupError",
     "InvalidRecordError",
@@ -157,8 +161,8 @@ if not TYPE_CHECKING:  # a type checker is to find a misspelt name
     def __getattr__(name: str) -> Any:
         import importlib
 
-        if name == "aio":
-            return importlib.import_module("tailrace.aio")
+        if name in ("aio", "idempotent"):
+            return importlib.import_module(f"tailrace.{name}")
         if name not in __all__:
             raise AttributeError(f"module 'tailrace' has no attribute {name!r}")
         value = getattr(importlib.import_module(f"tailrace.{_HOMES.get(name, 'errors')}"), name)
@@ -167,4 +171,4 @@ if not TYPE_CHECKING:  # a type checker is to find a misspelt name
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__", "aio"])
+    return sorted([*__all__, "__version__", "aio", "idempotent"])
