@@ -24,12 +24,15 @@ STOOD_STILL_NS = 1_000_000_000
 """A look that comes later than this was held up by the host."""
 QUICK_FAILURES_MAX = 5
 """A process that ended so often before it ever served is in trouble."""
+NOT_NEEDED = (Role.CONSOLE, Role.GROUPS)
+"""Records are produced and consumed without these."""
 
 
 MODULES = {
     Role.COORDINATOR: "appliance.coordinator",
     Role.FLUSHER: "workers.flusher",
     Role.SCHEDULER: "workers.delays.scheduler",
+    Role.GROUPS: "appliance.groups.agent",
     Role.WORKER: "workers.worker",
     Role.FRONT: "netfront.front",
     Role.CONSOLE: "appliance.console",
@@ -93,7 +96,7 @@ def look_at_beats(children: Iterable[Child], control: Control, hang_timeout_ms: 
     for child in children:
         child.beat_changed_ns = min(now_ns, child.beat_changed_ns + late_ns)
         if child.pidfd < 0:
-            healthy = healthy and (child.quick_failures < QUICK_FAILURES_MAX or child.role is Role.CONSOLE)
+            healthy = healthy and (child.quick_failures < QUICK_FAILURES_MAX or child.role in NOT_NEEDED)
             continue
         beat = control.process(child.role, child.index).load(ProcessWord.BEAT)
         if beat != child.last_beat:

@@ -333,8 +333,9 @@ def build(context: ProcessContext) -> Console:
 
     def roles() -> list[tuple[Role, int]]:
         spares = [w for w in settings["spare_workers"] if context.control.process(Role.WORKER, w).load(ProcessWord.DEDICATED_TO)]
+        groups = [(Role.GROUPS, 0)] if context.control.process(Role.GROUPS, 0).load(ProcessWord.GENERATION) else []
         return [
-            (Role.SUPERVISOR, 0), (Role.COORDINATOR, 0), (Role.CONSOLE, 0), (Role.SCHEDULER, 0), *((Role.FRONT, f) for f in range(settings["fronts"])),
+            (Role.SUPERVISOR, 0), (Role.COORDINATOR, 0), (Role.CONSOLE, 0), (Role.SCHEDULER, 0), *groups, *((Role.FRONT, f) for f in range(settings["fronts"])),
             *((Role.FLUSHER, d) for d in range(len(context.spec.data_dirs))), *((Role.WORKER, w) for w in [*range(settings["workers"]), *spares]),
         ]  # fmt: skip
 

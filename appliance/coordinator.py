@@ -33,7 +33,7 @@ from appliance.topic_decisions import TopicDecisions, is_whole
 from shm.catalog_messages import LaneKind
 from shm.crash_points import crash_point
 from shm.lane import LaneReader
-from shm.layout import Role
+from shm.layout import ProcessWord, Role
 from shm.runtime.boundary import Boundary
 from shm.runtime.process import ProcessContext, configure_logging, process_name, run, start
 from tailrace.errors import InvalidRequestError, InvalidSettingError, TailraceError
@@ -84,7 +84,8 @@ class Coordinator:
     def step(self, now_ns: int) -> int:
         """One turn of the loop: feeds, requests, decisions that are carried out, what waits for lanes."""
         self._now_ns = now_ns
-        work = self._telling.connect_workers() + self._telling.feed(hold_readers=self._changes.is_inheriting(now_ns))
+        work = self._telling.connect_workers() + self._telling.connect_groups()
+        work += self._telling.feed(hold_readers=self._changes.is_inheriting(now_ns))
         for front, lane in self._incoming.items():
             answers = self._telling.to(Role.FRONT, front).queue
             while len(answers) < ANSWERS_MAX and (message := lane.peek()) is not None:
@@ -164,13 +165,16 @@ def build(context: ProcessContext, catalog: Catalog, dir_numbers: list[int], mac
         name = process_name(role, index)
         return Outgoing(role, index, context.lane_writer(name), context.bell(role, index), control.process(role, index))
 
+    def connect_groups() -> Outgoing | None:
+        return connect(Role.GROUPS, 0) if control.process(Role.GROUPS, 0).load(ProcessWord.GENERATION) else None
+
     tables = [context.table(d) for d in range(len(spec.data_dirs))]
     topics = {topic.name: topic for topic in catalog.topics()}
     dedicated = DedicatedWorkers({w: control.process(Role.WORKER, w) for w in settings["spare_workers"]}, len(spec.data_dirs))
     placement = Placement(topics, dir_numbers, worker_dirs, dedicated, context.bell(Role.SUPERVISOR, 0))
     sizes = Sizes(front_count, int(settings["ring_bytes"]), int(settings["lane_bytes"]))
     outgoing = [connect(role, index) for role, index in roles]
-    telling = Telling(topics, outgoing, tables, placement, dedicated, lambda worker: connect(Role.WORKER, worker), sizes)
+    telling = Telling(topics, outgoing, tables, placement, dedicated, lambda worker: connect(Role.WORKER, worker), connect_groups, sizes)
     decisions = TopicDecisions(
         catalog, topics, dedicated, lambda row: telling.table(row).read(row.slot), context.clock.wall_us, ring_bytes=sizes.ring_bytes,
         lane_bytes=sizes.lane_bytes,

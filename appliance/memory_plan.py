@@ -40,6 +40,15 @@ def plan_worker(settings: Settings, worker: int, fronts: int) -> list[RegionPlan
     ]
 
 
+def plan_groups(fronts: int) -> list[RegionPlan]:
+    """The lanes of the process of groups: made when it is first needed."""
+    lanes = [_lane("coordinator", "groups-0", CONTROL_LANE_BYTES)]
+    for f in range(fronts):
+        lanes.append(_lane(f"front-{f}", "groups-0", CONTROL_LANE_BYTES))
+        lanes.append(_lane("groups-0", f"front-{f}", CONTROL_LANE_BYTES))
+    return lanes
+
+
 def plan_regions(settings: Settings, workers: int, fronts: int, flushers: int) -> list[RegionPlan]:
     """Every region that there is from the start, in order of creation."""
     # With the number of rings: a start that finds no manifest knows by it what there was.

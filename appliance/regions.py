@@ -17,7 +17,7 @@ from appliance import manifest
 from appliance.directory_errors import DataDirectoryError, unusable
 from appliance.left_regions import find_left, remove_regions
 from appliance.manifest import Manifest
-from appliance.memory_plan import RegionPlan, plan_regions, plan_worker
+from appliance.memory_plan import RegionPlan, plan_groups, plan_regions, plan_worker
 from appliance.ownership import Ownership
 from appliance.restart_policy import ExitCode, Halt
 from appliance.settings import Settings
@@ -131,13 +131,11 @@ class Regions:
         return f"{self._owner.identity.prefix}-{self.run_id}-{logical_name.replace('>', '.')}"
 
     def names_with_spares(self) -> dict[str, str]:
-        """What a child is told: also the names of regions that dedicated workers will have."""
+        """What a child is told: also the names of regions that dedicated workers and the process of groups will have."""
         first = len(self._worker_dirs)
-        spares = [
-            plan
-            for w in range(first, first + self._settings.dedicated_workers)
-            for plan in plan_worker(self._settings, w, self._settings.fronts)
-        ]
+        spares = plan_groups(self._settings.fronts)
+        for w in range(first, first + self._settings.dedicated_workers):
+            spares += plan_worker(self._settings, w, self._settings.fronts)
         return {plan.logical_name: self.name_of(plan.logical_name) for plan in spares} | self.names
 
     def create(self) -> Control:
@@ -156,14 +154,30 @@ class Regions:
         """Make a dedicated worker's ring and lanes, if they are not there. Raises RegionError, DataDirectoryError; then none of them is left."""
         if index in self._worker_dirs:
             return
-        plans = plan_worker(self._settings, index, self._settings.fronts)
         self._worker_dirs[index] = data_dir
+        try:
+            self._make_all_or_none(plan_worker(self._settings, index, self._settings.fronts))
+        except (RegionError, DataDirectoryError):
+            del self._worker_dirs[index]
+            self._try_to_write_manifest()
+            raise
+
+    def create_groups(self) -> None:
+        """Make the lanes of the process of groups, if they are not there. Raises RegionError, DataDirectoryError; then none of them is left."""
+        plans = plan_groups(self._settings.fronts)
+        if plans[0].logical_name in self.names:
+            return
+        try:
+            self._make_all_or_none(plans)
+        except (RegionError, DataDirectoryError):
+            self._try_to_write_manifest()
+            raise
+
+    def _make_all_or_none(self, plans: list[RegionPlan]) -> None:
         try:
             self._make(plans)
         except (RegionError, DataDirectoryError):
             remove_regions([self.names.pop(plan.logical_name) for plan in plans])
-            del self._worker_dirs[index]
-            self._try_to_write_manifest()
             raise
 
     def _make(self, plans: list[RegionPlan]) -> None:

@@ -108,6 +108,24 @@ class Settings:
         maximum=1 << 24,
         name="producer.ids.max",
     )
+    group_members_max: int = _setting(
+        10_000, "How many members a consumer group or share group may have.", minimum=1, maximum=1_000_000, name="group.members.max"
+    )
+    groups_max: int = _setting(
+        100_000, "How many groups there may be, those without members counted.", minimum=1, maximum=10_000_000, name="groups.max"
+    )
+    group_session_timeout_min_ms: int = _setting(
+        1_000, "The shortest session_timeout_ms that a consumer may ask for, ms.", minimum=100, name="group.session.timeout.min.ms"
+    )
+    group_session_timeout_max_ms: int = _setting(
+        1_800_000, "The longest session_timeout_ms that a consumer may ask for, ms.", minimum=100, name="group.session.timeout.max.ms"
+    )
+    offsets_retention_minutes: int = _setting(
+        10_080,
+        "A group without members is forgotten, with its committed offsets, this long after its last member left and its last commit, minutes.",
+        minimum=1,
+        name="offsets.retention.minutes",
+    )
     flush_linger_ms: int = _setting(
         0,
         "How long the flusher waits for a larger group, ms; 0: not at all, busy times group by themselves.",
@@ -141,6 +159,11 @@ class Settings:
         if self.credit_bytes < self.lane_bytes // 2:
             raise InvalidSettingError(
                 f"credit_bytes is {self.credit_bytes}; it must be at least half of lane_bytes ({self.lane_bytes}), so that one batch always fits"
+            )
+        if self.group_session_timeout_min_ms > self.group_session_timeout_max_ms:
+            raise InvalidSettingError(
+                f"group.session.timeout.min.ms is {self.group_session_timeout_min_ms}; it must not be above group.session.timeout.max.ms "
+                f"({self.group_session_timeout_max_ms})"
             )
         return plan_cores(self.cores, available_cores, WORKERS_MAX - self.dedicated_workers)
 

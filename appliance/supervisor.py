@@ -7,7 +7,7 @@ Crash: children die with it (PDEATHSIG); what was acknowledged is in the rings, 
 
 Start:  lock, identity | old rings found | regions, bells | coordinator, flusher, workers, scheduler, fronts | flusher recovered: RUNNING |
         front bound: READY | console
-Stop:   console | fronts (nothing new) | scheduler | workers (lanes empty) | flusher (rings settled, files synced) | coordinator | regions removed
+Stop:   console | fronts (nothing new) | groups | scheduler | workers (lanes empty) | flusher (rings settled, files synced) | coordinator | regions removed
 
 Run by `tailrace.launcher`, isolated; `tailrace serve` does.
 """
@@ -28,6 +28,7 @@ import orjson
 from appliance.children import MODULES, NS_PER_MS, Child, first_children, look_at_beats, other_cores
 from appliance.directory_errors import DataDirectoryError, unusable
 from appliance.held_directories import forget_holders, record_holders, restore_locks, take_all
+from appliance.hiring import Hiring
 from appliance.host_needs import allow_open_files, refuse_unfit_machine, slots_for_open_files
 from appliance.ownership import Ownership
 from appliance.regions import Regions
@@ -47,8 +48,7 @@ from tailrace.front_addresses import front_address
 
 logger = logging.getLogger("appliance.supervisor")
 
-_STOP_ORDER = (Role.CONSOLE, Role.FRONT, Role.SCHEDULER, Role.WORKER, Role.FLUSHER, Role.COORDINATOR)
-HIRE_AGAIN_MS = 5_000
+_STOP_ORDER = (Role.CONSOLE, Role.FRONT, Role.GROUPS, Role.SCHEDULER, Role.WORKER, Role.FLUSHER, Role.COORDINATOR)
 SPAWN_AGAIN_MS = 1_000
 
 
@@ -63,13 +63,12 @@ class Supervisor:
         self._plan = settings.check(os.sched_getaffinity(0))
         self._slots = settings.slots
         """How many partitions there can be: no more than the open files allow."""
-        self._hire_at_ns = 0
-        """Not before: there was no room for a dedicated worker."""
         self._owners: list[Ownership] = []
         """One for each data directory; the first has the catalog."""
         self._worker_dirs: list[int] = []
         """Worker -> index of its data directory; dedicated workers come behind these."""
         self._regions: Regions
+        self._hiring: Hiring
         self._control: Control
         self._children: list[Child] = []
         self._bells: dict[str, Doorbell] = {}
@@ -99,6 +98,10 @@ class Supervisor:
         crash_point("supervisor.after_regions")
         self._children = first_children(self._plan, len(self._owners), len(self._worker_dirs), self.settings.fronts)
         self._make_bells()
+        self._hiring = Hiring(
+            self._control, self._regions, self._children, self._bells, other_cores(self._plan), self._spare_workers(), self.settings.fronts, self._try_spawn
+        )  # fmt: skip
+        self._hiring.add_groups_of(self._owners[0].path)
         self._control.process(Role.SUPERVISOR, 0).store(ProcessWord.PID, os.getpid())
         self._control.process(Role.SUPERVISOR, 0).store(ProcessWord.LIVE, 1)
         code = ExitCode.OK
@@ -133,7 +136,7 @@ class Supervisor:
     def _make_bells(self) -> None:
         """One for each process, and for each that there may be: a child inherits bells when it is started, never later."""
         names = [process_name(Role.SUPERVISOR, 0)] + [child.name for child in self._children]
-        names += [process_name(Role.WORKER, index) for index in self._spare_workers()]
+        names += [process_name(Role.WORKER, index) for index in self._spare_workers()] + [process_name(Role.GROUPS, 0)]
         names += [process_name(Role.CONSOLE, 0)] if self.settings.http_listen else []
         self._bells = {name: Doorbell.create() for name in names}
         for bell in self._bells.values():
@@ -202,6 +205,8 @@ class Supervisor:
             "reserve_bytes": s.disk_reserve_bytes + s.ring_bytes * len(self._worker_dirs) if s.disk_reserve_bytes else 0,
             "listen": s.listen, "slots": self._slots,
             "ring_bytes": s.ring_bytes, "lane_bytes": s.lane_bytes, "credit_bytes": s.credit_bytes, "auto_create_topics": s.auto_create_topics,
+            "group.members.max": s.group_members_max, "groups.max": s.groups_max, "group.session.timeout.min.ms": s.group_session_timeout_min_ms,
+            "group.session.timeout.max.ms": s.group_session_timeout_max_ms, "offsets.retention.minutes": s.offsets_retention_minutes,
             "flush.linger_ms": s.flush_linger_ms, "flush.batch_size": s.flush_batch_size,
             "http.listen": s.http_listen, "connections.max": s.connections_max, "log_level": s.log_level,
         }  # fmt: skip
@@ -230,7 +235,7 @@ class Supervisor:
                 return
             for child in [child for child in self._children if child.pidfd in ready]:
                 self._reap(child, now_ns)
-            self._hire_and_dismiss()
+            self._hiring.step(may_halt=not self._announced)
             for child in self._children:
                 if child.restart_at_ns and now_ns >= child.restart_at_ns:
                     if child.generation:
@@ -239,38 +244,6 @@ class Supervisor:
                         logger.info("restarted process=%s pid=%d generation=%d", child.name, child.pid, child.generation)
             self._advance_phase()
             self._check_progress(now_ns)
-
-    def _hire_and_dismiss(self) -> None:
-        """Start the dedicated workers that the coordinator wants and has none of; stop those that it does not want any more."""
-        for index in self._spare_workers():
-            slot = self._control.process(Role.WORKER, index)
-            wanted = slot.load(ProcessWord.DEDICATED_TO)
-            child = next((c for c in self._children if c.role is Role.WORKER and c.index == index), None)
-            if wanted and child is None:
-                self._hire(index, slot.load(ProcessWord.DEDICATED_DIR) - 1)
-            elif not wanted and child is not None and not child.is_dismissed:
-                child.is_dismissed = True
-                slot.store(ProcessWord.STOP, child.generation)
-                self._bells[child.name].ring()
-
-    def _hire(self, index: int, data_dir: int) -> None:
-        now_ns = time.monotonic_ns()
-        if now_ns < self._hire_at_ns:
-            return
-        try:
-            self._regions.create_worker(index, data_dir)
-        except (RegionError, DataDirectoryError) as error:
-            if not self._announced:
-                raise Halt(ExitCode.SHARED_MEMORY if isinstance(error, RegionError) else ExitCode.DATA_UNUSABLE, str(error)) from None
-            logger.error("no_dedicated_worker index=%d error=%r again_ms=%d", index, str(error), HIRE_AGAIN_MS)
-            self._hire_at_ns = now_ns + HIRE_AGAIN_MS * NS_PER_MS
-            self._control.process(Role.WORKER, index).store(ProcessWord.WITHOUT_MEMORY, 1)
-            self._bells[process_name(Role.COORDINATOR, 0)].ring()
-            return
-        self._control.process(Role.WORKER, index).store(ProcessWord.WITHOUT_MEMORY, 0)
-        child = Child(Role.WORKER, index, other_cores(self._plan))
-        self._children.append(child)
-        self._try_spawn(child)
 
     def _next_wake_ns(self) -> int:
         times = [child.restart_at_ns for child in self._children if child.restart_at_ns]
@@ -289,7 +262,9 @@ class Supervisor:
         self._control.process(child.role, child.index).store(ProcessWord.LIVE, 0)
         stopping = stopping or child.is_dismissed
         quick = now_ns - child.started_ns < SETTLED_AFTER_MS * NS_PER_MS
-        decision = decide(exit_status, stopping=stopping, had_served=child.has_served, quick_failures=child.quick_failures)
+        # Without the process of groups everything else serves: how it ends, whatever that was, does not end the rest.
+        had_served = child.has_served or child.role is Role.GROUPS
+        decision = decide(exit_status, stopping=stopping, had_served=had_served, quick_failures=child.quick_failures)
         child.quick_failures = child.quick_failures + 1 if quick else 0
         if stopping:
             if exit_status != 0:
@@ -322,7 +297,8 @@ class Supervisor:
             self._regions.forget_old()
             for bell in self._bells.values():
                 bell.ring()
-        if not self._announced and self._control.phase is Phase.RUNNING and all(c.has_served for c in self._children):
+        needed = (child for child in self._children if child.role is not Role.GROUPS)
+        if not self._announced and self._control.phase is Phase.RUNNING and all(child.has_served for child in needed):
             self._announced = True
             self._announce()
 

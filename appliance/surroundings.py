@@ -46,7 +46,7 @@ class Surroundings:
         reserve_bytes: int,
         http_listen: str,
     ) -> None:
-        """`roles`: (role, index) of every process that there always is, but the supervisor, the coordinator and the console."""
+        """`roles`: (role, index) of every process that there always is, but supervisor, coordinator and console."""
         self._machine = machine
         self._control = control
         self._data_dirs = data_dirs
@@ -59,7 +59,8 @@ class Surroundings:
         """One row a process, for JSON."""
         used = [w for w in self._dedicated.existing() if self._control.process(Role.WORKER, w).load(ProcessWord.DEDICATED_TO)]
         console = [(Role.CONSOLE, 0)] if self._http_listen else []
-        listed = [(Role.SUPERVISOR, 0), (Role.COORDINATOR, 0), *self._roles, *((Role.WORKER, w) for w in used), *console]
+        groups = [(Role.GROUPS, 0)] if self._control.process(Role.GROUPS, 0).load(ProcessWord.GENERATION) else []
+        listed = [(Role.SUPERVISOR, 0), (Role.COORDINATOR, 0), *self._roles, *((Role.WORKER, w) for w in used), *groups, *console]
         return [self._process(role, index) for role, index in listed]
 
     def _process(self, role: Role, index: int) -> dict[str, Any]:

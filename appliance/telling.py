@@ -1,8 +1,8 @@
 """What the coordinator tells the other processes: which partitions each of them serves, and answers to clients' requests.
 
 Owner: the coordinator; the ways to the others are `outgoing`.
-Invariants: a process that asks gets the whole catalog before anything newer; fronts and the scheduler hear of a topic when it is finished, and of its end
-    before its files go.
+Invariants: a process that asks gets the whole catalog before anything newer; fronts, scheduler and groups hear of a topic when it is finished, and of its
+    end before its files go.
 Crash: nothing is kept: a process that was not told is told again by a successor.
 """
 
@@ -21,8 +21,10 @@ from shm.layout import ProcessWord, Role
 from shm.partition_table import PartitionTable
 from tailrace.protocol.errors import ErrorCode
 
-_READERS = (Role.FRONT, Role.SCHEDULER)
-"""Who may only know what is finished."""
+_READERS = (Role.FRONT, Role.SCHEDULER, Role.GROUPS)
+"""Who is told what is finished only."""
+_FED_WHAT_IS_FINISHED = (Role.FRONT, Role.SCHEDULER)
+"""The process of groups is fed topics that are being changed, too: one that it does not know was deleted, with what groups have committed there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,12 @@ class Telling:
         placement: Placement,
         dedicated: DedicatedWorkers,
         connect_worker: Callable[[int], Outgoing],
+        connect_groups: Callable[[], Outgoing | None],
         sizes: Sizes,
     ) -> None:
-        """`topics`: by name, as the coordinator knows them now; `connect_worker`: the way to a dedicated worker whose regions exist."""
+        """`topics`: by name, as the coordinator knows them now; `connect_worker`: the way to a dedicated worker whose regions exist; `connect_groups`: the way
+        to the process of groups, None while it has not been started.
+        """
         self._topics = topics
         self._outgoing = outgoing
         self._tables = tables
@@ -56,6 +61,8 @@ class Telling:
         self.placement = placement
         self._dedicated = dedicated
         self._connect_worker = connect_worker
+        self._connect_groups = connect_groups
+        self._knows_groups = False
         self._connected: set[int] = set()
         """Dedicated workers that there is a way to."""
         self._unconnected: dict[int, dict[tuple[bytes, int], Assignment]] = {}
@@ -80,7 +87,15 @@ class Telling:
         """An answer to a client's request, through its front."""
         self.to(Role.FRONT, front).put(LaneKind.RESPONSE, body, flags=code, session=session, correlation_id=correlation_id)
 
-    # ---- workers ---------------------------------------------------------------------------------------------------------------------
+    # ---- processes that are started when they are needed -----------------------------------------------------------------------------
+
+    def connect_groups(self) -> int:
+        """Find the way to the process of groups, once it has been started."""
+        if self._knows_groups or (out := self._connect_groups()) is None:
+            return 0
+        self._outgoing.append(out)
+        self._knows_groups = True
+        return 1
 
     def connect_workers(self) -> int:
         """Find the way to dedicated workers that were started since; give them what waits for them."""
@@ -131,6 +146,8 @@ class Telling:
             return assignment.data_dir == out.index
         if out.role is Role.SCHEDULER:
             return assignment.has_delays
+        if out.role is Role.GROUPS:
+            return not assignment.delay_of
         return True
 
     def feed(self, *, hold_readers: bool = False) -> int:
@@ -140,11 +157,11 @@ class Telling:
             wanted = out.slot.load(ProcessWord.WANTS_FEED)
             if wanted in (out.feeding, out.slot.load(ProcessWord.FED_GENERATION)):
                 continue
-            if out.role in _READERS and (hold_readers or self.placement.awaits_workers(self._connected)):
+            if out.role in _FED_WHAT_IS_FINISHED and (hold_readers or self.placement.awaits_workers(self._connected)):
                 continue
             for topic in self._topics.values():
                 # A front may only know what is finished; a topic that is being deleted is opened by none.
-                if topic.state == "deleting" or (out.role in _READERS and topic.state != "active"):
+                if topic.state == "deleting" or (out.role in _FED_WHAT_IS_FINISHED and topic.state != "active"):
                     continue
                 for assignment in self._assignments(topic):
                     if self._concerns(out, assignment):
@@ -167,7 +184,7 @@ class Telling:
                 self._unconnected.setdefault(assignment.worker, {})[assignment.topic_id, assignment.partition] = assignment
 
     def tell_readers(self, topic: Topic) -> None:
-        """News of a topic that is finished, or about to go, to fronts and scheduler."""
+        """News of a topic that is finished, or about to go, to fronts, scheduler and groups."""
         readers = [out for out in self._outgoing if out.role in _READERS]
         for assignment in self._assignments(topic):
             for out in readers:

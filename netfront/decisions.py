@@ -1,13 +1,16 @@
-"""Requests that another process decides, and what the coordinator tells: the front's ends of the lanes to coordinator and scheduler, and back.
+"""Requests that another process decides, and what those tell: the front's ends of the lanes to coordinator, scheduler and groups, and back.
 
-Owner: one front. Invariants: a message of coordinator or scheduler is consumed before it is acted on; one that fails costs nothing but itself.
+Owner: one front. Invariants: a message of another process is consumed before it is acted on; one that fails costs nothing but itself; the process of groups
+    is told of the end of each session that has asked it something, and of no other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from netfront.deciders import Decider, DeciderLink
+import orjson
+
+from netfront.deciders import Decider, DeciderLink, OnDemand
 from netfront.replies import Replies
 from netfront.sessions import Session, Sessions
 from shm.catalog_messages import LaneKind
@@ -20,20 +23,29 @@ DECISION_TIMEOUT_MS = 35_000
 DELAYS_TIMEOUT_MS = 15_000
 DELAY_APIS = (Api.LIST_DELAYS, Api.CHANGE_DELAYS, Api.DESCRIBE_DELAYS)
 """What the scheduler decides."""
+GROUPS_TIMEOUT_MS = 15_000
+GROUP_APIS = (
+    Api.GROUP_HEARTBEAT, Api.COMMIT_OFFSETS, Api.FETCH_OFFSETS, Api.LIST_GROUPS, Api.DESCRIBE_GROUP, Api.DELETE_GROUPS, Api.ALTER_GROUP_OFFSETS,
+    Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE,
+)  # fmt: skip
+"""What the process of groups decides."""
+NO_GROUPS = orjson.dumps({"groups": [], "next": None})
+"""The list of groups while their process was never needed: to look whether there are groups does not start it."""
 DECIDED_APIS = (
     Api.CREATE_TOPICS, Api.DELETE_TOPICS, Api.ALTER_TOPICS, Api.DELETE_RECORDS, Api.LEASE_OFFSETS, Api.INIT_PRODUCER_ID, Api.DESCRIBE_CLUSTER,
-    *DELAY_APIS,
+    *DELAY_APIS, *GROUP_APIS,
 )  # fmt: skip
 
 
 class Decisions:
-    """The two deciders of a front."""
+    """The three deciders of a front."""
 
     def __init__(
         self,
         *,
         coordinator: DeciderLink,
         scheduler: DeciderLink,
+        groups: OnDemand,
         process_generation: int,
         sessions: Sessions,
         replies: Replies,
@@ -46,6 +58,9 @@ class Decisions:
         """
         self.coordinator = Decider(coordinator, DECISION_TIMEOUT_MS, self._answer_instead, start_ns)
         self.scheduler = Decider(scheduler, DELAYS_TIMEOUT_MS, self._answer_instead, start_ns)
+        self.groups = Decider(groups, GROUPS_TIMEOUT_MS, self._answer_instead, start_ns)
+        self._group_sessions: set[int] = set()
+        """Words of the sessions that have asked something of groups."""
         self._process_generation = process_generation
         self._sessions = sessions
         self._replies = replies
@@ -56,15 +71,15 @@ class Decisions:
 
     def next_deadline_ns(self) -> int:
         """When `step` next has something to do, without a message."""
-        return min(self.coordinator.next_deadline_ns(), self.scheduler.next_deadline_ns())
+        return min(self.coordinator.next_deadline_ns(), self.scheduler.next_deadline_ns(), self.groups.next_deadline_ns())
 
     def step(self) -> int:
         """Read what they have answered and told; restarts and timeouts."""
-        return self._read(self.coordinator) + self._read(self.scheduler)
+        return self._read(self.coordinator) + self._read(self.scheduler) + self._read(self.groups)
 
     def pass_on(self) -> int:
         """Move what waits into their lanes; ring, once each."""
-        return self.coordinator.pass_on(self.now_ns) + self.scheduler.pass_on(self.now_ns)
+        return self.coordinator.pass_on(self.now_ns) + self.scheduler.pass_on(self.now_ns) + self.groups.pass_on(self.now_ns)
 
     def payload_max(self, header: RequestHeader) -> int:
         """The largest body of a request of this API, in bytes."""
@@ -73,35 +88,52 @@ class Decisions:
     def ask(self, session: Session, header: RequestHeader, body: bytes) -> None:
         """Pass a request on. Raises WireError when too many wait, or it is no JSON."""
         requests.decode_request(body)
-        self._decider(header.api).ask(session.word, header.api, header.correlation_id, body, self.now_ns)
+        api, version, correlation_id = header.api, header.version, header.correlation_id
+        if api == Api.LIST_GROUPS and self.groups.is_absent():
+            self._replies.send(session, api, version, correlation_id, ErrorCode.OK, [NO_GROUPS])
+            return
+        decider = self._decider(api)
+        decider.ask(session.word, api, version, correlation_id, body, self.now_ns)
+        if decider is self.groups:
+            self._group_sessions.add(session.word)
 
     def forget_session(self, session: Session) -> None:
         """The client is gone."""
         self.coordinator.forget_session(session.word)
         self.scheduler.forget_session(session.word)
+        self.groups.forget_session(session.word)
+        if session.word in self._group_sessions:
+            self._group_sessions.remove(session.word)
+            self.groups.tell_closed(session.word)
 
     def _decider(self, api: int) -> Decider:
+        if api in GROUP_APIS:
+            return self.groups
         return self.scheduler if api in DELAY_APIS else self.coordinator
 
     def _read(self, decider: Decider) -> int:
         count = decider.step(self.now_ns)
+        if decider.link is None:
+            return count
         lane = decider.link.from_it
         while (message := lane.peek()) is not None:
             count += 1
             kind, code, word, correlation_id = message.kind, message.flags, message.session, message.correlation_id
-            payload = bytes(message.payload)
+            api, payload = message.slot, bytes(message.payload)
             lane.advance(message)
             lane.consume()
             if kind == LaneKind.RESPONSE:
-                api = decider.take(word, correlation_id)
-                if api:
-                    self._replies.answer_late(word, api, correlation_id, code_of(code), payload)
+                asked = decider.take(word, correlation_id)
+                if asked is not None:
+                    self._replies.answer_late(word, asked[0], asked[1], correlation_id, code_of(code), payload)
+            elif kind == LaneKind.PUSH:
+                self._replies.push_news(word, api, payload)
             elif kind == LaneKind.ASSIGN:
                 self._on_assignment(payload)
             elif kind == LaneKind.FED and correlation_id == self._process_generation:
                 self._on_fed()
         return count
 
-    def _answer_instead(self, word: int, api: int, correlation_id: int, code: ErrorCode, sentence: str) -> None:
+    def _answer_instead(self, word: int, api: int, version: int, correlation_id: int, code: ErrorCode, sentence: str) -> None:
         """Answer a request that its decider will not."""
-        self._replies.answer_late(word, api, correlation_id, code, requests.encode_error(sentence))
+        self._replies.answer_late(word, api, version, correlation_id, code, requests.encode_error(sentence))

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 
 from netfront.acks import AckWalker
 from netfront.credits import CreditLedger
-from netfront.deciders import DeciderLink
+from netfront.deciders import DeciderLink, OnDemand
 from netfront.decisions import DECIDED_APIS, Decisions
 from netfront.fetches import FetchService
 from netfront.front_limits import limits, message_max_bytes, open_files_max
@@ -32,7 +32,7 @@ from netfront.lookups import Lookups
 from netfront.parked import Fetch
 from netfront.produces import Produces, WorkerLink
 from netfront.reader_pool import ReadAhead, ReaderPool
-from netfront.replies import VERSIONS, Replies
+from netfront.replies import Replies
 from netfront.router import AddressInUseError, Router
 from netfront.routing import Routing
 from netfront.session_keeper import SessionKeeper
@@ -71,7 +71,6 @@ UNREAD_ANSWERS_MAX_BYTES = 8 << 20
 SWEEP_NS = 100_000_000
 """While producers wait for credit: how long others may leave theirs unused."""
 Lookup = Callable[[bytes, Callable[[bytes], None]], Iterator[int]]
-_FETCH_VERSION = VERSIONS[Api.FETCH]
 
 
 class Front:
@@ -87,6 +86,7 @@ class Front:
         connect_worker: Callable[[int], WorkerLink],
         coordinator: DeciderLink,
         scheduler: DeciderLink,
+        groups: OnDemand,
         front_ports: Callable[[], list[int]],
         routing: Routing,
         reader: LogReader,
@@ -123,7 +123,7 @@ class Front:
             on_settled=self._fetches.on_settled, start_ns=start_ns,
         )  # fmt: skip
         self._decisions = Decisions(
-            coordinator=coordinator, scheduler=scheduler, process_generation=process_generation, sessions=self._sessions, replies=self._replies,
+            coordinator=coordinator, scheduler=scheduler, groups=groups, process_generation=process_generation, sessions=self._sessions, replies=self._replies,
             on_assignment=self._on_assignment, on_fed=self._on_fed, start_ns=start_ns,
         )  # fmt: skip
         self._keeper = SessionKeeper(
@@ -339,15 +339,15 @@ class Front:
             raise WireError(ErrorCode.MALFORMED_REQUEST, "FETCH takes one body frame")
         request = requests.decode_fetch(body[0])
         session.fetch_received = min(request.received_bytes, session.fetch_sent)
-        self._fetches.begin(Fetch(session, header.correlation_id, request), self._now_ns)
+        self._fetches.begin(Fetch(session, header.version, header.correlation_id, request), self._now_ns)
 
     def _respond_fetch(self, fetch: Fetch, entries: list[FetchedEntry], data: memoryview) -> None:
         listed = requests.encode_fetched(entries)
         self._slot.store(ProcessWord.BYTES_COUNT, self._slot.load(ProcessWord.BYTES_COUNT) + len(listed) + len(data))
-        self._replies.send_batches(fetch.session, Api.FETCH, _FETCH_VERSION, fetch.correlation_id, listed, data)
+        self._replies.send_batches(fetch.session, Api.FETCH, fetch.version, fetch.correlation_id, listed, data)
 
     def _refuse_fetch(self, fetch: Fetch, error: Exception) -> None:
-        self._replies.refuse_or_fail(fetch.session, Api.FETCH, _FETCH_VERSION, fetch.correlation_id, error)
+        self._replies.refuse_or_fail(fetch.session, Api.FETCH, fetch.version, fetch.correlation_id, error)
 
 
 def build(context: ProcessContext, transport: Transport, files: LogFiles, pool: ReadAhead, generation: int) -> Front:
@@ -365,6 +365,17 @@ def build(context: ProcessContext, transport: Transport, files: LogFiles, pool: 
             context.lane_writer(name), context.lane_reader(name), context.bell(role, 0), lambda: process.load(ProcessWord.GENERATION)
         )
 
+    groups = context.control.process(Role.GROUPS, 0)
+
+    def connect_groups() -> DeciderLink | None:
+        return decider(Role.GROUPS) if groups.load(ProcessWord.GENERATION) else None
+
+    def ask_for_groups() -> None:
+        if not context.slot.load(ProcessWord.WANTS_GROUPS):
+            context.slot.store(ProcessWord.WANTS_GROUPS, 1)
+            context.bell(Role.SUPERVISOR, 0).ring()
+
+    coordinator = decider(Role.COORDINATOR)
     lane_half = int(settings["lane_bytes"]) // 2
     front = Front(
         transport=transport,
@@ -372,8 +383,11 @@ def build(context: ProcessContext, transport: Transport, files: LogFiles, pool: 
         process_generation=spec.generation,
         workers={w: connect(w) for w in range(int(settings["workers"]))},
         connect_worker=connect,
-        coordinator=decider(Role.COORDINATOR),
+        coordinator=coordinator,
         scheduler=decider(Role.SCHEDULER),
+        groups=OnDemand(
+            connect_groups, ask_for_groups, lambda: bool(groups.load(ProcessWord.WITHOUT_MEMORY)), coordinator.to_it.payload_max
+        ),
         front_ports=lambda: [context.control.port(f).load() for f in range(int(settings["fronts"]))],
         routing=Routing(),
         reader=LogReader(files, spec.data_dirs, [context.table(d) for d in range(len(spec.data_dirs))], open_files_max()),

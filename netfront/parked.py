@@ -25,12 +25,14 @@ class Fetch:
 
     __slots__ = (
         "answer", "at", "buffer", "cold_tries", "correlation_id", "counted_bytes", "counted_to", "has_moved", "has_something", "is_answering", "is_done",
-        "is_in_slices", "is_reading", "is_registered", "limit", "min_bytes", "must_answer", "request", "session", "slots", "timer", "used", "wants_now",
-        "was_short",
+        "is_in_slices", "is_reading", "is_registered", "limit", "min_bytes", "must_answer", "request", "session", "slots", "timer", "used", "version",
+        "wants_now", "was_short",
     )  # fmt: skip
 
-    def __init__(self, session: Session, correlation_id: int, request: FetchRequest) -> None:
+    def __init__(self, session: Session, version: int, correlation_id: int, request: FetchRequest) -> None:
         self.session = session
+        self.version = version
+        """Of the request, and of its answer."""
         self.correlation_id = correlation_id
         self.request = request
         self.min_bytes = max(1, min(request.min_bytes, request.max_bytes))

@@ -16,7 +16,7 @@ import orjson
 
 from netfront.acks import AckWalker, Answer
 from netfront.credits import CreditLedger
-from netfront.replies import VERSIONS, Replies
+from netfront.replies import Replies
 from netfront.routing import Routing
 from netfront.sessions import Session, Sessions
 from netfront.unanswered import Unanswered
@@ -37,7 +37,6 @@ PRODUCES_MAX = 131_072
 """Batches that wait for their answer, of one connection and of all: five under way to each of 4,096 partitions are 20,480."""
 OVERDRAFT_BYTES = 1 << 20
 _ACKS = {0: ACKS_NONE, 1: ACKS_LEADER, requests.ACKS_ALL: ACKS_ALL}
-_VERSION = VERSIONS[Api.PRODUCE]
 
 
 class Batch(NamedTuple):
@@ -132,7 +131,7 @@ class Produces:
             if refusal is not None:
                 self._replies.tell_credit(self._ledger.release(session.credit, len(batch)))
                 raise refusal
-            self._unanswered.add(session.word, header.correlation_id, header.api, self.now_ns, request.timeout_ms)
+            self._unanswered.add(session.word, header.correlation_id, header.api, header.version, self.now_ns, request.timeout_ms)
         self._workers[route.worker].outbox.put(Batch(route.slot, _ACKS[request.acks], session, header.correlation_id, self.now_ns, batch))
 
     def _check(self, route: Assignment | None, topic_id: bytes, batch: bytes) -> ErrorCode:
@@ -179,8 +178,10 @@ class Produces:
     def _answer(self, answer: Answer) -> None:
         """To a batch. Nothing may be raised here: the walk over the ring would begin anew."""
         session = self._sessions.by_word(answer.session)
-        if not self._unanswered.take(answer.session, answer.correlation_id) or session is None:
+        asked = self._unanswered.take(answer.session, answer.correlation_id)
+        if asked is None or session is None:
             return
+        version = asked[1]
         try:
             if answer.code is not ErrorCode.OK:
                 body: Readable = orjson.dumps({"message": ERROR_TABLE[answer.code].meaning})
@@ -189,9 +190,9 @@ class Produces:
                 body = requests.encode_produced(
                     requests.ProduceResponse(answer.base_offset, answer.append_time_us, answer.leader_epoch, flags)
                 )
-            self._replies.send(session, Api.PRODUCE, _VERSION, answer.correlation_id, answer.code, [body])
+            self._replies.send(session, Api.PRODUCE, version, answer.correlation_id, answer.code, [body])
         except Exception as error:
-            self._replies.fail(session.identity, session, Api.PRODUCE, _VERSION, answer.correlation_id, error)
+            self._replies.fail(session.identity, session, Api.PRODUCE, version, answer.correlation_id, error)
 
     def next_deadline_ns(self) -> int:
         """When `answer_late` next has something to do."""
@@ -200,10 +201,9 @@ class Produces:
     def answer_late(self, now_ns: int) -> int:
         """Requests whose timeout has passed: they may still be carried out, and their sender is told that it is not known yet."""
         late = self._unanswered.take_late(now_ns)
-        for word, correlation_id, api in late:
-            if api:
-                body = requests.encode_error("no answer within the request's timeout")
-                self._replies.answer_late(word, api, correlation_id, ErrorCode.TIMED_OUT, body)
+        for word, correlation_id, api, version in late:
+            body = requests.encode_error("no answer within the request's timeout")
+            self._replies.answer_late(word, api, version, correlation_id, ErrorCode.TIMED_OUT, body)
         return len(late)
 
     def forget(self, word: int, correlation_id: int) -> None:

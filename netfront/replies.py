@@ -22,9 +22,8 @@ from tailrace.protocol.wire import API_VERSIONS, PUSH_CORRELATION_ID, Api, WireE
 
 logger = logging.getLogger(__name__)
 
-VERSIONS: dict[int, int] = {int(api): high for api, (_, high) in API_VERSIONS.items()}
-"""API -> the version of a response to a request whose header is no longer at hand: this build speaks one version of each."""
-assert all(low == high for low, high in API_VERSIONS.values()), "what waits for its answer has to remember which version was asked"
+_PUSH_VERSIONS = {int(api): low for api, (low, _) in API_VERSIONS.items()}
+"""API -> the version of what is said without being asked: the lowest, which every client that is served understands."""
 
 
 class Replies:
@@ -55,15 +54,15 @@ class Replies:
         if not self._transport.try_send_buffer(session.identity, head, data):
             self._on_unreachable(session)
 
-    def answer_late(self, word: int, api: int, correlation_id: int, code: ErrorCode, body: Readable) -> None:
+    def answer_late(self, word: int, api: int, version: int, correlation_id: int, code: ErrorCode, body: Readable) -> None:
         """Answer a request that waited for another process, if its session is still there. Raises nothing."""
         session = self._sessions.by_word(word)
         if session is None:
             return
         try:
-            self.send(session, api, VERSIONS[api], correlation_id, code, [body])
+            self.send(session, api, version, correlation_id, code, [body])
         except Exception as error:
-            self.fail(session.identity, session, api, VERSIONS.get(api, 1), correlation_id, error)
+            self.fail(session.identity, session, api, version, correlation_id, error)
 
     def refuse(self, identity: bytes, session: Session | None, api: int, version: int, correlation_id: int, error: WireError) -> None:
         """Answer with an error, also where there is no session."""
@@ -102,6 +101,15 @@ class Replies:
     def push(self, session: Session) -> bool:
         """Tell a client its limit; False: it cannot be reached."""
         frames = encode_response(
-            Api.CREDIT, VERSIONS[Api.CREDIT], PUSH_CORRELATION_ID, ErrorCode.OK, session.credit.limit, self._generation
+            Api.CREDIT, _PUSH_VERSIONS[Api.CREDIT], PUSH_CORRELATION_ID, ErrorCode.OK, session.credit.limit, self._generation
         )
         return self._transport.try_send(session.identity, frames)
+
+    def push_news(self, word: int, api: int, body: Readable) -> None:
+        """Tell a client what another process has for it, if its session is still there. Clients that know no such news pass over them."""
+        session = self._sessions.by_word(word)
+        if session is None or api not in _PUSH_VERSIONS:
+            return
+        limit = session.credit.limit
+        frames = encode_response(api, _PUSH_VERSIONS[api], PUSH_CORRELATION_ID, ErrorCode.OK, limit, self._generation, [body])
+        self._transport.try_send(session.identity, frames)

@@ -13,7 +13,8 @@ from workers.timing_wheel import Timer, TimingWheel
 TIMEOUT_MAX_MS = 600_000
 """A client may ask for longer; the front does not remember it for longer."""
 
-_Waiting = tuple[int, Timer[tuple[int, int]]]
+Waiting = tuple[int, int, Timer[tuple[int, int]]]
+"""(API, version that was asked and is answered, timeout) of a request."""
 
 
 class Unanswered:
@@ -22,8 +23,8 @@ class Unanswered:
     def __init__(self, start_ns: int, session_max: int, all_max: int) -> None:
         self._session_max = session_max
         self._all_max = all_max
-        self._sessions: dict[int, dict[int, _Waiting]] = {}
-        """Session word -> correlation id -> (API, timeout)."""
+        self._sessions: dict[int, dict[int, Waiting]] = {}
+        """By session word, then by correlation id."""
         self._count = 0
         self.timeouts: TimingWheel[tuple[int, int]] = TimingWheel(start_ns)
 
@@ -47,40 +48,48 @@ class Unanswered:
             return WireError(ErrorCode.INVALID_REQUEST, f"a request with correlation id {correlation_id} is under way; give each another")
         return None
 
-    def add(self, word: int, correlation_id: int, api: int, now_ns: int, timeout_ms: int) -> None:
+    def add(self, word: int, correlation_id: int, api: int, version: int, now_ns: int, timeout_ms: int) -> None:
         """A request goes to another process; `refusal` has let it."""
         timer = self.timeouts.add(now_ns + min(timeout_ms, TIMEOUT_MAX_MS) * 1_000_000, (word, correlation_id))
         waiting = self._sessions.get(word)
         if waiting is None:
             waiting = self._sessions[word] = {}
-        waiting[correlation_id] = api, timer
+        waiting[correlation_id] = api, version, timer
         self._count += 1
 
-    def take(self, word: int, correlation_id: int) -> int:
-        """The API of a request that is to be answered now; 0: it has been, or its session is gone."""
+    def take(self, word: int, correlation_id: int) -> Waiting | None:
+        """A request that is to be answered now; None: it has been, or its session is gone."""
         waiting = self._sessions.get(word)
         found = None if waiting is None else waiting.pop(correlation_id, None)
         if waiting is None or found is None:
-            return 0
+            return None
         if not waiting:
             del self._sessions[word]
         self._count -= 1
-        self.timeouts.cancel(found[1])
-        return found[0]
+        self.timeouts.cancel(found[2])
+        return found
 
-    def take_late(self, now_ns: int) -> list[tuple[int, int, int]]:
-        """(session word, correlation id, API) of requests whose timeout has passed."""
-        return [(*key, self.take(*key)) for key in self.timeouts.advance(now_ns)]
+    def take_late(self, now_ns: int) -> list[tuple[int, int, int, int]]:
+        """(session word, correlation id, API, version) of requests whose timeout has passed."""
+        late = []
+        for word, correlation_id in self.timeouts.advance(now_ns):
+            asked = self.take(word, correlation_id)
+            if asked is not None:
+                late.append((word, correlation_id, asked[0], asked[1]))
+        return late
 
     def forget_session(self, word: int) -> list[int]:
         """The client is gone; returns the correlation ids that were waiting."""
         waiting = self._sessions.pop(word, {})
-        for _, timer in waiting.values():
+        for _, _, timer in waiting.values():
             self.timeouts.cancel(timer)
         self._count -= len(waiting)
         return list(waiting)
 
-    def api_of(self, word: int, correlation_id: int) -> int:
-        """0: it does not wait any more."""
-        found = self._sessions.get(word, {}).get(correlation_id)
-        return 0 if found is None else found[0]
+    def is_waiting(self, word: int, correlation_id: int) -> bool:
+        """Whether it has not been answered, and its session is there."""
+        return correlation_id in self._sessions.get(word, ())
+
+    def all(self) -> list[tuple[int, int]]:
+        """(session word, correlation id) of everything that waits."""
+        return [(word, correlation_id) for word, waiting in self._sessions.items() for correlation_id in waiting]

@@ -227,7 +227,7 @@ class ProcessWord(IntEnum):
     STOP = 4
     """The generation that is to finish what it has taken and end."""
     WITHOUT_MEMORY = 5
-    """A spare worker's: 1 while it is wanted and shared memory has no room for its ring."""
+    """Of a spare worker, and of the process of groups: 1 while it is wanted and shared memory has no room for it."""
     BEAT = 8
     READY_GENERATION = 9
     WORK_COUNT = 10
@@ -249,6 +249,10 @@ class ProcessWord(IntEnum):
     """How many messages, over all generations, failed in a way that nobody expected (see `shm.runtime.boundary`)."""
     HTTP_PORT = 25
     """The console's: where it listens; 0 while it does not."""
+    WANTS_GROUPS = 26
+    """A front's: 1 once a client has asked it for something that the process of groups decides."""
+    COMMIT_COUNT = 27
+    """Of the coordinator and of the process of groups: transactions of its database that it has committed."""
 
 
 class Phase(IntEnum):

@@ -63,12 +63,22 @@ if TYPE_CHECKING:
         UnsupportedBatchError,
         UnsupportedVersionError,
     )
+    from tailrace.groups.listener import RebalanceListener
     from tailrace.handles import BatchesHandle, Handle
     from tailrace.ids import IdGenerator
     from tailrace.new_topic import NewTopic
     from tailrace.private_appliance import EmbeddedAppliance, embedded
     from tailrace.producer import Producer
-    from tailrace.records import BatchMetadata, OffsetAndTimestamp, Record, RecordMetadata, TopicBatch, TopicPartition
+    from tailrace.records import (
+        BatchMetadata,
+        ConsumerGroupMetadata,
+        OffsetAndMetadata,
+        OffsetAndTimestamp,
+        Record,
+        RecordMetadata,
+        TopicBatch,
+        TopicPartition,
+    )
     from tailrace.recurrence import Recurrence, RecurrenceError
 
 _HOMES = {
@@ -82,6 +92,9 @@ _HOMES = {
     "embedded": "private_appliance",
     "Producer": "producer",
     "BatchMetadata": "records",
+    "ConsumerGroupMetadata": "records",
+    "OffsetAndMetadata": "records",
+    "RebalanceListener": "groups.listener",
     "OffsetAndTimestamp": "records",
     "Record": "records",
     "RecordMetadata": "records",
@@ -100,6 +113,7 @@ __all__ = [
     "ClientClosedError",
     "CommitFailedError",
     "Consumer",
+    "ConsumerGroupMetadata",
     "CorruptBatchError",
     "DelayNotEnabledError",
     "DeliveryTimeoutError",
@@ -123,6 +137,7 @@ __all__ = [
     "NewTopic",
     "NotReachableError",
     "NotSupportedError",
+    "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "OffsetOutOfRangeError",
     "OutOfOrderSequenceError",
@@ -130,6 +145,7 @@ __all__ = [
     "PartitionOutOfRangeError",
     "PendingDelay",
     "Producer",
+    "RebalanceListener",
     "Record",
     "RecordMetadata",
     "RecordTooLargeError",

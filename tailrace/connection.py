@@ -25,7 +25,7 @@ from tailrace.pending_call import PendingCall
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES, ClientSession, Response, State
-from tailrace.protocol.wire import Api, WireError
+from tailrace.protocol.wire import PUSH_CORRELATION_ID, Api, WireError
 
 PING_AFTER_NS = 250_000_000
 """Silence while something is under way, after which the front is asked whether it still knows us."""
@@ -78,6 +78,8 @@ class Connection:
         self._socket: ClientSocket | None = None
         self.session = ClientSession(client_id)
         self._pending: dict[int, OnResponse] = {}
+        self.on_push: Callable[[Response], None] | None = None
+        """Called with what comes that answers no request and is not about credit."""
         self.opened_count = 0
         """How many sockets it has opened: a new one may have the descriptor number of the one before."""
         self.received_count = 0
@@ -103,6 +105,11 @@ class Connection:
     def is_ready(self) -> bool:
         """Whether requests can be sent now: there is a socket, and its handshake was answered."""
         return self._socket is not None and self.session.state is State.READY
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is neither closed nor of another process."""
+        return self._refusal is None
 
     def check_usable(self) -> None:
         """Raise ClientClosedError when it is closed, or was made before a fork."""
@@ -163,9 +170,15 @@ class Connection:
                 self._oddity = ""
             if response is not None:
                 on_response = self._pending.pop(response.correlation_id, None)
+                if response.correlation_id == PUSH_CORRELATION_ID:
+                    on_response = self._take_push
                 if on_response is not None and not self._take(on_response, response):
                     break
         return count
+
+    def _take_push(self, response: Response | None) -> None:
+        if response is not None and self.on_push is not None:
+            self.on_push(response)
 
     def _take(self, on_response: OnResponse, response: Response) -> bool:
         """Give an answer to its owner; False: its owner could make nothing of it, and the connection is lost."""

@@ -1,16 +1,17 @@
 """The consumer: reads topics, as records or as Arrow batches.
 
 One thread's: there is no lock and no helper thread; `poll` drives everything, and a fetch is always under way while the caller works on what came.
-Partitions are given by `assign`, or all of the topics named at construction. Groups are not part of this version.
+Partitions are given by `assign`, or all of the topics named at construction, or the group's share of them (`tailrace.groups`: such a consumer has a
+thread for its heartbeats, which touches nothing here).
 
 Invariants: within a partition records come in offset order, each once, from the position on; the position moves only past what was handed out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import pyarrow as pa
 
@@ -29,12 +30,13 @@ from tailrace.arguments import (
 from tailrace.connection import Connection
 from tailrace.decoded_records import DecodedRecords
 from tailrace.environment import REAL, Environment
-from tailrace.errors import InvalidRequestError, PartitionOutOfRangeError, TailraceError
+from tailrace.errors import InvalidRequestError, PartitionOutOfRangeError, TailraceError, UnknownTopicError
 from tailrace.fetcher import Fetcher, PartitionCursor
 from tailrace.formats import arrow_batch
 from tailrace.formats.batch_header import BatchHeader
+from tailrace.group_methods import GroupMethods
 from tailrace.offset_lookup import At, list_offsets, offset_in
-from tailrace.other_names import GroupsLater, OtherNames
+from tailrace.other_names import OtherNames
 from tailrace.protocol.wire import Api
 from tailrace.reading import Reading
 from tailrace.records import OffsetAndTimestamp, Record, TopicBatch, TopicPartition, to_timestamp_us
@@ -43,32 +45,32 @@ from tailrace.settings import ConsumerOptions, ConsumerSettings, build, document
 from tailrace.time_search import first_at_or_after
 from tailrace.topics import TopicInfo, topics_from_metadata
 
+if TYPE_CHECKING:
+    from tailrace.groups.group_reading import GroupReading
+
 
 @documented(ConsumerSettings)
-class Consumer(GroupsLater, OtherNames):
+class Consumer(GroupMethods, OtherNames):
     """Reads topics, record by record or as Arrow batches. A context manager; for one thread at a time.
 
         with tailrace.Consumer("orders", bootstrap="tcp://127.0.0.1:7420", auto_offset_reset="earliest") as consumer:
             for record in consumer:
                 print(record.offset, record.key, record.value)
 
-    It reads all partitions of the topics that it is given, or what `assign` says, from the end on unless `auto_offset_reset` is "earliest". `poll` returns
-    records, `poll_arrow` whole batches with their columns untouched. Settings are keyword arguments, and those that Kafka has are called as
-    there. Every method of a closed consumer but `close` and `metrics` raises ClientClosedError.
+    It reads all partitions of the topics that it is given, or what `assign` says, from the end on unless `auto_offset_reset` is "earliest". With a `group_id`
+    it shares them with the group's other consumers, and begins where the group has committed. `poll` returns records, `poll_arrow` whole batches with
+    their columns untouched. Settings are keyword arguments, and those that Kafka has are called as there. Every method of a closed consumer but `close` and `metrics` raises ClientClosedError.
     """
 
     _elsewhere: ClassVar[dict[str, str]] = {
         "bootstrap_connected": "any call raises NotReachableError where no appliance answers",
-        "consumer_group_metadata": "groups are not part of this version",
         "get_watermark_offsets": "write beginning_offsets([partition]) and end_offsets([partition])",
         "incremental_assign": "write assign() with all partitions that are to be read; those assigned already go on where they are",
         "incremental_unassign": "write assign() with those partitions that are to be read on",
         "list_topics": "write topics()",
-        "memberid": "groups are not part of this version",
         "partitions_for_topic": "write partitions_for(topic)",
-        "subscription": "assignment() says what is read",
+        "store_offsets": "set enable_auto_commit to False, and write commit() or commit_async() when records are done with",
         "unassign": "write assign([])",
-        "unsubscribe": "write assign([])",
     }
 
     def __init__(
@@ -95,24 +97,56 @@ class Consumer(GroupsLater, OtherNames):
         self._decoded = DecodedRecords()
         self._closed = False
         self._counters = {"records_consumed": 0, "batches_consumed": 0, "bytes_consumed": 0}
+        self._group: GroupReading | None = None if self.settings.group_id is None else self._make_group(environment)
+        self._iterating: Iterator[Record] | None = None
         if names:
             try:
-                self.assign([TopicPartition(topic, p) for topic in names for p in self.partitions_for(topic)])
+                self.subscribe(names)
             except BaseException:
                 self.close()
                 raise
+
+    def _make_group(self, environment: Environment) -> GroupReading:
+        from tailrace.groups.group_reading import GroupReading
+
+        try:
+            return GroupReading(
+                self,
+                self._connection,
+                self.settings,
+                environment,
+                self._reading,
+                self._decoded,
+                self._call,
+                self._info_as_assigned,
+                self.topics,
+            )
+        except BaseException:
+            self._connection.close()
+            raise
 
     def __enter__(self) -> Consumer:
         self._check_open()
         return self
 
-    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
-        self.close()
+    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
+        self._close(True, error is None)
 
-    def close(self) -> None:
-        """End the connection. A second time it does nothing."""
+    def close(self, autocommit: bool = True) -> None:
+        """Commit (with enable_auto_commit, and `autocommit`), leave the group, end the connection. A second time it does nothing. A `with` block that ends
+        by an exception commits nothing that the last `poll` has handed out: it is read again. Raises what a listener raises; all is closed then.
+        """
+        self._close(autocommit, True)
+
+    def _close(self, autocommit: bool, is_handled: bool) -> None:
+        if self._closed:
+            return
         self._closed = True
-        self._connection.close()
+        try:
+            if self._group is not None and self._connection.is_usable:
+                self._group.close(autocommit=autocommit, is_handled=is_handled)
+        finally:
+            self._connection.close()
 
     # ---- topics ----------------------------------------------------------------------------------------------------------------------
 
@@ -130,6 +164,16 @@ class Consumer(GroupsLater, OtherNames):
             info = self._infos[topic] = topics_from_metadata(self._call(Api.METADATA, {"topics": [topic]}), topic)[topic]
         return info
 
+    def _info_as_assigned(self, topic: str, topic_id: str, partition_count: int) -> TopicInfo:
+        """What a group's assignment speaks of. Raises UnknownTopicError when the appliance's front does not know it like that."""
+        for is_fresh in (False, True):
+            if is_fresh:
+                self._infos.pop(topic, None)
+            info = self._info(topic)
+            if info.topic_id.hex() == topic_id and len(info.partitions) >= partition_count:
+                return info
+        raise UnknownTopicError(f"topic {topic!r} is another one now, or has fewer partitions than the group says")
+
     def partitions_for(self, topic: str) -> list[int]:
         """The topic's partition numbers, ascending. Raises UnknownTopicError, InvalidRequestError."""
         return list(range(len(self._info(name_of("topic", topic)).partitions)))
@@ -142,21 +186,28 @@ class Consumer(GroupsLater, OtherNames):
     # ---- assignment ------------------------------------------------------------------------------------------------------------------
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Read exactly these partitions; those assigned already go on where they are. Raises UnknownTopicError, PartitionOutOfRangeError,
-        InvalidRequestError.
+        """Read exactly these partitions; those assigned already go on where they are. With a group_id they begin where the group has committed, and no
+        membership is needed. Raises UnknownTopicError, PartitionOutOfRangeError, and InvalidRequestError, also while it is subscribed.
         """
         self._check_open()
+        if self._group is not None and self._group.is_subscribed:
+            raise InvalidRequestError("the group decides what this consumer reads; write unsubscribe() before assign()")
         cursors: dict[TopicPartition, PartitionCursor] = {}
         for key in partition_list(partitions):
             info = self._info(key.topic)
             if not 0 <= key.partition < len(info.partitions):
                 raise PartitionOutOfRangeError(f"topic {key.topic!r} has partitions 0 to {len(info.partitions) - 1}, not {key.partition}")
             cursors[key] = self._reading.cursors.get(key) or PartitionCursor(key, info)
+        if self._group is not None:
+            self._group.read_from_committed([cursor for key, cursor in cursors.items() if key not in self._reading.cursors])
         self._reading.cursors = cursors
         self._decoded.keep_only(cursors)
 
+    def _read_all_of(self, topics: list[str]) -> None:
+        self.assign([TopicPartition(topic, p) for topic in topics for p in self.partitions_for(topic)])
+
     def assignment(self) -> list[TopicPartition]:
-        """What is read: the partitions of the topics at construction, or those of the last `assign`."""
+        """What is read: the partitions of the topics at construction, those of the last `assign`, or the group's share of them."""
         self._check_open()
         return list(self._reading.cursors)
 
@@ -171,12 +222,12 @@ class Consumer(GroupsLater, OtherNames):
     def pause(self, *partitions: TopicPartition | list[TopicPartition]) -> None:
         """Hand out nothing of these (each by itself, or one list) until `resume`; nothing is lost. Raises InvalidRequestError for one that is not assigned."""
         for cursor in self._named_cursors(partitions):
-            cursor.is_paused = True
+            cursor.pause(by_user=True)
 
     def resume(self, *partitions: TopicPartition | list[TopicPartition]) -> None:
         """Hand out these again (each by itself, or one list). Raises InvalidRequestError for one that is not assigned."""
         for cursor in self._named_cursors(partitions):
-            cursor.is_paused = False
+            cursor.pause(by_user=False)
 
     def _named_cursors(self, partitions: tuple[Any, ...]) -> list[PartitionCursor]:
         self._check_open()
@@ -185,7 +236,7 @@ class Consumer(GroupsLater, OtherNames):
     def paused(self) -> list[TopicPartition]:
         """Which of the assigned partitions are paused."""
         self._check_open()
-        return [key for key, cursor in self._reading.cursors.items() if cursor.is_paused]
+        return [key for key, cursor in self._reading.cursors.items() if cursor.is_paused_by_user]
 
     # ---- positions -------------------------------------------------------------------------------------------------------------------
 
@@ -194,6 +245,8 @@ class Consumer(GroupsLater, OtherNames):
         cursor = self._cursor(partition)
         cursor.seek(whole("offset", offset, 0))
         self._decoded.drop(cursor.key)
+        if self._group is not None:
+            self._group.sought(cursor.key)
 
     def seek_to_beginning(self, *partitions: TopicPartition | list[TopicPartition]) -> None:
         """Go on at the first offset (of all assigned partitions when none is named)."""
@@ -211,6 +264,8 @@ class Consumer(GroupsLater, OtherNames):
     def position(self, partition: TopicPartition) -> int:
         """The offset of the next record that will be handed out. Raises InvalidRequestError for a partition that is not assigned."""
         cursor = self._cursor(partition)
+        if self._group is not None:
+            self._group.decide(cursor)
         self._reading.decide_positions([cursor])
         first = self._decoded.first_offset(cursor.key)
         if first is not None:
@@ -283,10 +338,20 @@ class Consumer(GroupsLater, OtherNames):
         """
         limit = self.settings.max_poll_records if max_records is None else whole("max_records", max_records, 1)
         self._check_open()
-        result: list[Record] = []
         deadline_ns = self._now_ns() + int(timeout_ms_of(timeout_ms) * 1_000_000)
+        self._iterating = None
+        if self._group is None:
+            return self._poll(limit, deadline_ns, self._reading.advance)
+        with self._group.polling():
+            self._group.step()
+            result = self._poll(limit, deadline_ns, self._group.advance)
+        self._group.handed_out(result)
+        return result
+
+    def _poll(self, limit: int, deadline_ns: int, advance: Callable[[int], bool]) -> list[Record]:
+        result: list[Record] = []
         self._decoded.hand_out(result, limit, self._reading.cursors)
-        if not result and not self._reading.advance(deadline_ns):
+        if not result and not advance(deadline_ns):
             return result
         while len(result) < limit:
             cursor = self._reading.next_cursor()
@@ -353,10 +418,20 @@ class Consumer(GroupsLater, OtherNames):
         """
         self._check_open()
         deadline_ns = self._now_ns() + int(timeout_ms_of(timeout_ms) * 1_000_000)
+        self._iterating = None
+        if self._group is None:
+            return self._poll_arrow(deadline_ns, self._reading.advance)
+        with self._group.polling():
+            self._group.step()
+            result = self._poll_arrow(deadline_ns, self._group.advance)
+        self._group.handed_out(result)
+        return result
+
+    def _poll_arrow(self, deadline_ns: int, advance: Callable[[int], bool]) -> list[TopicBatch]:
         for key, offset in self._decoded.give_back().items():  # poll() has decoded part of a batch: the rest comes again as a batch
             self._reading.cursors[key].seek(offset)
         result: list[TopicBatch] = []
-        if not self._reading.advance(deadline_ns):
+        if not advance(deadline_ns):
             return result
         while (cursor := self._reading.next_cursor()) is not None:
             try:
@@ -376,13 +451,36 @@ class Consumer(GroupsLater, OtherNames):
         return result
 
     def __iter__(self) -> Iterator[Record]:
-        """Records without end: waits for new ones, until the consumer is closed. Raises what `poll` does."""
+        """Records without end: waits for new ones, until the consumer is closed. Raises what `poll` does. A `commit` on the way is of the records so far, and
+        what is left of a loop is handed out by the next one, or by `poll`.
+        """
         self._check_open()
         return self._without_end()
 
     def _without_end(self) -> Iterator[Record]:
         while not self._closed:
-            yield from self.poll(timeout_ms=1000)
+            records = self.poll(timeout_ms=1000)
+            iterator = self._iterating = iter(records)
+            if self._group is not None:
+                self._group.iterating(records, iterator)
+            try:
+                yield from iterator
+            finally:
+                if self._iterating is iterator and not self._closed:
+                    self._give_back(iterator)
+
+    def _give_back(self, records: Iterable[Record]) -> None:
+        """What was not taken of an iteration is handed out again, unless it has been given up or moved meanwhile."""
+        first: dict[TopicPartition, int] = {}
+        last: dict[TopicPartition, int] = {}
+        for record in records:
+            key = TopicPartition(record.topic, record.partition)
+            first.setdefault(key, record.offset)
+            last[key] = record.offset
+        for key, offset in first.items():
+            cursor = self._reading.cursors.get(key)
+            if cursor is not None and cursor.position is not None and cursor.position > last[key]:
+                self.seek(key, offset)
 
     def metrics(self) -> dict[str, int]:
         """Counters since construction: records_consumed, batches_consumed, bytes_consumed, fetches."""

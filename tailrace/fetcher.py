@@ -43,8 +43,15 @@ class PartitionCursor:
         self.position: int | None = None
         """The next offset to hand out; None: not decided yet (see auto_offset_reset)."""
         self.is_paused = False
+        """Hand out and ask for nothing of it: it was paused by the consumer, or its topic's delivery is."""
+        self.is_paused_by_user = False
+        self.is_delivery_paused = False
+        self.from_committed = False
+        """Of a group: its position is to be the committed offset, which is not known yet."""
         self.high_watermark: int | None = None
         self.leader_epoch = -1
+        self.taken_epoch = -1
+        """The leader epoch of the batch that was taken last; -1: none since the last seek."""
         self.version = 0
         """Grows with each seek: an answer to an older one is not for us."""
         self.buffered: deque[tuple[memoryview, int]] = deque()
@@ -63,12 +70,21 @@ class PartitionCursor:
     def seek(self, offset: int | None) -> None:
         """Go on at `offset`; None: where auto_offset_reset says. What is buffered or under way is forgotten."""
         self.position = offset
-        self.leader_epoch = -1
+        self.from_committed = False
+        self.leader_epoch = self.taken_epoch = -1
         self.version += 1
         self.buffered.clear()
         self.buffered_bytes = 0
         self.error = None
         self.refusals = self.retry_at_ns = 0
+
+    def pause(self, *, by_user: bool | None = None, delivery: bool | None = None) -> None:
+        """Pause it for one of the two reasons, or take that back."""
+        if by_user is not None:
+            self.is_paused_by_user = by_user
+        if delivery is not None:
+            self.is_delivery_paused = delivery
+        self.is_paused = self.is_paused_by_user or self.is_delivery_paused
 
     def refuse(self, now_ns: int, backoff_ms: int) -> None:
         """It cannot be read now, here; after a pause it may be, or after a seek at once."""
@@ -105,6 +121,7 @@ class PartitionCursor:
             self.buffered_bytes -= len(data)
             position = header.base_offset if self.position is None else self.position
             self.position = next_offset
+            self.taken_epoch = header.leader_epoch
             if header.attributes & ATTRIBUTE_CONTROL or next_offset <= position:
                 continue
             skipped = max(0, position - header.base_offset)

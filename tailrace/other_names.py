@@ -17,13 +17,7 @@ TRANSACTIONS_LATER = (
 SECURITY_LATER = "encryption and users are not part of this version: leave this out, and let the appliance listen on 127.0.0.1 or ipc://"
 
 SETTINGS_LATER = {
-    **dict.fromkeys(
-        (
-            "auto_commit_interval_ms", "enable_auto_offset_store", "group_instance_id", "heartbeat_interval_ms", "max_poll_interval_ms",
-            "partition_assignment_strategy", "session_timeout_ms",
-        ),
-        GROUPS_LATER,
-    ),
+    "enable_auto_offset_store": "offsets are not stored apart from their commit: set enable_auto_commit to False and commit what is done",
     **dict.fromkeys(("transaction_timeout_ms", "transactional_id"), TRANSACTIONS_LATER),
     "isolation_level": "transactions are not part of this version: every record that is read is committed, so leave it out",
 }  # fmt: skip
@@ -114,32 +108,6 @@ class TransactionsLater:
     def send_offsets_to_transaction(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
         """Not in this version. Raises NotSupportedError."""
         raise NotSupportedError(TRANSACTIONS_LATER)
-
-
-class GroupsLater:
-    """Kafka's consumer groups, on a consumer: a later version has them."""
-
-    __slots__ = ()
-
-    def subscribe(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(GROUPS_LATER)
-
-    def commit(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(GROUPS_LATER)
-
-    def commit_async(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(GROUPS_LATER)
-
-    def committed(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(GROUPS_LATER)
-
-    def store_offsets(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(GROUPS_LATER)
 
 
 class GroupsOfAdminLater:

@@ -36,6 +36,8 @@ class Reading:
         self._offsets = offsets
         self.fetcher = Fetcher(connection, settings, now_ns)
         self.cursors: dict[TopicPartition, PartitionCursor] = {}
+        self.wake_fd = -1
+        """Readable when whoever waits for records is to look at something else first; -1: never."""
         self._turn = 0
         self._away_since_ns = 0
         """Since when there is no appliance; 0: there is one."""
@@ -47,7 +49,9 @@ class Reading:
 
     def decide_positions(self, cursors: Iterable[PartitionCursor]) -> None:
         """Give every cursor without a position one, as auto_offset_reset says."""
-        undecided = {cursor.key: cursor for cursor in cursors if cursor.position is None and cursor.error is None}
+        undecided = {
+            cursor.key: cursor for cursor in cursors if cursor.position is None and cursor.error is None and not cursor.from_committed
+        }
         if not undecided:
             return
         reset = self._settings.auto_offset_reset
@@ -80,16 +84,20 @@ class Reading:
             return
         tick_ns = connection.next_tick_ns()
         wait_ns = min(deadline_ns, tick_ns if tick_ns is not None else deadline_ns) - now_ns
-        if not fetcher.is_waiting and connection.is_ready:
+        if cursors and not fetcher.is_waiting and connection.is_ready:
             wait_ns = min(wait_ns, 10_000_000)
         if wait_ns > 0:
-            connection.wait(wait_ns)
+            connection.wait(wait_ns, self.wake_fd)
             connection.process()
 
     def advance(self, deadline_ns: int | None) -> bool:
         """Until something can be handed out, or the time is up. Raises the error of a partition that has nothing left before it."""
         if not self.cursors:
             raise InvalidRequestError("nothing is assigned: name topics at construction, or call assign()")
+        return self.look(deadline_ns, None)
+
+    def look(self, deadline_ns: int | None, is_interrupted: Callable[[], bool] | None) -> bool:
+        """`advance`, also without any partition; it ends when `is_interrupted`, too."""
         while True:
             cursors = list(self.cursors.values())
             self.decide_positions(cursors)
@@ -102,6 +110,8 @@ class Reading:
                 if cursor.error is not None:
                     self.raise_or_reset(cursor)
             if deadline_ns is not None and self._now_ns() >= deadline_ns:
+                return False
+            if is_interrupted is not None and is_interrupted():
                 return False
 
     def raise_or_reset(self, cursor: PartitionCursor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,6 +68,54 @@ class BatchMetadata(NamedTuple):
     record_count: int
     delay_ids: Sequence[str] = ()
     """Of delayed rows: what each is cancelled or rescheduled by."""
+
+
+class OffsetAndMetadata(int):
+    """A committed offset, an int, with what was committed beside it. It equals any int of its value; two of these are equal when all of it is."""
+
+    metadata: str
+    """Any text; empty: none."""
+    leader_epoch: int
+    """Of the record before the offset; -1: not known. A reader that begins here is told when a crash has cut the log below it."""
+
+    def __new__(cls, offset: int, metadata: str | None = "", leader_epoch: int | None = -1) -> Self:
+        self = super().__new__(cls, offset)
+        self.metadata = metadata or ""
+        self.leader_epoch = -1 if leader_epoch is None else leader_epoch
+        return self
+
+    @property
+    def offset(self) -> int:
+        """The offset of the next record to be read."""
+        return int(self)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, OffsetAndMetadata):
+            return (int(self), self.metadata, self.leader_epoch) == (int(other), other.metadata, other.leader_epoch)
+        return int.__eq__(self, other) if isinstance(other, int) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return int.__hash__(self)
+
+    def __reduce__(self) -> tuple[type[OffsetAndMetadata], tuple[int, str, int]]:
+        return OffsetAndMetadata, (int(self), self.metadata, self.leader_epoch)
+
+    def __repr__(self) -> str:
+        return f"OffsetAndMetadata(offset={int(self)}, metadata={self.metadata!r}, leader_epoch={self.leader_epoch})"
+
+    __str__ = __repr__
+
+
+class ConsumerGroupMetadata(NamedTuple):
+    """Who a consumer is in its group now. `generation_id`: its member epoch, -1 while it is no member."""
+
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None
 
 
 class OffsetAndTimestamp(NamedTuple):

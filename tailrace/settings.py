@@ -6,13 +6,15 @@ Invariants: a wrong setting raises InvalidSettingError that names it, before any
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, NoReturn, TypedDict, TypeVar
 
-from tailrace.errors import InvalidSettingError, NotSupportedError
+from tailrace.errors import InvalidSettingError
 from tailrace.other_names import GROUPS_LATER as GROUPS_LATER
 from tailrace.other_names import setting_hint
+from tailrace.protocol.errors import ErrorCode
 from tailrace.units import examples, whole_number
 
 DEFAULT_BOOTSTRAP = "tcp://127.0.0.1:7420"
@@ -96,7 +98,29 @@ class ConsumerSettings:
     """What `Consumer` takes."""
 
     bootstrap: str = field(default=DEFAULT_BOOTSTRAP, metadata={"doc": "Address of the appliance."})
-    group_id: str | None = field(default=None, metadata={"doc": "Consumer group; not in this version."})
+    group_id: str | None = field(
+        default=None,
+        metadata={"doc": "Consumer group: its consumers share the partitions, and it remembers how far they have read. None: none."},
+    )
+    group_instance_id: str | None = field(
+        default=None,
+        metadata={
+            "doc": "A name that is this consumer's own in its group and outlives it: a restart within session_timeout_ms moves no partition."
+        },
+    )
+    session_timeout_ms: int = _number(45_000, "The group gives a consumer up that it has not heard of for so long, ms.", 1)
+    heartbeat_interval_ms: int = _number(
+        3_000, "How often the consumer shows its group that it is alive, ms; less than session_timeout_ms.", 1
+    )
+    max_poll_interval_ms: int = _number(
+        300_000, "A consumer that does not call poll() for so long leaves its group and joins again at its next poll(), ms.", 1
+    )
+    partition_assignment_strategy: Any = field(
+        default="sticky",
+        metadata={
+            "doc": "How a group shares its partitions out: sticky, range, roundrobin, or one of the appliance's plugins. Of a list the first counts."
+        },
+    )
     auto_offset_reset: str = field(
         default="latest",
         metadata={"doc": "Where to begin without a position, or after falling out of the log: earliest, latest or none (raise)."},
@@ -122,7 +146,10 @@ class ConsumerSettings:
         default=True, metadata={"doc": "Validate what is inside each batch before touching it; False trusts all producers of the topic."}
     )
     client_id: str = field(default="tailrace-consumer", metadata={"doc": "Name in the appliance's log."})
-    enable_auto_commit: bool = field(default=False, metadata={"doc": "Commit offsets by itself; needs a group, so only False is taken."})
+    enable_auto_commit: bool = field(
+        default=True, metadata={"doc": "With a group: poll() and close() commit what earlier calls of poll() have handed out."}
+    )
+    auto_commit_interval_ms: int = _number(5_000, "How often poll() commits, ms.")
     key_deserializer: Any = field(
         default=None, metadata={"doc": "Callable that is given each key (bytes) that poll() hands out; None: bytes as they are."}
     )
@@ -131,10 +158,29 @@ class ConsumerSettings:
     def __post_init__(self) -> None:
         _check_kinds(self)
         _check_callables(self, "key_deserializer", "value_deserializer")
-        if self.group_id is not None or self.enable_auto_commit:
-            raise NotSupportedError(GROUPS_LATER)
+        if self.group_id is not None:
+            self._check_group()
         if self.auto_offset_reset not in ("earliest", "latest", "none"):
             raise InvalidSettingError(f"auto_offset_reset is {self.auto_offset_reset!r}; allowed are earliest, latest and none")
+
+    def _check_group(self) -> None:
+        _check_name("group_id", self.group_id)
+        if self.group_instance_id is not None:
+            _check_name("group_instance_id", self.group_instance_id)
+        if self.heartbeat_interval_ms >= self.session_timeout_ms:
+            raise InvalidSettingError(
+                f"heartbeat_interval_ms ({self.heartbeat_interval_ms}) must be less than session_timeout_ms ({self.session_timeout_ms})"
+            )
+        strategy = self.partition_assignment_strategy
+        if isinstance(strategy, (list, tuple)) and strategy:
+            strategy = strategy[0]
+        if isinstance(strategy, str):
+            strategy = strategy.split(",")[0].strip()
+        if not isinstance(strategy, str) or not strategy:
+            raise InvalidSettingError(
+                f"partition_assignment_strategy is {self.partition_assignment_strategy!r:.100}; it takes a name such as sticky, range or roundrobin"
+            )
+        object.__setattr__(self, "partition_assignment_strategy", KAFKAS_ASSIGNORS.get(strategy, strategy))
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -142,6 +188,11 @@ class ConsumerOptions(TypedDict, total=False):
 
     bootstrap_servers: str | list[str]
     group_id: str | None
+    group_instance_id: str | None
+    session_timeout_ms: int | str
+    heartbeat_interval_ms: int | str
+    max_poll_interval_ms: int | str
+    partition_assignment_strategy: str | list[str]
     auto_offset_reset: str
     max_poll_records: int | str
     fetch_min_bytes: int | str
@@ -154,6 +205,7 @@ class ConsumerOptions(TypedDict, total=False):
     check_batches: bool
     client_id: str
     enable_auto_commit: bool
+    auto_commit_interval_ms: int | str
     key_deserializer: Any
     value_deserializer: Any
 
@@ -186,6 +238,20 @@ def documented(kind: type[Any]) -> Callable[[type[Client]], type[Client]]:
 
 ALIASES = {"bootstrap_servers": "bootstrap"}
 """Kafka's names that are others here."""
+
+
+KAFKAS_ASSIGNORS = {"cooperative-sticky": "sticky", "uniform": "sticky"}
+"""Kafka's names of assignors that are others here."""
+GROUP_NAME_MAX = 249
+
+
+def _check_name(setting: str, name: object) -> None:
+    """What a group, or a member of one, may be called. Raises InvalidSettingError."""
+    if not isinstance(name, str) or not 0 < len(name) <= GROUP_NAME_MAX or any(unicodedata.category(c) in ("Cc", "Cs") for c in name):
+        shown = f"a text of {len(name)} characters" if isinstance(name, str) and len(name) > GROUP_NAME_MAX else f"{name!r:.100}"
+        raise InvalidSettingError(
+            f"{setting} is {shown}; it takes text of 1 to {GROUP_NAME_MAX} characters without control characters", ErrorCode.INVALID_GROUP
+        )
 
 
 def _check_callables(settings: Any, *names: str) -> None:

@@ -21,7 +21,7 @@ from tailrace.consumer import Consumer
 from tailrace.errors import ClientClosedError, InvalidRequestError, RequestTimeoutError, TailraceError
 from tailrace.fetcher import Fetcher, PartitionCursor
 from tailrace.offset_lookup import list_offsets, offset_in
-from tailrace.other_names import GroupsLater, OtherNames
+from tailrace.other_names import OtherNames
 from tailrace.protocol.wire import Api
 from tailrace.records import OffsetAndTimestamp, Record, TopicBatch, TopicPartition, to_timestamp_us
 from tailrace.settings import ConsumerOptions
@@ -79,7 +79,7 @@ class LoopConsumer(Consumer):
         return first_buffered(cursor, when_us, self.settings)
 
 
-class AsyncConsumer(AsyncClient, GroupsLater, OtherNames):
+class AsyncConsumer(AsyncClient, OtherNames):
     """`tailrace.Consumer` for coroutines: the same arguments, settings, methods and errors; each method is awaited.
 
         async with AsyncConsumer("orders", bootstrap="tcp://127.0.0.1:7420") as consumer:

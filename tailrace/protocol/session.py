@@ -94,7 +94,9 @@ class ClientSession:
         return self.sent_bytes + batch_bytes <= self.credit_limit
 
     def receive(self, frames: Sequence[Readable]) -> Response | None:
-        """Take in one message; a Response when it answers a request. Raises WireError for frames that are not of this protocol."""
+        """Take in one message; a Response when it answers a request, or is a push that is not about credit (then its correlation id is PUSH_CORRELATION_ID).
+        Raises WireError for frames that are not of this protocol.
+        """
         if not frames:
             raise WireError(ErrorCode.MALFORMED_REQUEST, "an empty message")
         header = decode_response_header(frames[0])
@@ -110,7 +112,7 @@ class ClientSession:
             self._lose(ErrorCode.SESSION_UNKNOWN, "the appliance has restarted")
             return None
         self.credit_limit = header.credit_limit
-        if header.correlation_id == PUSH_CORRELATION_ID:
+        if header.correlation_id == PUSH_CORRELATION_ID and header.api == Api.CREDIT:
             return None
         return Response(header.correlation_id, header.api, code, body)
 

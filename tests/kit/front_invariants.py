@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from netfront.credits import CreditLedger
-from netfront.deciders import QUEUED_BYTES_MAX, Decider
+from netfront.deciders import CLOSED_MAX, QUEUED_BYTES_MAX, Decider
 from netfront.fetches import FetchService
 from netfront.front import Front
 from netfront.parked import ENTRIES_MAX, FETCHES_MAX, SESSION_FETCHES_MAX, Parked
 from netfront.sessions import Sessions
 from netfront.slices import STARTED_MAX, Slices
 from netfront.unanswered import Unanswered
+from shm.catalog_messages import LaneKind
 
 
 def check_front(front: Front) -> None:
@@ -18,7 +19,7 @@ def check_front(front: Front) -> None:
     words = set(front._sessions._by_word)
     _check_ledger(front._ledger)
     _check_unanswered(front._produces._unanswered, words)
-    for decider in (front._decisions.coordinator, front._decisions.scheduler):
+    for decider in (front._decisions.coordinator, front._decisions.scheduler, front._decisions.groups):
         _check_unanswered(decider.unanswered, words)
         _check_decider(decider)
     numbers = {session.number for session in front._sessions.all()}
@@ -57,11 +58,13 @@ def _check_unanswered(unanswered: Unanswered, words: set[int]) -> None:
 def _check_decider(decider: Decider) -> None:
     """Queued bytes are those of what is queued; what the lane has is waited for."""
     queued: dict[int, int] = {}
-    for item in decider._outbox.waiting:
+    requests = [item for item in decider._queue if item.kind is LaneKind.REQUEST]
+    assert len(decider._queue) - len(requests) == decider._closed_count <= CLOSED_MAX
+    for item in requests:
         queued[item.word] = queued.get(item.word, 0) + len(item.payload)
     assert queued == decider._queued_bytes_of
     assert decider._queued_bytes == sum(queued.values()) <= QUEUED_BYTES_MAX
-    assert all(decider.unanswered.api_of(*key) for key in decider._written)
+    assert all(decider.unanswered.is_waiting(*key) for key in decider._written)
 
 
 def _check_fetches(fetches: FetchService, numbers: set[int]) -> None:

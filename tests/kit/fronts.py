@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from netfront.credits import Credit, CreditLedger
-from netfront.deciders import DeciderLink
+from netfront.deciders import DeciderLink, OnDemand
 from netfront.front import Front
 from netfront.log_reader import ColdRead, LogReadError, Place, Span
 from netfront.routing import Routing
@@ -177,6 +177,10 @@ class FakeDecider:
         )
         self.answers.publish()
 
+    def push(self, word: int, api: int, value: dict[str, Any]) -> None:
+        assert self.answers.try_write(LaneKind.PUSH, api, 0, word, 0, 0, (orjson.dumps(value),))
+        self.answers.publish()
+
     def restart(self) -> None:
         """Killed; the supervisor has begun to start another."""
         self.slot.store(ProcessWord.GENERATION, self.slot.load(ProcessWord.GENERATION) + 1)
@@ -195,11 +199,20 @@ class FakeFront:
         self.slot: ProcessSlot = control.process(Role.FRONT, 0)
         self.transport, self.log, self.pool, self.routing = FakeTransport(), FakeLog(), FakePool(), Routing()
         self.coordinator, self.scheduler = FakeDecider(control, Role.COORDINATOR), FakeDecider(control, Role.SCHEDULER)
+        self.groups = FakeDecider(control, Role.GROUPS)
+        self.has_groups = False
+        """Whether the process of groups has been started."""
+        self.wants_groups = False
+        self.lacks_memory = False
         self.now_ns = 1_000 * MS
         self._version = 0
         self.front = Front(
             transport=self.transport, generation=7, process_generation=1, workers={}, connect_worker=self._no_worker,
-            coordinator=self.coordinator.link, scheduler=self.scheduler.link, front_ports=lambda: [7420], routing=self.routing,
+            coordinator=self.coordinator.link, scheduler=self.scheduler.link,
+            groups=OnDemand(
+                lambda: self.groups.link if self.has_groups else None, self._ask_for_groups, lambda: self.lacks_memory, self.groups.answers.payload_max
+            ),
+            front_ports=lambda: [7420], routing=self.routing,
             reader=self.log,  # type: ignore[arg-type]
             pool=self.pool, ledger=CreditLedger(1 << 20, 1 << 20, 1 << 16), slot=self.slot, cluster_id="fake", auto_create_topics=False,
             on_ready=lambda: None, start_ns=self.now_ns,
@@ -207,6 +220,9 @@ class FakeFront:
         assert self.coordinator.answers.try_write(LaneKind.FED, 0, 0, 0, 1, 0, (b"",))
         self.coordinator.answers.publish()
         self.step()
+
+    def _ask_for_groups(self) -> None:
+        self.wants_groups = True
 
     @staticmethod
     def _no_worker(_worker: int) -> Any:

@@ -64,6 +64,17 @@ class RawClient:
         header, body = self._answers.pop(correlation_id)
         return code_of(header.error), body
 
+    def pushed(self, api: int) -> dict[str, Any]:
+        """Wait for the next thing that this API says without being asked; answers that come meanwhile are kept."""
+        while True:
+            frames = self._socket.recv_multipart()
+            header = decode_response_header(frames[0])
+            if header.correlation_id != PUSH_CORRELATION_ID:
+                self._answers[header.correlation_id] = header, frames[1:]
+            elif header.api == api:
+                value: dict[str, Any] = orjson.loads(frames[1])
+                return value
+
     def ask(self, api: int, value: dict[str, Any] | bytes) -> tuple[ErrorCode, dict[str, Any]]:
         """A request in JSON and its answer."""
         code, body = self.answer(self.send(api, value if isinstance(value, bytes) else orjson.dumps(value)))

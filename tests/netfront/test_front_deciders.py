@@ -69,7 +69,7 @@ def test_a_connection_that_ends_leaves_no_request_behind(world: FakeFront, clien
     while world.coordinator.take() is not None:
         world.step()
     front = world.front
-    assert not front._decisions.coordinator._outbox.waiting
+    assert not front._decisions.coordinator._queue
     assert not front._decisions.coordinator._queued_bytes_of
     assert not front._decisions.coordinator._queued_bytes
     assert not len(front._decisions.coordinator.unanswered)

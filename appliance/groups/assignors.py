@@ -1,0 +1,218 @@
+"""Which member gets which partition: range, round robin and sticky, as pure functions.
+
+An assignor is called with `members` {member id: MemberView} and `topics` {topic: partition count}, and returns {member id: [(topic, partition), ...]}.
+
+- `range`: for each topic, neighbouring partitions to each of its subscribers; the first subscribers get one more where it does not come out even.
+- `roundrobin`: partition by partition, each to the next of its topic's subscribers.
+- `sticky`: balanced, and of what a member has it keeps as much as balance allows; what need not move does not move. Members whose subscriptions are equal
+  get their shares by count at once; where they differ, the least loaded subscriber takes what is free, and then partitions move, one at a time, while
+  that makes two loads more equal (after Kafka's AbstractStickyAssignor: KIP-54, KIP-429, KIP-341).
+
+Owner: pure.
+Invariants: every partition of a subscribed topic has one owner, a subscriber; with equal subscriptions loads differ by one at most (round robin,
+    sticky; range: by topic); the same input, in whatever order its dictionaries are, gives the same output. Members are taken in the order of their
+    instance ids, where they have them, then of their ids: a static member that comes back has its place.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+TopicPartition = tuple[str, int]
+"""(topic name, partition)."""
+Assignment = dict[str, list[TopicPartition]]
+"""Member id -> partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """A member as an assignor sees it. `owned`: what it was to have until now."""
+
+    topics: frozenset[str]
+    instance_id: str | None = None
+    owned: Collection[TopicPartition] = ()
+
+
+Members = Mapping[str, MemberView]
+Topics = Mapping[str, int]
+Assignor = Callable[[Members, Topics], Assignment]
+
+
+def _in_order(members: Members) -> list[str]:
+    return sorted(members, key=lambda member_id: (members[member_id].instance_id is None, members[member_id].instance_id or "", member_id))
+
+
+def _subscribers(members: Members, topics: Topics) -> dict[str, list[str]]:
+    """The members of each topic that has any, both in order."""
+    found: dict[str, list[str]] = {}
+    for member_id in _in_order(members):
+        for topic in members[member_id].topics:
+            if topic in topics:
+                found.setdefault(topic, []).append(member_id)
+    return {topic: found[topic] for topic in sorted(found)}
+
+
+def range_assignor(members: Members, topics: Topics) -> Assignment:
+    """Neighbouring partitions to each subscriber, topic by topic."""
+    result: Assignment = {member_id: [] for member_id in members}
+    for topic, subscribers in _subscribers(members, topics).items():
+        share, more = divmod(topics[topic], len(subscribers))
+        first = 0
+        for number, member_id in enumerate(subscribers):
+            count = share + (number < more)
+            result[member_id].extend((topic, partition) for partition in range(first, first + count))
+            first += count
+    return result
+
+
+def roundrobin_assignor(members: Members, topics: Topics) -> Assignment:
+    """Partition by partition, each to the next subscriber in turn."""
+    result: Assignment = {member_id: [] for member_id in members}
+    order = _in_order(members)
+    place = {member_id: number for number, member_id in enumerate(order)}
+    turn = 0
+    for topic, subscribers in _subscribers(members, topics).items():
+        # The first subscriber from the member on whose turn it is.
+        at = next((number for number, member_id in enumerate(subscribers) if place[member_id] >= turn), 0)
+        for partition in range(topics[topic]):
+            chosen = subscribers[at]
+            result[chosen].append((topic, partition))
+            turn = (place[chosen] + 1) % len(order)
+            at = (at + 1) % len(subscribers)
+    return result
+
+
+def sticky_assignor(members: Members, topics: Topics) -> Assignment:
+    """Balanced, and what need not move stays."""
+    subscribers = _subscribers(members, topics)
+    order = _in_order(members)
+    kept, free = _kept(order, members, topics, subscribers)
+    active = [member_id for member_id in order if any(topic in subscribers for topic in members[member_id].topics)]
+    if all(len(having) == len(active) for having in subscribers.values()):
+        _share_out(active, kept, free)
+    else:
+        _Balance(active, members, kept, subscribers).run(free)
+    return {member_id: sorted(kept[member_id]) for member_id in order}
+
+
+def _kept(
+    order: list[str], members: Members, topics: Topics, subscribers: Mapping[str, list[str]]
+) -> tuple[dict[str, list[TopicPartition]], list[TopicPartition]]:
+    """What each member has that exists and that it still subscribes to, and what is left. A partition that two claim goes to the first."""
+    taken: set[TopicPartition] = set()
+    kept: dict[str, list[TopicPartition]] = {}
+    for member_id in order:
+        view = members[member_id]
+        mine = [
+            (topic, partition)
+            for topic, partition in sorted(view.owned)
+            if topic in view.topics and 0 <= partition < topics.get(topic, 0) and (topic, partition) not in taken
+        ]
+        kept[member_id] = mine
+        taken.update(mine)
+    free = [(topic, partition) for topic in subscribers for partition in range(topics[topic]) if (topic, partition) not in taken]
+    return kept, free
+
+
+def _share_out(active: list[str], kept: dict[str, list[TopicPartition]], free: list[TopicPartition]) -> None:
+    """Equal subscriptions: each member keeps up to its share; what is above the shares, and what is free, fills those that are below."""
+    if not active:
+        return
+    total = len(free) + sum(len(kept[member_id]) for member_id in active)
+    least, larger_count = divmod(total, len(active))
+    spare = list(free)
+    for member_id in active:
+        mine = kept[member_id]
+        if len(mine) > least:
+            quota = least + (larger_count > 0)
+            larger_count -= quota > least
+            spare.extend(mine[quota:])
+            del mine[quota:]
+    spare.sort()
+    _deal(spare, active, kept, least)
+    _deal(spare, active, kept, least + 1)
+
+
+def _deal(spare: list[TopicPartition], takers: list[str], kept: dict[str, list[TopicPartition]], level: int) -> None:
+    """Deal from the front of `spare`, a partition to each taker in turn, until all of them have `level` or nothing is left."""
+    at = 0
+    waiting = [member_id for member_id in takers if len(kept[member_id]) < level]
+    while waiting and at < len(spare):
+        for member_id in waiting[: len(spare) - at]:
+            kept[member_id].append(spare[at])
+            at += 1
+        waiting = [member_id for member_id in waiting if len(kept[member_id]) < level]
+    del spare[:at]
+
+
+class _Balance:
+    """Unequal subscriptions. Members with the same subscription form a class with one heap, so that the least loaded subscriber of a topic is found by
+    looking at its classes, not at its members.
+    """
+
+    def __init__(
+        self, active: list[str], members: Members, kept: dict[str, list[TopicPartition]], subscribers: Mapping[str, list[str]]
+    ) -> None:
+        self._kept = {member_id: dict.fromkeys(mine) for member_id, mine in kept.items()}
+        self._out = kept
+        self._place = {member_id: number for number, member_id in enumerate(active)}
+        classes: dict[frozenset[str], int] = {}
+        self._class_of: dict[str, int] = {}
+        self._heaps: list[list[tuple[int, int, str]]] = []
+        for member_id in active:
+            number = classes.setdefault(members[member_id].topics, len(classes))
+            if number == len(self._heaps):
+                self._heaps.append([])
+            self._class_of[member_id] = number
+            self._heaps[number].append((len(self._kept[member_id]), self._place[member_id], member_id))
+        for heap in self._heaps:
+            heapq.heapify(heap)
+        self._classes_of_topic = {topic: sorted({self._class_of[one] for one in having}) for topic, having in subscribers.items()}
+
+    def _least_loaded(self, topic: str) -> tuple[int, str]:
+        best: tuple[int, int, str] | None = None
+        for number in self._classes_of_topic[topic]:
+            heap = self._heaps[number]
+            while heap[0][0] != len(self._kept[heap[0][2]]):  # an entry from before the member's load changed; a newer one is in the heap
+                heapq.heappop(heap)
+            if best is None or heap[0] < best:
+                best = heap[0]
+        assert best is not None, "a topic here has a subscriber"
+        return best[0], best[2]
+
+    def _changed(self, member_id: str) -> None:
+        heapq.heappush(self._heaps[self._class_of[member_id]], (len(self._kept[member_id]), self._place[member_id], member_id))
+
+    def run(self, free: list[TopicPartition]) -> None:
+        # Topics with the fewest subscribers first: the others can still choose.
+        for one in sorted(free, key=lambda one: (len(self._classes_of_topic[one[0]]), one)):
+            _, member_id = self._least_loaded(one[0])
+            self._kept[member_id][one] = None
+            self._changed(member_id)
+        # Each move makes the sum of the squared loads smaller, so this ends.
+        while self._move_once():
+            pass
+        for member_id in self._place:
+            self._out[member_id] = list(self._kept[member_id])
+
+    def _move_once(self) -> bool:
+        """One pass over all members, the most loaded first; True when something moved."""
+        has_moved = False
+        for member_id in sorted(self._place, key=lambda one: (-len(self._kept[one]), self._place[one])):
+            mine = self._kept[member_id]
+            for one in sorted(mine):
+                load, other = self._least_loaded(one[0])
+                if load + 2 > len(mine):
+                    continue
+                del mine[one]
+                self._kept[other][one] = None
+                self._changed(member_id)
+                self._changed(other)
+                has_moved = True
+        return has_moved
+
+
+DEFAULT_ASSIGNOR = "sticky"
+BUILT_IN: Mapping[str, Assignor] = {"range": range_assignor, "roundrobin": roundrobin_assignor, "sticky": sticky_assignor}

@@ -1,0 +1,208 @@
+"""Lists of groups, of their members, of their partitions and of their offsets, page by page.
+
+Owner: the service; reads only.
+Invariants: an answer has at most `answer_max` bytes, whatever it is about; each page but the last says where the next one begins.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import orjson
+
+from appliance.groups.group import ConsumerGroup
+from appliance.groups.limits import GROUP_NAME_MAX, PARTITIONS_ASKED_MAX
+from appliance.groups.members import REVOKING, Member, by_topic
+from appliance.groups.messages import Partition, TopicsView
+from appliance.groups.offsets import OffsetBook
+from appliance.groups.requests import place_in, shown
+from appliance.groups.store import GroupStore, OffsetRow
+from tailrace.errors import InvalidRequestError
+
+FRAME_BYTES = 1_024
+"""What an answer takes beside its entries."""
+NAMES_AT_ONCE = 1_000
+DETAILS_SHARE = 4
+"""One member's topics and partitions take at most this fraction of an answer."""
+
+
+class Describing:
+    """Answers to questions."""
+
+    def __init__(
+        self, store: GroupStore, topics: TopicsView, offsets: OffsetBook, answer_max: int, summary: Callable[[str], dict[str, Any] | None]
+    ) -> None:
+        """`summary`: a group's row in a list, by name; None: it is gone."""
+        self._store = store
+        self._topics = topics
+        self._offsets = offsets
+        self._answer_max = answer_max
+        self._summary = summary
+
+    def _page(self, head: dict[str, Any], name: str, entries: Iterable[tuple[Any, Any]], last: Any = None) -> bytes:
+        """The answer: `head`, and under `name` as many entries, (what `after` is to be behind it, value), as it takes."""
+        room = self._answer_max - FRAME_BYTES - len(orjson.dumps(head))
+        parts: list[bytes] = []
+        following = last
+        for token, value in entries:
+            part = orjson.dumps(value)
+            room -= len(part) + 1
+            if room < 0 and parts:
+                break
+            parts.append(part)
+            following = token
+        else:
+            following = None
+        start = orjson.dumps(head)[:-1] + (b"," if head else b"")
+        return b'%s"%s":[%s],"next":%s}' % (start, name.encode(), b",".join(parts), orjson.dumps(following))
+
+    # ---- groups ----------------------------------------------------------------------------------------------------------------------
+
+    def list_groups(self, request: dict[str, Any]) -> bytes:
+        """LIST_GROUPS. Raises InvalidRequestError."""
+        after = request.get("after") or ""
+        if type(after) is not str or len(after) > GROUP_NAME_MAX:
+            raise InvalidRequestError(f"after is {shown(after)}; it takes the name that the page before ended with")
+        return self._page({}, "groups", self._groups_behind(after))
+
+    def _groups_behind(self, after: str) -> Iterator[tuple[str, Any]]:
+        while names := self._store.group_names(after, NAMES_AT_ONCE):
+            for name in names:
+                summary = self._summary(name)
+                if summary is not None:
+                    yield name, summary
+            after = names[-1]
+
+    # ---- one group -------------------------------------------------------------------------------------------------------------------
+
+    def describe(self, group: ConsumerGroup, request: dict[str, Any], now_ns: int) -> bytes:
+        """DESCRIBE_GROUP. Raises InvalidRequestError."""
+        part = request.get("part") or "members"
+        head = {
+            "group": {
+                **group.summary(), "rebalances": group.rebalances, "created_ms": group.created_ms, "empty_since_ms": group.empty_since_ms,
+                "trouble": group.trouble,
+            }
+        }  # fmt: skip
+        if part == "members":
+            after = request.get("after") or ""
+            if type(after) is not str:
+                raise InvalidRequestError("after is what the page before ended with: a member's id")
+            ids = sorted(one for one in group.members if one > after)
+            return self._page(head, "members", ((one, self._member(group, group.members[one], now_ns)) for one in ids))
+        if part != "partitions":
+            raise InvalidRequestError(f"part is {shown(part)}; it takes members or partitions")
+        return self._page(head, "partitions", self._partitions(group, place_in(request)))
+
+    def _member(self, group: ConsumerGroup, member: Member, now_ns: int) -> dict[str, Any]:
+        settings = member.settings
+        silent_ms = max(0, now_ns - member.last_heartbeat_ns) // 1_000_000
+        described: dict[str, Any] = {
+            "member_id": member.member_id, "instance_id": member.instance_id, "client_id": settings.client_id, "epoch": member.epoch,
+            "state": "AWAY" if member.is_away else member.state, "topics": settings.topics,
+            "owned": self._named((*member.assigned, *member.revoking)), "target": self._named(member.target), "last_heartbeat_ms_ago": silent_ms,
+            "session_timeout_ms": settings.session_timeout_ms, "stuck": stuck(group, member, now_ns, self._topics),
+        }  # fmt: skip
+        most = self._answer_max // DETAILS_SHARE
+        for name in ("target", "owned", "topics"):
+            if len(orjson.dumps(described)) <= most:
+                break
+            described[name] = {} if name != "topics" else []
+            described["is_shortened"] = True
+        return described
+
+    def _named(self, partitions: Iterable[Partition]) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for topic_id, numbers in by_topic(partitions).items():
+            topic = self._topics.by_id(topic_id)
+            if topic is not None:
+                found[topic.name] = numbers
+        return found
+
+    def _partitions(self, group: ConsumerGroup, after: tuple[str, int] | None) -> Iterator[tuple[Any, Any]]:
+        """Of the topics that members subscribe to, all; of others, those with an offset."""
+        for name, topic_id, count in self._topics_of(group, after):
+            offsets = self._offsets.of_topic(group.group_id, topic_id)
+            numbers = range(count) if name in group.signature and group.members else sorted(offsets)
+            for partition in numbers:
+                if (after is None or (name, partition) > after) and partition < count:
+                    yield [name, partition], self._partition(group, name, (topic_id, partition), offsets.get(partition))
+
+    def _topics_of(self, group: ConsumerGroup, after: tuple[str, int] | None) -> list[tuple[str, str, int]]:
+        found = {}
+        for topic_id in self._offsets.topics_of(group.group_id):
+            if (topic := self._topics.by_id(topic_id)) is not None:
+                found[topic.name] = topic
+        for name in group.signature if group.members else ():
+            if (topic := self._topics.by_name(name)) is not None:
+                found[name] = topic
+        return sorted((one.name, one.topic_id, one.partition_count) for one in found.values() if after is None or one.name >= after[0])
+
+    def _partition(self, group: ConsumerGroup, name: str, partition: Partition, offset: OffsetRow | None) -> dict[str, Any]:
+        end = self._topics.end_offset(*partition)
+        beginning = self._topics.beginning_offset(*partition)
+        committed = -1 if offset is None else offset.committed
+        return {
+            "topic": name, "partition": partition[1], "committed": committed, "beginning": -1 if beginning is None else beginning,
+            "end": -1 if end is None else end, "lag": None if end is None or committed < 0 else max(0, end - max(committed, beginning or 0)),
+            "member_id": group.owners.get(partition), "metadata": "" if offset is None else offset.metadata,
+            "committed_ms": -1 if offset is None else offset.committed_ms,
+        }  # fmt: skip
+
+    # ---- offsets ---------------------------------------------------------------------------------------------------------------------
+
+    def fetch_offsets(self, group: ConsumerGroup | None, request: dict[str, Any]) -> bytes:
+        """FETCH_OFFSETS. A group that there is not has committed nothing. Raises InvalidRequestError."""
+        asked, after = request.get("partitions"), place_in(request)
+        if asked is None:
+            return self._page({}, "offsets", () if group is None else self._all_offsets(group, after))
+        if not isinstance(asked, list) or len(asked) > PARTITIONS_ASKED_MAX or not all(_is_partition(one) for one in asked):
+            raise InvalidRequestError(f"partitions takes null (all) or a list of at most {PARTITIONS_ASKED_MAX} [topic, partition]")
+        wanted = sorted({(topic, partition) for topic, partition in asked})
+        first = 0 if after is None else bisect_left(wanted, (after[0], after[1] + 1))
+        return self._page({}, "offsets", self._offsets_of(group, wanted[first:]))
+
+    def _offsets_of(self, group: ConsumerGroup | None, wanted: list[tuple[str, int]]) -> Iterator[tuple[Any, Any]]:
+        for name, partition in wanted:
+            topic = self._topics.by_name(name)
+            row = None if group is None or topic is None else self._offsets.get(group.group_id, topic.topic_id, partition)
+            yield [name, partition], _offset(name, partition, row)
+
+    def _all_offsets(self, group: ConsumerGroup, after: tuple[str, int] | None) -> Iterator[tuple[Any, Any]]:
+        for name, topic_id, count in self._topics_of(group, after):
+            for partition, row in self._offsets.of_topic(group.group_id, topic_id).items():
+                if (after is None or (name, partition) > after) and partition < count:
+                    yield [name, partition], _offset(name, partition, row)
+
+
+def _is_partition(one: Any) -> bool:
+    return isinstance(one, list) and len(one) == 2 and type(one[0]) is str and type(one[1]) is int and -1 < one[1] < 1 << 31
+
+
+def _offset(name: str, partition: int, row: OffsetRow | None) -> list[Any]:
+    if row is None:
+        return [name, partition, -1, -1, "", -1]
+    return [name, partition, row.committed, row.leader_epoch, row.metadata, row.committed_ms]
+
+
+def stuck(group: ConsumerGroup, member: Member, now_ns: int, topics: TopicsView) -> str:
+    """What is wrong with a member, and what comes of it; empty: nothing."""
+    settings = member.settings
+    patience_ms = 2 * settings.heartbeat_interval_ms
+    revoking_ms = (now_ns - member.revoking_since_ns) // 1_000_000
+    if member.state == REVOKING and revoking_ms > patience_ms:
+        names = group.names_of({topic_id for topic_id, _ in member.revoking}, topics)
+        held = sorted(f"{names[topic_id]}-{partition}" for topic_id, partition in member.revoking if topic_id in names)
+        shown_names = ", ".join(held[:3]) + (f" and {len(held) - 3} others" if len(held) > 3 else "")
+        left_s = max(0, settings.rebalance_timeout_ms - revoking_ms) // 1_000
+        return (
+            f"has not given back {shown_names or 'partitions of deleted topics'} for {revoking_ms // 1_000} s: its program does not call poll;"
+            f" it is removed in {left_s} s"
+        )
+    silent_ms = (now_ns - member.last_heartbeat_ns) // 1_000_000
+    if silent_ms > patience_ms:
+        left_s = max(0, settings.session_timeout_ms - silent_ms) // 1_000
+        return f"{'is away' if member.is_away else 'has sent no heartbeat'} for {silent_ms // 1_000} s: it is removed in {left_s} s"
+    return ""

@@ -1,0 +1,233 @@
+"""A consumer group: its members, who owns what, and what each member is to have (KIP-848).
+
+A change of members, subscriptions or partitions makes the group dirty; `assign` then gives it its next epoch and computes the target at once.
+Members get there one by one, at their heartbeats (`members.reconcile`): nobody waits for anybody but for the partition itself.
+
+Owner: the service.
+Invariants: `owners` has each partition once, and names a member that has it in `assigned` or `revoking`; `epoch` never goes back; `unsettled` holds
+    the members that do not have what the epoch gives them. Nothing here is done for each heartbeat of each member: the work of a change is O(members
+    + partitions), once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+
+from appliance.groups.assignor_plugins import Assignors
+from appliance.groups.assignors import DEFAULT_ASSIGNOR, MemberView
+from appliance.groups.members import Member, reconcile
+from appliance.groups.messages import Partition, TopicsView
+from appliance.groups.requests import CONSUMER
+from appliance.groups.store import GroupRow, MemberRow
+
+EMPTY, ASSIGNING, RECONCILING, GROUP_STABLE = "EMPTY", "ASSIGNING", "RECONCILING", "STABLE"
+
+
+class ConsumerGroup:
+    """One group."""
+
+    __slots__ = (
+        "assignor", "by_instance", "created_ms", "empty_since_ms", "epoch", "freed", "group_id", "is_dirty", "is_row_changed", "members", "name",
+        "owners", "paused", "rebalances", "signature", "target_owners", "touched", "trouble", "unsettled",
+    )  # fmt: skip
+
+    def __init__(self, group_id: int, name: str, now_ms: int) -> None:
+        self.group_id = group_id
+        self.name = name
+        self.epoch = 0
+        self.assignor = DEFAULT_ASSIGNOR
+        self.rebalances = 0
+        self.created_ms = now_ms
+        self.empty_since_ms = now_ms
+        self.signature: dict[str, tuple[str, int]] = {}
+        """Subscribed topics that exist: name -> (id, partitions), as the target was computed for."""
+        self.trouble = ""
+        """What is wrong with the group's own assignor."""
+        self.members: dict[str, Member] = {}
+        self.by_instance: dict[str, str] = {}
+        self.owners: dict[Partition, str] = {}
+        self.target_owners: dict[Partition, str] = {}
+        self.unsettled: set[str] = set()
+        self.touched: set[str] = set()
+        """Members whose rows are to be written, or deleted where they are gone."""
+        self.freed: set[Partition] = set()
+        """Partitions that lost their owner since their next ones were told."""
+        self.paused: tuple[str, ...] = ()
+        """Ids of subscribed topics whose delivery is paused."""
+        self.is_dirty = False
+        self.is_row_changed = True
+
+    # ---- rows ------------------------------------------------------------------------------------------------------------------------
+
+    def row(self) -> GroupRow:
+        detail = orjson.dumps({"topics": self.signature, "trouble": self.trouble}).decode()
+        return GroupRow(
+            self.group_id, self.name, CONSUMER, self.epoch, self.assignor, self.rebalances, self.created_ms, self.empty_since_ms, detail
+        )
+
+    @classmethod
+    def of_rows(cls, row: GroupRow, members: Iterable[MemberRow], now_ns: int) -> ConsumerGroup:
+        """The group as it was kept. Its members' sessions begin anew."""
+        group = cls(row.group_id, row.name, row.created_ms)
+        group.epoch, group.assignor, group.rebalances, group.empty_since_ms = row.epoch, row.assignor, row.rebalances, row.empty_since_ms
+        detail = orjson.loads(row.detail)
+        group.signature = {name: (topic_id, count) for name, (topic_id, count) in detail["topics"].items()}
+        group.trouble = detail["trouble"]
+        for member_row in members:
+            group.add(Member.of_row(member_row, now_ns))
+        group.touched.clear()
+        group.is_row_changed = group.is_dirty = False
+        group.unsettled = {one.member_id for one in group.members.values() if not one.is_settled(group.epoch)}
+        return group
+
+    # ---- members ---------------------------------------------------------------------------------------------------------------------
+
+    def add(self, member: Member) -> None:
+        """Take a member in, with what it owns."""
+        self.members[member.member_id] = member
+        if member.instance_id is not None:
+            self.by_instance[member.instance_id] = member.member_id
+        for partition in (*member.assigned, *member.revoking):
+            self.owners[partition] = member.member_id
+        for partition in member.target:
+            self.target_owners[partition] = member.member_id
+        self.unsettled.add(member.member_id)
+        self.touched.add(member.member_id)
+        self.is_dirty = self.is_row_changed = True
+        self.empty_since_ms = 0
+
+    def remove(self, member: Member, now_ms: int) -> None:
+        """Forget a member; what it owned is free."""
+        del self.members[member.member_id]
+        if member.instance_id is not None and self.by_instance.get(member.instance_id) == member.member_id:
+            del self.by_instance[member.instance_id]
+        self.release(member)
+        self.unsettled.discard(member.member_id)
+        self.touched.add(member.member_id)
+        self.is_dirty = self.is_row_changed = True
+        if not self.members:
+            self.empty_since_ms = now_ms
+
+    def release(self, member: Member) -> None:
+        """Take all that it owns from a member."""
+        for partition in (*member.assigned, *member.revoking):
+            del self.owners[partition]
+            self.freed.add(partition)
+        member.assigned, member.revoking = {}, {}
+
+    def replace(self, old: Member, new: Member) -> None:
+        """A static member has come back under another id: it is to have what the old one was to have, and no other member's share changes."""
+        was_dirty = self.is_dirty
+        new.target = old.target
+        self.remove(old, 0)
+        self.add(new)
+        self.is_dirty = was_dirty or old.settings.topics != new.settings.topics
+
+    def changed(self, member: Member) -> None:
+        """The member has another epoch, state or share: its row is to be written."""
+        member.quiet_answer = b""
+        self.touched.add(member.member_id)
+        if member.is_settled(self.epoch):
+            self.unsettled.discard(member.member_id)
+        else:
+            self.unsettled.add(member.member_id)
+
+    # ---- assignment ------------------------------------------------------------------------------------------------------------------
+
+    def subscribed(self, topics: TopicsView) -> dict[str, tuple[str, int]]:
+        """The topics that members subscribe to and that exist: name -> (id, partitions)."""
+        found: dict[str, tuple[str, int]] = {}
+        seen: set[tuple[str, ...]] = set()
+        for member in self.members.values():
+            names = member.settings.topics
+            if names in seen:
+                continue
+            seen.add(names)
+            for name in names:
+                if name not in found and (topic := topics.by_name(name)) is not None:
+                    found[name] = topic.topic_id, topic.partition_count
+        return found
+
+    def assign(self, topics: TopicsView, assignors: Assignors) -> None:
+        """The next epoch, and who is to have what in it."""
+        self.signature = self.subscribed(topics)
+        self.epoch += 1
+        self.rebalances += 1
+        self.is_dirty, self.is_row_changed = False, True
+        name_of = {topic_id: name for name, (topic_id, _) in self.signature.items()}
+        subscriptions: dict[tuple[str, ...], frozenset[str]] = {}
+        views = {
+            one.member_id: MemberView(
+                subscriptions.setdefault(one.settings.topics, frozenset(one.settings.topics)),
+                one.instance_id,
+                [(name_of[topic_id], partition) for topic_id, partition in one.target if topic_id in name_of],
+            )
+            for one in self.members.values()
+        }
+        counts = {name: count for name, (_, count) in self.signature.items()}
+        assignment, self.trouble = assignors.assign(self.assignor, views, counts, self.name)
+        self.target_owners = {}
+        for member_id, partitions in assignment.items():
+            target = frozenset([(self.signature[topic][0], partition) for topic, partition in partitions])
+            member = self.members[member_id]
+            if target != member.target:
+                member.target = target
+                self.touched.add(member_id)
+            self.target_owners.update(dict.fromkeys(target, member_id))
+        self.unsettled = set(self.members)
+
+    def reconcile(self, member: Member, said: frozenset[Partition] | None, now_ns: int) -> None:
+        """Take a member a step further at its heartbeat."""
+        revoking = member.revoking
+        if reconcile(member, self.epoch, self.owners, said, now_ns):
+            if revoking and member.revoking is not revoking:
+                self.freed.update(revoking)
+            self.changed(member)
+
+    def with_news(self) -> list[Member]:
+        """After `assign`: the members that have something to give back, or something to take that is free."""
+        return [
+            one
+            for one in self.members.values()
+            if not one.assigned.keys() <= one.target or any(partition not in self.owners for partition in one.target - one.assigned.keys())
+        ]
+
+    def next_owners(self) -> set[str]:
+        """Who is to have the partitions that came free; those are forgotten."""
+        found = {self.target_owners[one] for one in self.freed if one in self.target_owners and one not in self.owners}
+        self.freed.clear()
+        return found
+
+    # ---- looking ---------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        if not self.members:
+            return EMPTY
+        if self.is_dirty:
+            return ASSIGNING
+        return RECONCILING if self.unsettled else GROUP_STABLE
+
+    def summary(self) -> dict[str, Any]:
+        """The group's row in a list."""
+        return {
+            "group": self.name, "kind": CONSUMER, "state": self.state, "members": len(self.members), "assignor": self.assignor, "epoch": self.epoch,
+        }  # fmt: skip
+
+    def names_of(self, topic_ids: Iterable[str], topics: TopicsView) -> Mapping[str, str]:
+        """{topic id: name}, of those that exist."""
+        return {topic_id: topic.name for topic_id in topic_ids if (topic := topics.by_id(topic_id)) is not None}
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        owned = {partition: one.member_id for one in self.members.values() for partition in (*one.assigned, *one.revoking)}
+        assert owned == self.owners, "owners are what members have"
+        assert sum(len(one.assigned) + len(one.revoking) for one in self.members.values()) == len(owned), "a partition has one owner"
+        assert self.unsettled == {one.member_id for one in self.members.values() if not one.is_settled(self.epoch)}, "unsettled"
+        assert all(one.epoch <= self.epoch for one in self.members.values()), "a member's epoch is the group's at most"
+        assert all((one.state == "REVOKING") == bool(one.revoking) for one in self.members.values()), "revoking"
+        targets = {partition: one.member_id for one in self.members.values() for partition in one.target}
+        assert self.is_dirty or targets == self.target_owners, "target_owners"

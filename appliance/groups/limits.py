@@ -1,0 +1,40 @@
+"""What groups, members and commits may take: the bounds of all that clients make grow.
+
+Owner: the appliance's settings, read at start; the rest is fixed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GROUP_NAME_MAX = 249
+MEMBER_ID_MAX = 64
+"""Characters of a member's id: a uuid has 32, with hyphens 36."""
+CLIENT_TEXT_MAX = 249
+"""Characters of a client id or an instance id."""
+TOPICS_MAX = 10_000
+"""Topics that one member subscribes to."""
+TOPIC_NAME_MAX = 255
+COMMITS_MAX = 4_096
+"""Partitions in one commit."""
+PARTITIONS_ASKED_MAX = 100_000
+"""Partitions in one request for committed offsets."""
+DELETED_AT_ONCE_MAX = 1_000
+"""Groups in one request to delete."""
+REBALANCE_TIMEOUT_MAX_MS = 7 * 86_400_000
+OFFSET_MAX = 1 << 62
+
+CLOSED_GRACE_NS = 1_000_000_000
+"""How long a dynamic member whose connection has closed may take to come back over another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """The settings of groups: `group.members.max`, `groups.max` and so on."""
+
+    members_max: int = 10_000
+    groups_max: int = 100_000
+    session_timeout_min_ms: int = 1_000
+    session_timeout_max_ms: int = 1_800_000
+    offsets_retention_minutes: int = 10_080
+    metadata_bytes_max: int = 4_096

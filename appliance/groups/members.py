@@ -1,0 +1,176 @@
+"""A member of a consumer group, and how it gets from what it has to what it is to have.
+
+The states are those of KIP-848 (Kafka's CurrentAssignmentBuilder):
+
+    STABLE       it has what its epoch gives it
+    REVOKING     it is to give partitions back first, and keeps its epoch until it has said that it did
+    WAITING      it has the group's epoch; some of its partitions are still another member's
+
+Owner: the group; `reconcile` is pure but for the member.
+Invariants: `assigned` and `revoking` have no partition in common; both are owned by this member (`ConsumerGroup.owners`). A member's epoch never
+    goes back while it is a member, except that it begins anew when it joins again. `assigned` holds, of each partition, the member epoch at which it
+    was given: a commit from an earlier epoch is of an earlier ownership (KIP-1251).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from appliance.groups.messages import Partition, SessionKey
+from appliance.groups.store import MemberRow
+
+STABLE, REVOKING, WAITING = "STABLE", "REVOKING", "WAITING"
+LEAVE_EPOCH = -1
+AWAY_EPOCH = -2
+JOIN_EPOCH = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSettings:
+    """What a member asked for when it joined."""
+
+    topics: tuple[str, ...]
+    instance_id: str | None
+    client_id: str
+    assignor: str | None
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    heartbeat_interval_ms: int
+    follows_catalog: bool
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One member."""
+
+    member_id: str
+    settings: MemberSettings
+    epoch: int = 0
+    previous_epoch: int = 0
+    state: str = STABLE
+    is_away: bool = False
+    """A static member that said it comes back (epoch -2)."""
+    assigned: dict[Partition, int] = field(default_factory=dict)
+    """Partition -> the member epoch at which it was given."""
+    revoking: dict[Partition, int] = field(default_factory=dict)
+    """Partitions that it has, and is to give back."""
+    target: frozenset[Partition] = frozenset()
+    reported: frozenset[Partition] | None = None
+    """What it last said it owns; None: not known (since a restart)."""
+    session: SessionKey | None = None
+    closed_ns: int | None = None
+    """When its connection closed, until it comes over another one."""
+    last_heartbeat_ns: int = 0
+    revoking_since_ns: int = 0
+    timer: Any = None
+    quiet_answer: bytes = b""
+    quiet_version: int = 0
+    """The answer to a heartbeat without news, made once; empty: to be made anew."""
+
+    @property
+    def instance_id(self) -> str | None:
+        return self.settings.instance_id
+
+    def epoch_of(self, partition: Partition) -> int | None:
+        """The epoch at which a partition was given to this member; None: it has not got it."""
+        found = self.assigned.get(partition)
+        return found if found is not None else self.revoking.get(partition)
+
+    def is_settled(self, group_epoch: int) -> bool:
+        return self.state == STABLE and self.epoch == group_epoch
+
+    def deadline_ns(self, grace_ns: int) -> int:
+        """When it is removed if nothing is heard of it."""
+        deadline = self.last_heartbeat_ns + self.settings.session_timeout_ms * 1_000_000
+        if self.closed_ns is not None and self.instance_id is None:
+            deadline = min(deadline, self.closed_ns + grace_ns)
+        if self.state == REVOKING:
+            deadline = min(deadline, self.revoking_since_ns + self.settings.rebalance_timeout_ms * 1_000_000)
+        return deadline
+
+    # ---- rows ------------------------------------------------------------------------------------------------------------------------
+
+    def row(self, group_id: int) -> MemberRow:
+        one = self.settings
+        settings = orjson.dumps(
+            [one.topics, one.instance_id, one.client_id, one.assignor, one.session_timeout_ms, one.rebalance_timeout_ms,
+             one.heartbeat_interval_ms, one.follows_catalog]
+        ).decode()  # fmt: skip
+        assignment = orjson.dumps([self.previous_epoch, self.state, self.is_away, _epochs_out(self.assigned), _epochs_out(self.revoking)])
+        return MemberRow(group_id, self.member_id, self.epoch, settings, assignment.decode(), orjson.dumps(by_topic(self.target)).decode())
+
+    @classmethod
+    def of_row(cls, row: MemberRow, now_ns: int) -> Member:
+        """The member as it was kept; its session begins anew."""
+        topics, *rest = orjson.loads(row.settings)
+        previous_epoch, state, is_away, assigned, revoking = orjson.loads(row.assignment)
+        return cls(
+            row.member_id, MemberSettings(tuple(topics), *rest), row.epoch, previous_epoch, state, is_away, _epochs_in(assigned),
+            _epochs_in(revoking), frozenset(partitions_in(orjson.loads(row.target))), last_heartbeat_ns=now_ns, revoking_since_ns=now_ns,
+        )  # fmt: skip
+
+
+def reconcile(member: Member, group_epoch: int, owners: dict[Partition, str], said: frozenset[Partition] | None, now_ns: int) -> bool:
+    """Take the member one step towards its target, and `owners` (partition -> member id) with it; returns whether anything changed.
+
+    `said`: what it says, in this heartbeat, that it owns; None: it says nothing of that. What is to be given back counts as its own until it has
+    said, after it was told, that it has not got it: an earlier word may be from before it took what an answer gave it. `owners` may lose partitions:
+    look for who waits for them.
+    """
+    if member.state == REVOKING:
+        if said is None or not said.isdisjoint(member.revoking):
+            return False
+        for partition in member.revoking:
+            del owners[partition]
+        member.revoking = {}
+        _advance(member, group_epoch, owners, now_ns)
+        return True
+    return not member.is_settled(group_epoch) and _advance(member, group_epoch, owners, now_ns)
+
+
+def _advance(member: Member, group_epoch: int, owners: dict[Partition, str], now_ns: int) -> bool:
+    surplus = member.assigned.keys() - member.target
+    if surplus:
+        member.revoking = {partition: member.assigned.pop(partition) for partition in surplus}
+        member.state, member.revoking_since_ns = REVOKING, now_ns
+        return True
+    before = member.epoch, member.state, len(member.assigned)
+    if member.epoch != group_epoch:
+        member.previous_epoch, member.epoch = member.epoch, group_epoch
+    waits = False
+    for partition in member.target - member.assigned.keys():
+        if partition in owners:
+            waits = True
+        else:
+            owners[partition] = member.member_id
+            member.assigned[partition] = group_epoch
+    member.state = WAITING if waits else STABLE
+    return before != (member.epoch, member.state, len(member.assigned))
+
+
+def by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
+    """{topic id: [partitions]}, both in order."""
+    found: dict[str, list[int]] = {}
+    for topic_id, partition in sorted(partitions):
+        found.setdefault(topic_id, []).append(partition)
+    return found
+
+
+def partitions_in(topics: Mapping[str, Iterable[int]]) -> Iterable[Partition]:
+    """The partitions of `by_topic`."""
+    return ((topic_id, partition) for topic_id, partitions in topics.items() for partition in partitions)
+
+
+def _epochs_out(given: Mapping[Partition, int]) -> dict[str, list[list[int]]]:
+    found: dict[str, list[list[int]]] = {}
+    for (topic_id, partition), epoch in sorted(given.items()):
+        found.setdefault(topic_id, []).append([partition, epoch])
+    return found
+
+
+def _epochs_in(kept: Mapping[str, list[list[int]]]) -> dict[Partition, int]:
+    return {(topic_id, partition): epoch for topic_id, pairs in kept.items() for partition, epoch in pairs}

@@ -1,0 +1,239 @@
+"""The rules of joining, staying and leaving a consumer group; and which connection a member comes over, and until when it is waited for.
+
+A static member (with an instance id) keeps its place for its session timeout. Another consumer with its instance id takes the place where the old
+one has said that it goes for a while (epoch -2), or its connection has closed; while the old one lives, the other is refused. A dynamic member whose
+connection closes has a moment to come over another one.
+
+Owner: the service.
+Invariants: each member has one timer at most, at or before its deadline; a heartbeat moves no timer: one that fires early is set again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from appliance.groups.assignor_plugins import Assignors
+from appliance.groups.group import ConsumerGroup
+from appliance.groups.limits import CLOSED_GRACE_NS, GroupLimits
+from appliance.groups.members import REVOKING, STABLE, WAITING, Member, MemberSettings
+from appliance.groups.messages import Partition, SessionKey, TopicsView
+from appliance.groups.requests import flag_in, owned_in, settings_in, shown, topics_in
+from tailrace.errors import (
+    FencedMemberError,
+    GroupFullError,
+    InstanceIdInUseError,
+    InvalidRequestError,
+    TailraceError,
+    UnknownMemberError,
+    UnsupportedAssignorError,
+)
+from tailrace.protocol.errors import ErrorCode
+from workers.timing_wheel import TimingWheel
+
+
+class Sessions:
+    """Members' connections and timers."""
+
+    def __init__(self, now_ns: int, expired: Callable[[int, Member, int], None]) -> None:
+        """`expired`: called with (group id, member, now) when a member's timer fires; it removes the member or has it watched again."""
+        self.started_ns = now_ns
+        self._expired = expired
+        self._wheel: TimingWheel[tuple[int, Member]] = TimingWheel(now_ns)
+        self._members: dict[SessionKey, dict[Member, int]] = {}
+
+    def watch(self, group_id: int, member: Member) -> None:
+        """See to it that the member's timer fires at its deadline, or before."""
+        deadline_ns = member.deadline_ns(CLOSED_GRACE_NS)
+        if member.timer is not None:
+            if member.timer.deadline_ns <= deadline_ns:
+                return
+            self._wheel.cancel(member.timer)
+        member.timer = self._wheel.add(deadline_ns, (group_id, member))
+
+    def heard(self, group_id: int, member: Member, session: SessionKey, now_ns: int) -> None:
+        """A heartbeat of the member came over this connection."""
+        if member.session != session:
+            self._unbind(member)
+            member.session = session
+            self._members.setdefault(session, {})[member] = group_id
+        member.closed_ns = None
+        member.last_heartbeat_ns = now_ns
+        self.watch(group_id, member)
+
+    def closed(self, session: SessionKey, now_ns: int) -> None:
+        """The connection is gone."""
+        for member, group_id in self._members.pop(session, {}).items():
+            member.closed_ns = now_ns
+            member.quiet_answer = b""
+            self.watch(group_id, member)
+
+    def of_front(self, front: int) -> list[SessionKey]:
+        return [session for session in self._members if session.front == front]
+
+    def _unbind(self, member: Member) -> None:
+        if member.session is not None and (there := self._members.get(member.session)) is not None:
+            there.pop(member, None)
+            if not there:
+                del self._members[member.session]
+
+    def forget(self, member: Member) -> None:
+        """The member is gone."""
+        self._unbind(member)
+        if member.timer is not None:
+            self._wheel.cancel(member.timer)
+            member.timer = None
+
+    def resume(self, group_id: int, member: Member, before: Member) -> None:
+        """`member` was read from the store again; `before` is what was known of it."""
+        member.last_heartbeat_ns = before.last_heartbeat_ns
+        if before.session is not None:
+            member.session, member.closed_ns = before.session, before.closed_ns
+            if before.closed_ns is None:
+                self._members.setdefault(before.session, {})[member] = group_id
+        self.watch(group_id, member)
+
+    def advance(self, now_ns: int) -> None:
+        for group_id, member in self._wheel.advance(now_ns):
+            member.timer = None
+            self._expired(group_id, member, now_ns)
+
+    def next_deadline_ns(self) -> int | None:
+        return self._wheel.next_deadline_ns()
+
+
+def reason_to_remove(member: Member, now_ns: int) -> str:
+    """Why a member is to go now; empty: it is not."""
+    if now_ns < member.deadline_ns(CLOSED_GRACE_NS):
+        return ""
+    if now_ns >= member.last_heartbeat_ns + member.settings.session_timeout_ms * 1_000_000:
+        return f"no heartbeat for session_timeout_ms={member.settings.session_timeout_ms}"
+    if member.state == REVOKING and now_ns >= member.revoking_since_ns + member.settings.rebalance_timeout_ms * 1_000_000:
+        return f"did not give partitions back within max_poll_interval_ms={member.settings.rebalance_timeout_ms}"
+    return "its connection closed"
+
+
+# ---- joining -----------------------------------------------------------------------------------------------------------------------------
+
+
+def joining_in(request: Mapping[str, Any], limits: GroupLimits) -> tuple[MemberSettings, frozenset[Partition]]:
+    """What a joining member asks for, and what it says it owns. Raises InvalidRequestError."""
+    return settings_in(request, limits), owned_in(request) or frozenset()
+
+
+def check_assignor(assignors: Assignors, group: ConsumerGroup | None, member_id: str, settings: MemberSettings) -> None:
+    """Raises UnsupportedAssignorError: it is not there, or the others use another one."""
+    name = settings.assignor
+    if name is None:
+        return
+    if not assignors.has(name):
+        raise UnsupportedAssignorError(f"there is no assignor {shown(name)}; there are {', '.join(assignors.names)}")
+    if group is not None and name != group.assignor and len(group.members) > (member_id in group.members):
+        raise UnsupportedAssignorError(f"the members of {group.name} use the assignor {group.assignor}, this one asks for {name}")
+
+
+def place_of_instance(group: ConsumerGroup, member_id: str, settings: MemberSettings, started_ns: int, now_ns: int) -> Member | None:
+    """The member whose place the joining one takes, as it has the same instance id; None: there is none. Raises InstanceIdInUseError."""
+    holder = None if settings.instance_id is None else group.by_instance.get(settings.instance_id)
+    if holder is None or holder == member_id:
+        return None
+    old = group.members[holder]
+    if old.is_away or old.closed_ns is not None:
+        return old
+    if old.session is None:  # since a restart of this process; if the old one lives, it comes in a moment
+        if now_ns - started_ns >= CLOSED_GRACE_NS:
+            return old
+        raise TailraceError(f"whether the member with the instance id {settings.instance_id} lives is not known yet", ErrorCode.NOT_READY)
+    raise InstanceIdInUseError(
+        f"the group {group.name} has a live member with the instance id {settings.instance_id}: {holder}, client id {old.settings.client_id!r}"
+    )
+
+
+def full(group: ConsumerGroup) -> GroupFullError:
+    return GroupFullError(f"the group {group.name} has {len(group.members)} members, as many as group.members.max allows")
+
+
+def join_again(group: ConsumerGroup, member: Member, settings: MemberSettings) -> None:
+    """A member that the group has begins anew: it has nothing."""
+    if member.settings.topics != settings.topics:
+        group.is_dirty = True
+    if member.instance_id != settings.instance_id:
+        if member.instance_id is not None:
+            del group.by_instance[member.instance_id]
+        if settings.instance_id is not None:
+            group.by_instance[settings.instance_id] = member.member_id
+    group.release(member)
+    member.settings = settings
+    member.epoch = member.previous_epoch = 0
+    member.state, member.is_away = STABLE, False
+    group.changed(member)
+
+
+# ---- staying -----------------------------------------------------------------------------------------------------------------------------
+
+
+def known_member(group: ConsumerGroup, request: Mapping[str, Any], member_id: str) -> Member:
+    """Raises UnknownMemberError; FencedMemberError when another has taken its instance id."""
+    member = group.members.get(member_id)
+    if member is not None:
+        return member
+    instance_id = request.get("instance_id")
+    holder = group.by_instance.get(instance_id) if isinstance(instance_id, str) else None
+    if holder is not None:
+        raise FencedMemberError(
+            f"another consumer with the instance id {instance_id} has taken this member's place in {group.name}: {holder}"
+        )
+    raise UnknownMemberError(f"the group {group.name} has no member {member_id}: it left, or was removed")
+
+
+def checked_heartbeat(member: Member, epoch: int, request: Mapping[str, Any]) -> frozenset[Partition] | None:
+    """What the member says it owns, if it says. Raises FencedMemberError; an epoch that the answer to its last heartbeat would have replaced is taken, since
+    answers get lost.
+    """
+    said = owned_in(request)
+    if member.is_away:
+        raise FencedMemberError("this member said that it goes for a while: it is to join again")
+    if epoch == member.epoch:
+        return said
+    has_missed_answer = epoch == member.previous_epoch and (said is None or said <= member.assigned.keys() | member.revoking.keys())
+    if not has_missed_answer:
+        raise FencedMemberError(f"the heartbeat is of epoch {epoch}, the member's is {member.epoch}")
+    return said
+
+
+def subscribe_anew(group: ConsumerGroup, member: Member, request: Mapping[str, Any]) -> None:
+    """Take in other subscriptions, if the heartbeat has any."""
+    topics, follows = topics_in(request), flag_in(request, "follows_catalog")
+    changed = replace(
+        member.settings,
+        topics=member.settings.topics if topics is None else topics,
+        follows_catalog=member.settings.follows_catalog if follows is None else follows,
+    )
+    if changed != member.settings:
+        group.is_dirty = group.is_dirty or changed.topics != member.settings.topics
+        member.settings = changed
+        group.changed(member)
+
+
+def go_away(group: ConsumerGroup, member: Member) -> None:
+    """A static member goes for a while: what it has stays its own, but for what it was to give back. Raises InvalidRequestError."""
+    if member.instance_id is None:
+        raise InvalidRequestError("only a member with an instance_id goes for a while (epoch -2); others leave with epoch -1")
+    for partition in member.revoking:
+        del group.owners[partition]
+        group.freed.add(partition)
+    if member.revoking:
+        member.revoking, member.state = {}, WAITING
+    member.is_away = True
+    group.changed(member)
+
+
+def paused_of(subscribed: Mapping[str, tuple[str, int]], topics: TopicsView) -> tuple[str, ...]:
+    """The ids of those topics whose delivery is paused."""
+    found = []
+    for topic_id, _ in subscribed.values():
+        topic = topics.by_id(topic_id)
+        if topic is not None and topic.settings.get("delivery.paused"):
+            found.append(topic_id)
+    return tuple(sorted(found))

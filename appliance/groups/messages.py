@@ -1,0 +1,113 @@
+"""What passes between the group service, the process that runs it, and its parts.
+
+Owner: nobody; plain values and protocols.
+Invariants: an `Answer.body` is JSON of at most the service's `answer_max` bytes. A topic id is its 32 hexadecimal digits everywhere in this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from tailrace.errors import TailraceError
+
+Partition = tuple[str, int]
+"""(topic id, partition)."""
+
+
+class SessionKey(NamedTuple):
+    """A client's connection: the front, and the session's number there (with the front's generation in it)."""
+
+    front: int
+    session: int
+
+
+class Requester(NamedTuple):
+    """Who has asked: where the answer goes."""
+
+    front: int
+    session: int
+    correlation_id: int
+
+
+@dataclass(slots=True)
+class Answer:
+    """The answer to one request. `code`: an ErrorCode's number; `body`: JSON."""
+
+    requester: Requester
+    code: int
+    body: bytes
+
+
+class Push(NamedTuple):
+    """Something that a session did not ask for; it may be lost."""
+
+    front: int
+    session: int
+    api: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """A topic as groups see it. Delay logs are no topics here."""
+
+    name: str
+    topic_id: str
+    partition_count: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TopicsView(Protocol):
+    """The topics that exist now. The whole catalog must be in it before a service is made: a topic that it lacks is a topic that was deleted."""
+
+    def by_name(self, name: str) -> TopicView | None: ...
+
+    def by_id(self, topic_id: str) -> TopicView | None: ...
+
+    def topics(self) -> Iterable[TopicView]: ...
+
+    def end_offset(self, topic_id: str, partition: int) -> int | None:
+        """The offset behind the last record; None: not known yet (its worker is starting)."""
+
+    def beginning_offset(self, topic_id: str, partition: int) -> int | None: ...
+
+
+class GroupsOfAKind(Protocol):
+    """Groups of another kind (share groups) in the same store, as the service uses them.
+
+    The service checks a request's group name and that the name is not one of the other kind, and `groups.max` before a join; then it hands the request over.
+    Rows are written when `settle` is called (from the store's commit) at the latest; answers are taken after the commit.
+    """
+
+    def handle(self, requester: Requester, api: int, request: dict[str, Any], now_ns: int) -> None:
+        """GROUP_HEARTBEAT, SHARE_ACQUIRE, SHARE_ACKNOWLEDGE, DESCRIBE_GROUP, ALTER_GROUP_OFFSETS, FETCH_OFFSETS of a group of this kind."""
+
+    def session_closed(self, session: SessionKey, now_ns: int) -> None: ...
+
+    def topics_changed(self, now_ns: int) -> None: ...
+
+    def step(self, now_ns: int) -> None: ...
+
+    def settle(self) -> None:
+        """Write the rows that have changed; called by the store before it commits."""
+
+    def next_deadline_ns(self) -> int | None: ...
+
+    def take_answers(self) -> list[Answer]: ...
+
+    def take_pushes(self) -> list[Push]: ...
+
+    def rolled_back(self, now_ns: int, error: TailraceError) -> None: ...
+
+    def has(self, group: str) -> bool: ...
+
+    def count(self) -> int:
+        """How many groups of this kind there are."""
+
+    def summary(self, group: str) -> dict[str, Any]:
+        """The group's row in LIST_GROUPS: group, kind, state, members, assignor, epoch."""
+
+    def delete(self, group: str, now_ns: int) -> None:
+        """Raises GroupNotEmptyError."""

@@ -1,0 +1,160 @@
+"""Committed offsets: what a commit may say, and what is kept of it.
+
+Owner: the service. Offsets lie in the store only; `OffsetBook` holds those of the step that is under way, so that a step writes each once.
+Invariants: a commit is judged, partition by partition, against the member's ownership at that moment: a partition's offset is changed only by its owner, from
+    the epoch at which it got the partition or later, or, while no member owns it, from outside. An offset lies between 0 and the log's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from appliance.groups.limits import OFFSET_MAX, GroupLimits
+from appliance.groups.members import Member
+from appliance.groups.messages import Partition, TopicsView, TopicView
+from appliance.groups.requests import shown
+from appliance.groups.store import GroupStore, OffsetRow
+from tailrace.errors import InvalidRequestError
+from tailrace.protocol.errors import ErrorCode
+
+Refusal = list[Any]
+"""[topic, partition, code, sentence]."""
+
+
+class OffsetBook:
+    """The committed offsets of all groups."""
+
+    def __init__(self, store: GroupStore) -> None:
+        self._store = store
+        self._unwritten: dict[tuple[int, str, int], OffsetRow] = {}
+
+    def put(self, row: OffsetRow) -> None:
+        self._unwritten[row[:3]] = row
+
+    def delete(self, group_id: int, topic_id: str, partition: int) -> None:
+        self._unwritten.pop((group_id, topic_id, partition), None)
+        self._store.delete_offsets([(group_id, topic_id, partition)])
+
+    def get(self, group_id: int, topic_id: str, partition: int) -> OffsetRow | None:
+        found = self._unwritten.get((group_id, topic_id, partition))
+        return self._store.offset(group_id, topic_id, partition) if found is None else found
+
+    def topics_of(self, group_id: int) -> list[str]:
+        """The ids of the topics that the group has offsets in."""
+        self.settle()
+        return self._store.offset_topics(group_id)
+
+    def of_topic(self, group_id: int, topic_id: str) -> dict[int, OffsetRow]:
+        """By partition, ascending."""
+        self.settle()
+        return {row.partition: row for row in self._store.offsets_of_topic(group_id, topic_id)}
+
+    def settle(self) -> None:
+        """Write what was put since. Raises StorageError, DiskFullError."""
+        if self._unwritten:
+            self._store.put_offsets(self._unwritten.values())
+            self._unwritten = {}
+
+    def forget(self) -> None:
+        """The transaction was rolled back."""
+        self._unwritten = {}
+
+
+class Commit:
+    """One request's offsets, judged one by one."""
+
+    def __init__(
+        self,
+        topics: TopicsView,
+        limits: GroupLimits,
+        owners: Mapping[Partition, str],
+        member: Member | None,
+        member_epoch: int,
+        now_ms: int,
+    ) -> None:
+        """`member`: None: the commit comes from outside the group."""
+        self._topics = topics
+        self._limits = limits
+        self._owners = owners
+        self._member = member
+        self._member_epoch = member_epoch
+        self._now_ms = now_ms
+        self.refused: list[Refusal] = []
+
+    def row(self, group_id: int, entry: Any) -> OffsetRow | None:
+        """What is to be kept of one entry, [topic, partition, offset, leader epoch?, metadata?]; None: it is in `refused`. Raises InvalidRequestError."""
+        topic, partition, offset, leader_epoch, metadata = entry_parts(entry)
+        found = self._topics.by_name(topic)
+        if found is None:
+            self._refuse(topic, partition, ErrorCode.UNKNOWN_TOPIC, f"there is no topic {shown(topic)}")
+            return None
+        if not 0 <= partition < found.partition_count:
+            last = found.partition_count - 1
+            self._refuse(topic, partition, ErrorCode.PARTITION_OUT_OF_RANGE, f"{topic} has the partitions 0 to {last}")
+            return None
+        if self._is_owner(topic, (found.topic_id, partition)) and self._is_in_log(found, partition, offset, metadata):
+            return OffsetRow(group_id, found.topic_id, partition, offset, leader_epoch, metadata, self._now_ms)
+        return None
+
+    def _is_in_log(self, topic: TopicView, partition: int, offset: int, metadata: str) -> bool:
+        end = self._topics.end_offset(topic.topic_id, partition)
+        most = self._limits.metadata_bytes_max
+        where = f"{topic.name}-{partition}"
+        if offset < 0:
+            self._refuse(topic.name, partition, ErrorCode.OFFSET_OUT_OF_RANGE, f"the offset {offset} is negative")
+        elif end is None:
+            self._refuse(topic.name, partition, ErrorCode.NOT_READY, f"the end of {where} is not known yet")
+        elif offset > end:
+            self._refuse(topic.name, partition, ErrorCode.OFFSET_OUT_OF_RANGE, f"the offset {offset} lies beyond the end of {where}, {end}")
+        elif len(metadata) * 4 > most and len(metadata.encode()) > most:
+            self._refuse(topic.name, partition, ErrorCode.INVALID_REQUEST, f"the metadata has more than {most} bytes")
+        else:
+            return True
+        return False
+
+    def _is_owner(self, topic: str, partition: Partition) -> bool:
+        owner = self._owners.get(partition)
+        member = self._member
+        if member is None:
+            if owner is None:
+                return True
+            self._refuse(
+                topic, partition[1], ErrorCode.PARTITION_NOT_OWNED, f"{topic}-{partition[1]} is owned by a member of the group, {owner}"
+            )
+            return False
+        if owner == member.member_id:
+            given = member.epoch_of(partition)
+            if given is not None and given <= self._member_epoch:
+                return True
+        if self._member_epoch < member.epoch:
+            self._refuse(
+                topic, partition[1], ErrorCode.FENCED_MEMBER,
+                f"{topic}-{partition[1]} is not this member's as it was in its epoch {self._member_epoch}; its epoch is {member.epoch}",
+            )  # fmt: skip
+        else:
+            now = "no member" if owner is None else f"member {owner}"
+            self._refuse(topic, partition[1], ErrorCode.PARTITION_NOT_OWNED, f"{topic}-{partition[1]} is owned by {now}, not by this one")
+        return False
+
+    def _refuse(self, topic: str, partition: int, code: ErrorCode, sentence: str) -> None:
+        self.refused.append([topic, partition, int(code), sentence])
+
+
+def entry_parts(entry: Any) -> tuple[str, int, int, int, str]:
+    """Topic, partition, offset, leader epoch (-1: none), metadata. Raises InvalidRequestError."""
+    if isinstance(entry, list) and 3 <= len(entry) <= 5:
+        topic, partition, offset = entry[:3]
+        leader_epoch = entry[3] if len(entry) > 3 and entry[3] is not None else -1
+        metadata = entry[4] if len(entry) > 4 and entry[4] is not None else ""
+        if (
+            type(topic) is str
+            and type(partition) is int
+            and type(offset) is int
+            and type(leader_epoch) is int
+            and type(metadata) is str
+            and -OFFSET_MAX <= offset <= OFFSET_MAX
+            and -1 <= leader_epoch <= OFFSET_MAX
+        ):
+            return topic, partition, offset, leader_epoch, metadata
+    raise InvalidRequestError("each entry of `offsets` is [topic, partition, offset, leader epoch or -1, metadata text]")

@@ -1,0 +1,166 @@
+"""What clients' requests about groups may say: each field checked once, before anything is done.
+
+Owner: pure; the service asks.
+Invariants: what comes out has the types it says, and numbers that fit 62 bits. Everything else is refused with a sentence that names the field.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+from appliance.groups.assignor_plugins import NAME_MAX
+from appliance.groups.limits import (
+    CLIENT_TEXT_MAX,
+    COMMITS_MAX,
+    GROUP_NAME_MAX,
+    MEMBER_ID_MAX,
+    OFFSET_MAX,
+    REBALANCE_TIMEOUT_MAX_MS,
+    TOPIC_NAME_MAX,
+    TOPICS_MAX,
+    GroupLimits,
+)
+from appliance.groups.members import AWAY_EPOCH, MemberSettings
+from appliance.groups.messages import Partition
+from tailrace.errors import InvalidGroupError, InvalidRequestError
+
+CONSUMER, SHARE = "consumer", "share"
+
+
+def group_in(request: Mapping[str, Any]) -> str:
+    """The group's name. Raises InvalidGroupError."""
+    name = request.get("group")
+    if type(name) is not str or not 1 <= len(name) <= GROUP_NAME_MAX or not _is_printable(name):
+        raise InvalidGroupError(f"the group name {shown(name)} is not allowed")
+    return name
+
+
+def _is_printable(name: str) -> bool:
+    return (name.isascii() and name.isprintable()) or not any(unicodedata.category(one) in ("Cc", "Cs") for one in name)
+
+
+def kind_in(request: Mapping[str, Any]) -> str:
+    """Raises InvalidRequestError."""
+    kind = request.get("kind")
+    if kind is None:
+        return CONSUMER
+    if kind not in (CONSUMER, SHARE):
+        raise InvalidRequestError(f"kind is {shown(kind)}; it takes consumer or share")
+    return str(kind)
+
+
+def member_in(request: Mapping[str, Any]) -> str:
+    """The member's id. Raises InvalidRequestError."""
+    member_id = _text_in(request, "member_id", MEMBER_ID_MAX)
+    if not member_id:
+        raise InvalidRequestError("member_id is missing; it takes the id that the client made for itself, a uuid")
+    return member_id
+
+
+def epoch_in(request: Mapping[str, Any]) -> int:
+    """The member's epoch. Raises InvalidRequestError."""
+    epoch = request.get("member_epoch")
+    if type(epoch) is not int or not AWAY_EPOCH <= epoch <= OFFSET_MAX:
+        raise InvalidRequestError(
+            f"member_epoch is {shown(epoch)}; it takes 0 (join), -1 (leave), -2 (a static member goes for a while) or the epoch of the last answer"
+        )
+    return epoch
+
+
+def topics_in(request: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The names that the member subscribes to, sorted; None: unchanged. Raises InvalidRequestError."""
+    topics = request.get("topics")
+    if topics is None:
+        return None
+    if not isinstance(topics, list) or len(topics) > TOPICS_MAX:
+        raise InvalidRequestError(f"topics takes a list of at most {TOPICS_MAX} names")
+    for name in topics:
+        if type(name) is not str or not 1 <= len(name) <= TOPIC_NAME_MAX:
+            raise InvalidRequestError(f"topics has {shown(name)}; it takes names of topics")
+    return tuple(sorted(set(topics)))
+
+
+def owned_in(request: Mapping[str, Any]) -> frozenset[Partition] | None:
+    """What the member says it has; None: unchanged. Raises InvalidRequestError."""
+    owned = request.get("owned")
+    if owned is None:
+        return None
+    found: set[Partition] = set()
+    if not isinstance(owned, dict):
+        raise InvalidRequestError("owned takes an object: topic id -> list of partitions")
+    for topic_id, partitions in owned.items():
+        if not isinstance(partitions, list) or len(topic_id) > 64 or not all(type(one) is int for one in partitions):
+            raise InvalidRequestError("owned takes an object: topic id -> list of partitions")
+        found.update((topic_id, one) for one in partitions)
+    return frozenset(found)
+
+
+def settings_in(request: Mapping[str, Any], limits: GroupLimits) -> MemberSettings:
+    """What a joining member asks for. Raises InvalidRequestError."""
+    topics = topics_in(request)
+    if topics is None:
+        raise InvalidRequestError("topics is missing; a member that joins names what it subscribes to")
+    session_ms = number_in(request, "session_timeout_ms", 45_000, limits.session_timeout_min_ms, limits.session_timeout_max_ms)
+    return MemberSettings(
+        topics,
+        _text_in(request, "instance_id", CLIENT_TEXT_MAX) or None,
+        _text_in(request, "client_id", CLIENT_TEXT_MAX) or "",
+        _text_in(request, "assignor", NAME_MAX) or None,
+        session_ms,
+        number_in(request, "rebalance_timeout_ms", 300_000, 1, REBALANCE_TIMEOUT_MAX_MS),
+        number_in(request, "heartbeat_interval_ms", 3_000, 1, limits.session_timeout_max_ms),
+        flag_in(request, "follows_catalog") or False,
+    )
+
+
+def flag_in(request: Mapping[str, Any], name: str) -> bool | None:
+    """Raises InvalidRequestError."""
+    value = request.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidRequestError(f"{name} is {shown(value)}; it takes true or false")
+    return value
+
+
+def number_in(request: Mapping[str, Any], name: str, default: int, least: int, most: int) -> int:
+    """Raises InvalidRequestError."""
+    value = request.get(name)
+    if value is None:
+        return default
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidRequestError(f"{name} is {shown(value)}; it takes {least} to {most}")
+    return value
+
+
+def _text_in(request: Mapping[str, Any], name: str, most: int) -> str | None:
+    value = request.get(name)
+    if value is None:
+        return None
+    if type(value) is not str or len(value) > most or not _is_printable(value):
+        raise InvalidRequestError(f"{name} is {shown(value)}; it takes at most {most} characters, none of them a control character")
+    return value
+
+
+def entries_in(request: Mapping[str, Any], most: int = COMMITS_MAX) -> list[Any]:
+    """The list `offsets`. Raises InvalidRequestError."""
+    entries = request.get("offsets")
+    if not isinstance(entries, list) or len(entries) > most:
+        raise InvalidRequestError(f"the request needs a list `offsets` of at most {most} entries")
+    return entries
+
+
+def place_in(request: Mapping[str, Any]) -> tuple[str, int] | None:
+    """`after`, a topic and a partition. Raises InvalidRequestError."""
+    after = request.get("after")
+    if after is None:
+        return None
+    if not isinstance(after, list) or len(after) != 2 or type(after[0]) is not str or type(after[1]) is not int:
+        raise InvalidRequestError("after is what the page before ended with: a topic and a partition")
+    return after[0], after[1]
+
+
+def shown(value: object) -> str:
+    """For a sentence about what is wrong with it."""
+    text = repr(value) if isinstance(value, (str, int, float, bool, type(None))) else f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."

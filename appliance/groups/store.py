@@ -1,0 +1,353 @@
+"""The database of groups: one SQLite file with groups, members, committed offsets and the state of share partitions.
+
+Owner: the process `groups`, alone. WAL, synchronous=FULL.
+Invariants: a transaction begins by itself with the first row that is written and ends with `commit` or `rollback`. A transaction in which a write has failed
+    can only be rolled back: `commit` raises what the write raised. Group ids are never reused.
+Crash: SQLite's own recovery; what `commit` has not returned for was not answered to anybody.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from tailrace.errors import DiskFullError, StorageError, TailraceError
+
+SCHEMA_VERSION = 1
+LOCKED_TIMEOUT_S = 0.5
+"""How long a change waits for another process (a backup, a shell) that holds the database."""
+_TABLES = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS groups (
+    group_id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, kind TEXT NOT NULL CHECK (kind IN ('consumer', 'share')), epoch INTEGER NOT NULL,
+    assignor TEXT NOT NULL, rebalances INTEGER NOT NULL, created_ms INTEGER NOT NULL, empty_since_ms INTEGER NOT NULL, detail TEXT NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS groups_by_empty ON groups (empty_since_ms);
+CREATE TABLE IF NOT EXISTS members (
+    group_id INTEGER NOT NULL, member_id TEXT NOT NULL, epoch INTEGER NOT NULL, settings TEXT NOT NULL, assignment TEXT NOT NULL, target TEXT NOT NULL,
+    PRIMARY KEY (group_id, member_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS offsets (
+    group_id INTEGER NOT NULL, topic_id TEXT NOT NULL, partition INTEGER NOT NULL, committed INTEGER NOT NULL, leader_epoch INTEGER NOT NULL,
+    metadata TEXT NOT NULL, committed_ms INTEGER NOT NULL, PRIMARY KEY (group_id, topic_id, partition)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS offsets_by_topic ON offsets (topic_id);
+CREATE TABLE IF NOT EXISTS share_partitions (
+    group_id INTEGER NOT NULL, topic_id TEXT NOT NULL, partition INTEGER NOT NULL, state BLOB NOT NULL, PRIMARY KEY (group_id, topic_id, partition)
+) STRICT, WITHOUT ROWID;
+"""
+
+
+class GroupRow(NamedTuple):
+    """A group. `empty_since_ms`: 0 while it has members; `detail`: JSON, the kind's own."""
+
+    group_id: int
+    name: str
+    kind: str
+    epoch: int
+    assignor: str
+    rebalances: int
+    created_ms: int
+    empty_since_ms: int
+    detail: str
+
+
+class MemberRow(NamedTuple):
+    """A member. The last three are JSON: what it asked for, what it has, what it is to have."""
+
+    group_id: int
+    member_id: str
+    epoch: int
+    settings: str
+    assignment: str
+    target: str
+
+
+class OffsetRow(NamedTuple):
+    """A committed offset: the next record that the group wants."""
+
+    group_id: int
+    topic_id: str
+    partition: int
+    committed: int
+    leader_epoch: int
+    metadata: str
+    committed_ms: int
+
+
+class ShareRow(NamedTuple):
+    """The state of a share partition, in the share group's own encoding."""
+
+    group_id: int
+    topic_id: str
+    partition: int
+    state: bytes
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What the database refuses, as errors that a client can be told."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+            raise DiskFullError("groups.db cannot grow: its disk is full; nothing of the request was kept") from error
+        raise StorageError(f"groups.db cannot be read or written: {error}; nothing of the request was kept") from error
+
+
+class GroupStore:
+    """The database."""
+
+    def __init__(self, path: str) -> None:
+        """Opens or makes the file (mode 0600). Raises StorageError with a sentence when it cannot be used."""
+        self.path = path
+        self.before_commit: list[Callable[[], None]] = []
+        """Called by `commit` before it commits: they write what has changed. They may raise TailraceError, and then the commit fails."""
+        self.after_commit: list[Callable[[], None]] = []
+        """Called by `commit` when all is kept."""
+        self._failure: TailraceError | None = None
+        _make_private(path)
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=LOCKED_TIMEOUT_S, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise _unusable(path, error) from error
+        try:
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._open_tables(path)
+            (highest,) = self._db.execute("SELECT coalesce(max(group_id), 0) FROM groups").fetchone()
+            self._next_group_id: int = 1 + max(int(highest), self._meta("last_group_id"))
+        except sqlite3.Error as error:
+            self._db.close()
+            raise _unusable(path, error) from error
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _open_tables(self, path: str) -> None:
+        """The version is looked at before anything is written: another build's database stays as it is."""
+        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        found = self._meta("schema_version") if "meta" in tables else 0
+        if tables and found != SCHEMA_VERSION:
+            raise StorageError(
+                f"{path} has schema version {found}, this build reads {SCHEMA_VERSION}: start the build that made it, or move the file away "
+                "(groups then begin without members and committed offsets)"
+            )
+        if tables:
+            row = self._db.execute("PRAGMA quick_check(1)").fetchone()
+            if row is not None and row[0] != "ok":
+                raise sqlite3.DatabaseError(str(row[0]))
+        self._db.executescript(f"BEGIN; {_TABLES} INSERT OR IGNORE INTO meta VALUES ('schema_version', {SCHEMA_VERSION}); COMMIT;")
+
+    def _meta(self, name: str) -> int:
+        row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def close(self) -> None:
+        """What was not committed is gone."""
+        self._db.close()
+
+    # ---- transactions ----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_in_transaction(self) -> bool:
+        """Whether something was written that `commit` has not kept yet."""
+        return self._failure is not None or self._db.in_transaction
+
+    def begin(self) -> None:
+        """Begin a transaction where none is open; writes do it by themselves. Raises StorageError when another process holds the database."""
+        if self._failure is not None:
+            raise self._failure
+        if not self._db.in_transaction:
+            with self._failing():
+                self._db.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        """Keep what was written since the last commit; nothing to do where nothing was. Raises StorageError, DiskFullError: then roll back."""
+        for write in self.before_commit:
+            write()
+        if self._failure is not None:
+            raise self._failure
+        if self._db.in_transaction:
+            with self._failing():
+                self._db.execute("COMMIT")
+        for done in self.after_commit:
+            done()
+
+    def rollback(self) -> None:
+        """Forget what was written since the last commit."""
+        self._failure = None
+        if self._db.in_transaction:
+            with _refusals():
+                self._db.execute("ROLLBACK")
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """A write that fails spoils its transaction: SQLite may have undone all of it."""
+        try:
+            with _refusals():
+                yield
+        except TailraceError as error:
+            self._failure = error
+            raise
+
+    def write_many(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> int:
+        """Execute a statement for each row in the open transaction; returns how many rows it changed. Raises StorageError, DiskFullError."""
+        self.begin()
+        with self._failing():
+            return int(self._db.executemany(sql, rows).rowcount)
+
+    def read(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        """All rows of a SELECT. Raises StorageError."""
+        with _refusals():
+            return self._db.execute(sql, values).fetchall()
+
+    # ---- groups and members ----------------------------------------------------------------------------------------------------------
+
+    def new_group_id(self) -> int:
+        """A number that no group has had."""
+        number = self._next_group_id
+        self._next_group_id += 1
+        return number
+
+    def groups(self, kind: str) -> list[GroupRow]:
+        """All groups of a kind ("consumer", "share"), by id."""
+        return [GroupRow(*row) for row in self.read("SELECT * FROM groups WHERE kind = ? ORDER BY group_id", (kind,))]
+
+    def group(self, group_id: int) -> GroupRow | None:
+        rows = self.read("SELECT * FROM groups WHERE group_id = ?", (group_id,))
+        return GroupRow(*rows[0]) if rows else None
+
+    def group_names(self, after: str, limit: int) -> list[str]:
+        """Names of groups of every kind behind `after`, sorted."""
+        return [name for (name,) in self.read("SELECT name FROM groups WHERE name > ? ORDER BY name LIMIT ?", (after, limit))]
+
+    def groups_empty_since(self, cutoff_ms: int, behind_group_id: int, limit: int) -> list[int]:
+        """Ids, ascending, of consumer groups that had their last member before `cutoff_ms`."""
+        sql = (
+            "SELECT group_id FROM groups WHERE empty_since_ms > 0 AND empty_since_ms <= ? AND group_id > ? AND kind = 'consumer'"
+            " ORDER BY group_id LIMIT ?"
+        )
+        return [group_id for (group_id,) in self.read(sql, (cutoff_ms, behind_group_id, limit))]
+
+    def put_groups(self, rows: Iterable[GroupRow]) -> None:
+        self.write_many(
+            "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (group_id) DO UPDATE SET epoch = excluded.epoch,"
+            " assignor = excluded.assignor, rebalances = excluded.rebalances, empty_since_ms = excluded.empty_since_ms, detail = excluded.detail",
+            rows,
+        )
+
+    def delete_group(self, group_id: int) -> None:
+        """The group with all that belongs to it."""
+        self.write_many("INSERT OR REPLACE INTO meta VALUES ('last_group_id', ?)", [(self._next_group_id - 1,)])
+        for table in ("groups", "members", "offsets", "share_partitions"):
+            self.write_many(f"DELETE FROM {table} WHERE group_id = ?", [(group_id,)])
+
+    def members(self, group_id: int) -> list[MemberRow]:
+        """A group's members, by id."""
+        return [MemberRow(*row) for row in self.read("SELECT * FROM members WHERE group_id = ? ORDER BY member_id", (group_id,))]
+
+    def all_members(self) -> Iterator[MemberRow]:
+        """The members of all groups, by group id."""
+        with _refusals():
+            for row in self._db.execute("SELECT * FROM members ORDER BY group_id, member_id"):
+                yield MemberRow(*row)
+
+    def put_members(self, rows: Iterable[MemberRow]) -> None:
+        self.write_many("INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+    def delete_members(self, keys: Iterable[tuple[int, str]]) -> None:
+        """`keys`: (group id, member id)."""
+        self.write_many("DELETE FROM members WHERE group_id = ? AND member_id = ?", keys)
+
+    # ---- committed offsets -----------------------------------------------------------------------------------------------------------
+
+    def put_offsets(self, rows: Iterable[OffsetRow]) -> None:
+        self.write_many(
+            "INSERT INTO offsets VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (group_id, topic_id, partition) DO UPDATE SET committed = excluded.committed,"
+            " leader_epoch = excluded.leader_epoch, metadata = excluded.metadata, committed_ms = excluded.committed_ms",
+            rows,
+        )
+
+    def delete_offsets(self, keys: Iterable[tuple[int, str, int]]) -> None:
+        """`keys`: (group id, topic id, partition)."""
+        self.write_many("DELETE FROM offsets WHERE group_id = ? AND topic_id = ? AND partition = ?", keys)
+
+    def offset(self, group_id: int, topic_id: str, partition: int) -> OffsetRow | None:
+        sql = "SELECT * FROM offsets WHERE group_id = ? AND topic_id = ? AND partition = ?"
+        rows = self.read(sql, (group_id, topic_id, partition))
+        return OffsetRow(*rows[0]) if rows else None
+
+    def offsets_of_topic(self, group_id: int, topic_id: str) -> list[OffsetRow]:
+        """By partition."""
+        sql = "SELECT * FROM offsets WHERE group_id = ? AND topic_id = ? ORDER BY partition"
+        return [OffsetRow(*row) for row in self.read(sql, (group_id, topic_id))]
+
+    def offset_topics(self, group_id: int) -> list[str]:
+        """The ids of the topics that the group has offsets in."""
+        return [topic_id for (topic_id,) in self.read("SELECT DISTINCT topic_id FROM offsets WHERE group_id = ?", (group_id,))]
+
+    def has_offsets(self, group_id: int) -> bool:
+        return bool(self.read("SELECT 1 FROM offsets WHERE group_id = ? LIMIT 1", (group_id,)))
+
+    def expire_offsets(self, group_id: int, cutoff_ms: int) -> bool:
+        """Delete the group's offsets that were committed before `cutoff_ms`; returns whether others are left."""
+        self.write_many("DELETE FROM offsets WHERE group_id = ? AND committed_ms <= ?", [(group_id, cutoff_ms)])
+        return self.has_offsets(group_id)
+
+    def all_offset_topics(self) -> list[str]:
+        """The ids of all topics that any group has offsets in (one step in the index for each)."""
+        sql = (
+            "WITH RECURSIVE ids(id) AS (SELECT min(topic_id) FROM offsets UNION ALL"
+            " SELECT (SELECT min(topic_id) FROM offsets WHERE topic_id > ids.id) FROM ids WHERE ids.id IS NOT NULL) SELECT id FROM ids WHERE id IS NOT NULL"
+        )
+        return [topic_id for (topic_id,) in self.read(sql)]
+
+    def delete_topic_offsets(self, topic_id: str, committed_before_ms: int, limit: int) -> int:
+        """Delete at most `limit` offsets of a topic, in all groups; returns how many."""
+        sql = (
+            "DELETE FROM offsets WHERE (group_id, topic_id, partition) IN"
+            " (SELECT group_id, topic_id, partition FROM offsets WHERE topic_id = ? AND committed_ms <= ? LIMIT ?)"
+        )
+        return self.write_many(sql, [(topic_id, committed_before_ms, limit)])
+
+    # ---- share partitions ------------------------------------------------------------------------------------------------------------
+
+    def share_states(self, group_id: int) -> list[ShareRow]:
+        """By topic id and partition."""
+        sql = "SELECT * FROM share_partitions WHERE group_id = ? ORDER BY topic_id, partition"
+        return [ShareRow(*row) for row in self.read(sql, (group_id,))]
+
+    def put_share_states(self, rows: Iterable[ShareRow]) -> None:
+        self.write_many("INSERT OR REPLACE INTO share_partitions VALUES (?, ?, ?, ?)", rows)
+
+    def delete_share_states(self, keys: Iterable[tuple[int, str, int]]) -> None:
+        """`keys`: (group id, topic id, partition)."""
+        self.write_many("DELETE FROM share_partitions WHERE group_id = ? AND topic_id = ? AND partition = ?", keys)
+
+
+def _make_private(path: str) -> None:
+    """The file, empty where there is none, readable and writable for its owner only; SQLite gives its other files the same mode."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise StorageError(f"{path} is not a regular file: move it away")
+            os.fchmod(handle, 0o600)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise StorageError(
+            f"cannot open {path}: {os.strerror(error.errno or 0)}; make it writable for this user, or move it away"
+        ) from error
+
+
+def _unusable(path: str, error: sqlite3.Error) -> StorageError:
+    return StorageError(
+        f"{path} cannot be used: {error}. If another process holds it, end that one; if it is damaged, restore it from a backup or move it away "
+        "(groups then begin without members and committed offsets)"
+    )

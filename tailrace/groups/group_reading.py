@@ -1,0 +1,540 @@
+"""What a consumer of a group does beside reading: takes and gives up partitions, and commits.
+
+Everything here happens inside the caller's `poll`, `commit`, `unsubscribe` or `close`; heartbeats go on elsewhere (`tailrace.groups.driver`). A step of a
+rebalance touches the partitions that it is about and no others: those that are kept go on, with what is buffered of them and what is under way.
+
+    REVOKE   commit what was handed out (auto commit), tell the listener, drop the cursors; then the appliance is told
+    ASSIGN   a cursor for each, which begins at the committed offset; tell the listener
+    LOSE     tell the listener, drop the cursors; nothing can be committed any more
+
+Owner: one Consumer, one thread.
+Invariants: after a step the cursors are those of the partitions that the membership has taken, whatever a listener raised; what it raised reaches the caller
+    once. Auto commit commits nothing that the call of poll() that is under way, or an iteration, has not handed out.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from operator import length_hint
+from typing import Any
+from uuid import uuid4
+
+from tailrace.client_log import logger
+from tailrace.connection import Connection
+from tailrace.decoded_records import DecodedRecords
+from tailrace.environment import Environment
+from tailrace.errors import CommitFailedError, InvalidRequestError, TailraceError, UnknownTopicError
+from tailrace.fetcher import PartitionCursor
+from tailrace.groups.driver import HeartbeatThread
+from tailrace.groups.listener import Hook, Hooks
+from tailrace.groups.membership import NEVER_NS, NS_PER_MS, POLLING_NS, Change, ChangeKind, MemberIdentity, Membership, Partition, Phase
+from tailrace.groups.offsets import Callback, Commit, CommitQueue, Offsets, PositionLookup, fetch_committed
+from tailrace.groups.subscription import Subscription
+from tailrace.offset_lookup import Call
+from tailrace.protocol.errors import ErrorCode
+from tailrace.reading import Reading
+from tailrace.records import ConsumerGroupMetadata, OffsetAndMetadata, Record, TopicBatch, TopicPartition
+from tailrace.settings import ConsumerSettings
+from tailrace.topics import TopicInfo
+
+RETRY_NS = 100 * NS_PER_MS
+"""After so long a step is tried again that could not be made."""
+LEAVE_WAIT_NS = 5_000 * NS_PER_MS
+"""How long close() waits for the appliance to hear that this member leaves."""
+CLOSE_COMMIT_MS = 10_000
+"""How long close() and a revocation try to commit."""
+POLL_STEP_NS = 1_000 * NS_PER_MS
+"""A poll looks up at least so often."""
+
+
+class GroupReading:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        consumer: object,
+        connection: Connection,
+        settings: ConsumerSettings,
+        environment: Environment,
+        reading: Reading,
+        decoded: DecodedRecords,
+        call: Call,
+        info: Callable[[str, str, int], TopicInfo],
+        all_topics: Callable[[], list[str]],
+    ) -> None:
+        """`info`: of the topic of this name and id with so many partitions; raises UnknownTopicError where there is none. `all_topics`: their names."""
+        assert settings.group_id is not None
+        self.group_id = settings.group_id
+        self._connection = connection
+        self._settings = settings
+        self._environment = environment
+        self._now_ns = environment.monotonic_ns
+        self._reading = reading
+        self._decoded = decoded
+        self._call = call
+        self._info = info
+        self._all_topics = all_topics
+        self.membership = Membership(
+            MemberIdentity(
+                settings.group_id, uuid4().hex, settings.group_instance_id, settings.client_id, settings.partition_assignment_strategy,
+                settings.session_timeout_ms, settings.heartbeat_interval_ms, settings.max_poll_interval_ms,
+            ),
+            self._now_ns(),
+        )  # fmt: skip
+        self._thread = HeartbeatThread(self.membership, settings.bootstrap, settings.client_id, environment)
+        self._lock = self._thread.beats.lock
+        self._has_thread = environment.has_threads
+        self._abandon = weakref.finalize(consumer, self._thread.abandon)
+        self._abandon.atexit = False  # the appliance sees that the connection has closed
+        self._subscription: Subscription | None = None
+        self._hooks = Hooks()
+        self._keys: dict[Partition, TopicPartition] = {}
+        """The partitions that are taken, by topic id, and by name."""
+        self._commits = CommitQueue(connection, self._who, self._hurry)
+        self._lookup = PositionLookup(connection, settings.group_id, self._begins_at)
+        self._committed: dict[TopicPartition, int] = {}
+        """What auto commit need not commit again."""
+        self._auto_commits = settings.enable_auto_commit
+        self._commit_at_ns = NEVER_NS
+        self._retry_at_ns = NEVER_NS
+        self._in_step = False
+        self._is_handled = True
+        """Whether the program is done with what it was handed out; False: it ends by an exception."""
+        self._handed_out: list[Record] | list[TopicBatch] = []
+        """By the last poll."""
+        self._iterating: tuple[list[Record], Iterator[Record]] | None = None
+        self._sought: set[TopicPartition] = set()
+        """Moved since the last poll: what was handed out of them says nothing of their position."""
+
+    # ---- subscribing -----------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_subscribed(self) -> bool:
+        """Whether the group decides what is read, and not `assign`."""
+        return self._subscription is not None
+
+    def subscribed_topics(self) -> set[str]:
+        """The names of the topics that are wanted now."""
+        return set() if self._subscription is None else set(self._subscription.topics)
+
+    def subscribe(self, subscription: Subscription, hooks: Hooks) -> None:
+        """Want these topics from the next poll on. Raises InvalidRequestError where `assign` has decided what is read."""
+        if self._subscription is None and self._reading.cursors:
+            raise InvalidRequestError("partitions are assigned by assign(); write unsubscribe() before subscribe()")
+        self._subscription, self._hooks = subscription, hooks
+        if self.membership.phase not in (Phase.OUT, Phase.LEAVING):
+            self._want_topics()
+
+    def _want_topics(self) -> None:
+        subscription = self._subscription
+        assert subscription is not None
+        if subscription.patterns:
+            version = self.membership.catalog_version
+            subscription.match(self._all_topics())
+            subscription.listed_version = version
+        with self._lock:
+            self.membership.subscribe(subscription.topics, bool(subscription.patterns), self._now_ns())
+        self._ring()
+
+    def unsubscribe(self) -> None:
+        """Give everything up and leave the group. Raises what a listener raises, when that is done."""
+        if self._subscription is None:
+            return
+        try:
+            self._give_up()
+        finally:
+            self._subscription = None
+            with self._lock:
+                self.membership.leave(self._now_ns())
+            self._ring()
+
+    def metadata(self) -> ConsumerGroupMetadata:
+        """Who this consumer is in its group."""
+        epoch = self.membership.epoch if self.membership.phase is Phase.MEMBER else -1
+        return ConsumerGroupMetadata(self.group_id, epoch, self.membership.identity.member_id, self._settings.group_instance_id)
+
+    # ---- poll ------------------------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def polling(self) -> Iterator[None]:
+        """Around a call of poll()."""
+        if not self._has_thread:
+            self._thread.beats.step()
+        self._iterating = None
+        self._sought.clear()
+        self._handed_out = []
+        if self._subscription is not None and self.membership.phase is Phase.OUT:
+            self._want_topics()
+            if self._has_thread:
+                self._thread.start()
+                self._reading.wake_fd = self._thread.news.fd
+        if self._commit_at_ns == NEVER_NS and self._auto_commits:
+            self._commit_at_ns = self._now_ns() + self._settings.auto_commit_interval_ms * NS_PER_MS
+        self.membership.polled_ns = POLLING_NS
+        try:
+            yield
+        finally:
+            self.membership.polled_ns = self._now_ns()
+
+    def handed_out(self, found: list[Record] | list[TopicBatch]) -> None:
+        """These are the caller's now."""
+        self._handed_out = found
+
+    def iterating(self, records: list[Record], iterator: Iterator[Record]) -> None:
+        """The last poll's records are handed out one by one."""
+        self._iterating = records, iterator
+
+    def sought(self, key: TopicPartition) -> None:
+        """The position was set by the caller."""
+        self._sought.add(key)
+
+    def step(self) -> None:
+        """All that is due beside reading. Raises what a listener raised, or why this consumer cannot be a member; all is consistent then."""
+        if not self._has_thread:
+            self._thread.beats.step()
+        now_ns = self._now_ns()
+        if (self.membership.has_news or now_ns >= self._retry_at_ns) and not self._in_step:
+            self._in_step = True
+            try:
+                self._reconcile()
+            finally:
+                self._in_step = False
+        if self._lookup:
+            self._lookup.pump(now_ns)
+            if self._lookup.error is not None:
+                error, self._lookup.error = self._lookup.error, None
+                raise error
+        if now_ns >= self._commit_at_ns:
+            self._commit_at_ns = now_ns + self._settings.auto_commit_interval_ms * NS_PER_MS
+            self.commit_async(self._uncommitted(), self._auto_committed)
+        if self._commits:
+            self._commits.pump(now_ns)
+        if self._commits.ended:
+            self._commits.call_back()
+
+    def advance(self, deadline_ns: int) -> bool:
+        """Until something can be handed out, or the time is up."""
+        if self._subscription is None and not self._reading.cursors:
+            raise InvalidRequestError("nothing is assigned: name topics at construction, or call subscribe() or assign()")
+        while True:
+            self.step()
+            now_ns = self._now_ns()
+            until_ns = min(deadline_ns, max(now_ns, self._due_ns()), now_ns + POLL_STEP_NS)
+            if not self._has_thread:
+                self._reading.wake_fd = self._thread.beats.connection.fileno()
+            if self._reading.look(until_ns, self._is_interrupted):
+                return True
+            if self._now_ns() >= deadline_ns:
+                return False
+
+    def _is_interrupted(self) -> bool:
+        return self.membership.has_news or bool(self._commits.ended) or not self._has_thread
+
+    def _due_ns(self) -> int:
+        times: list[int | None] = [self._commit_at_ns if self._auto_commits else NEVER_NS, self._retry_at_ns, self._commits.due_ns()]
+        times.append(self._lookup.due_ns())
+        if not self._has_thread:
+            times.append(self._thread.beats.next_ns())
+        return min(at_ns for at_ns in times if at_ns is not None)
+
+    # ---- rebalances ------------------------------------------------------------------------------------------------------------------------
+
+    def next_change(self) -> Change | None:
+        """The next step to make; what it assigns counts as taken from now on."""
+        with self._lock:
+            change = self.membership.next_change()
+            if change is not None and change.kind is ChangeKind.ASSIGN:
+                self.membership.taking(change.partitions)
+        return change
+
+    def _reconcile(self) -> None:
+        """All steps that can be made now. The first thing that a listener raised is raised when they are made."""
+        self._retry_at_ns = NEVER_NS
+        with self._lock:
+            self._thread.news.hush()
+            self.membership.has_news = False
+        raised: Exception | None = None
+        try:
+            while (change := self.next_change()) is not None:
+                try:
+                    if not self._make(change):
+                        break
+                except Exception as error:
+                    raised = raised or error
+            self._look_at_catalog()
+        except BaseException:
+            self.membership.has_news = True
+            raise
+        with self._lock:
+            refusal = self.membership.take_error(self._now_ns())
+        self._ring()
+        if raised is not None:
+            raise raised
+        if refusal is not None:
+            raise refusal
+
+    def _make(self, change: Change) -> bool:
+        """One step; False: not now."""
+        if change.kind is ChangeKind.REVOKE:
+            self._revoke(change)
+        elif change.kind is ChangeKind.LOSE:
+            self._lose(change)
+        else:
+            return self._assign(change)
+        return True
+
+    def _look_at_catalog(self) -> None:
+        membership, subscription = self.membership, self._subscription
+        for partition, key in self._keys.items():
+            cursor = self._reading.cursors.get(key)
+            if cursor is not None:
+                cursor.pause(delivery=partition[0] in membership.paused_topics)
+        if subscription is not None and subscription.patterns and subscription.listed_version != membership.catalog_version:
+            self._want_topics()
+
+    def keys_of(self, change: Change) -> list[TopicPartition]:
+        """The partitions of a step that are read now."""
+        return sorted(self._keys[partition] for partition in change.partitions if partition in self._keys)
+
+    def _revoke(self, change: Change) -> None:
+        keys = self.keys_of(change)
+        try:
+            self.commit_before_revoking(keys)
+            _tell(self._hooks.revoked, keys)
+        finally:
+            self.drop(change, keys)
+
+    def commit_before_revoking(self, keys: list[TopicPartition]) -> None:
+        """What was handed out of these (auto commit), behind what was committed before."""
+        wanted = set(keys)
+        offsets = {key: one for key, one in self._uncommitted().items() if key in wanted} if self._auto_commits else {}
+        if not offsets and not self._commits:
+            return
+        try:
+            self.commit(offsets, CLOSE_COMMIT_MS)
+        except TailraceError as error:
+            if not isinstance(error, UnknownTopicError):  # a topic that is gone has no offsets
+                logger.warning("a consumer of group %r could not commit before it gave partitions up: %s", self.group_id, error)
+
+    def drop(self, change: Change, keys: list[TopicPartition]) -> None:
+        """Read these no more, and let the appliance know."""
+        cursors = {key: cursor for key, cursor in self._reading.cursors.items() if key not in set(keys)}
+        self._reading.cursors = cursors
+        self._decoded.keep_only(cursors)
+        for key in keys:
+            self._committed.pop(key, None)
+        for partition in change.partitions:
+            self._keys.pop(partition, None)
+        with self._lock:
+            if change.kind is ChangeKind.LOSE:
+                self.membership.lost_told(self._now_ns())
+            else:
+                self.membership.revoked(change.partitions, self._now_ns())
+        self._ring()
+
+    def _assign(self, change: Change) -> bool:
+        try:
+            infos = self.infos_of(change)
+        except BaseException as error:
+            with self._lock:
+                self.membership.revoked(change.partitions, self._now_ns())
+            self._retry_at_ns = self._now_ns() + RETRY_NS
+            if isinstance(error, UnknownTopicError):
+                return False  # the appliance's processes learn of topics one after another
+            raise
+        keys = self.take(change, infos)
+        self._ring()
+        _tell(self._hooks.assigned, keys)
+        return True
+
+    def infos_of(self, change: Change) -> dict[str, TopicInfo]:
+        """What is to be known of the topics of a step, by id. Raises UnknownTopicError."""
+        counts: dict[str, int] = {}
+        for topic_id, partition in change.partitions:
+            counts[topic_id] = max(counts.get(topic_id, 0), partition + 1)
+        return {topic_id: self._info(self.membership.topic_names[topic_id], topic_id, count) for topic_id, count in counts.items()}
+
+    def take(self, change: Change, infos: dict[str, TopicInfo]) -> list[TopicPartition]:
+        """Begin to read."""
+        cursors = {}
+        for topic_id, partition in sorted(change.partitions):
+            info = infos[topic_id]
+            key = TopicPartition(info.name, partition)
+            cursors[key] = cursor = PartitionCursor(key, info)
+            cursor.pause(delivery=topic_id in self.membership.paused_topics)
+            self._keys[topic_id, partition] = key
+        self._lookup.add(cursors.values())
+        self._reading.cursors = {**self._reading.cursors, **cursors}
+        return sorted(cursors)
+
+    def _lose(self, change: Change) -> None:
+        keys = self.keys_of(change)
+        logger.warning("a consumer of group %r has lost its %d partitions: %s", self.group_id, len(keys), change.reason)
+        try:
+            _tell(self._hooks.lost, keys)
+        finally:
+            self.drop(change, keys)
+
+    def _give_up(self) -> None:
+        """Everything that is read, in order."""
+        with self._lock:
+            lost = self.membership.next_change()
+        if lost is not None and lost.kind is ChangeKind.LOSE:
+            self._lose(lost)
+        elif self._keys:
+            self._revoke(Change(ChangeKind.REVOKE, frozenset(self._keys)))
+
+    # ---- offsets ---------------------------------------------------------------------------------------------------------------------------
+
+    def read_from_committed(self, cursors: list[PartitionCursor]) -> None:
+        """Partitions of `assign` begin where the group has committed."""
+        self._lookup.add(cursors)
+        self._committed.clear()
+
+    def decide(self, cursor: PartitionCursor) -> None:
+        """The cursor's position is wanted now."""
+        if cursor.from_committed:
+            found = fetch_committed(self._call, self.group_id, [cursor.key])
+            self._lookup.place(cursor, found[cursor.key])
+
+    def committed(self, keys: list[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What the group has committed, asked for now."""
+        return fetch_committed(self._call, self.group_id, keys)
+
+    def _begins_at(self, key: TopicPartition, committed: OffsetAndMetadata) -> None:
+        self._committed[key] = int(committed)
+
+    def positions(self) -> Offsets:
+        """Where the group is to go on: behind what was handed out; before what the last poll has handed out, where that is not handled."""
+        found: Offsets = {}
+        for key, cursor in self._reading.cursors.items():
+            first = self._decoded.first_offset(key)
+            offset = cursor.position if first is None else first
+            if offset is not None:
+                found[key] = OffsetAndMetadata(offset, "", cursor.taken_epoch)
+        for item in reversed(self._not_handled()):
+            key = TopicPartition(item.topic, item.partition)
+            if key in found and key not in self._sought:
+                found[key] = OffsetAndMetadata(item.offset if isinstance(item, Record) else item.base_offset, "", found[key].leader_epoch)
+        return found
+
+    def _not_handled(self) -> list[Record] | list[TopicBatch]:
+        if self._iterating is None:
+            return [] if self._is_handled else self._handed_out
+        records, iterator = self._iterating
+        at = len(records) - length_hint(iterator)
+        return records[at if self._is_handled else max(0, at - 1) :]
+
+    def _uncommitted(self) -> Offsets:
+        positions = self.positions()
+        if self._is_handled:
+            return {key: one for key, one in positions.items() if self._committed.get(key) != one.offset}
+        return {key: one for key, one in positions.items() if self._committed.get(key, -1) < one.offset}
+
+    def with_epochs(self, offsets: Offsets) -> Offsets:
+        """The same, with the leader epochs that this consumer knows."""
+        cursors = self._reading.cursors
+        return {
+            key: OffsetAndMetadata(one.offset, one.metadata, cursors[key].taken_epoch)
+            if one.leader_epoch < 0 and key in cursors and cursors[key].position == one.offset
+            else one
+            for key, one in offsets.items()
+        }
+
+    def commit(self, offsets: Offsets, timeout_ms: float) -> None:
+        """Commit these, behind all that was committed before, and wait for it. Raises what the appliance says, RequestTimeoutError, NotReachableError."""
+        commit = self._commits.add(offsets, None, timeout_ms)
+        connection = self._connection
+        while not commit.is_done:
+            connection.check_usable()
+            connection.process()
+            now_ns = self._now_ns()
+            self._commits.pump(now_ns)
+            connection.tick(now_ns)
+            if connection.fatal is not None:
+                raise connection.fatal
+            if not commit.is_done:
+                times = [connection.next_tick_ns(), self._commits.due_ns()]
+                connection.wait(min(at_ns for at_ns in times if at_ns is not None) - now_ns)
+                connection.process()
+        self._commits.call_back()
+        if commit.error is not None:
+            raise commit.error
+        self._remember(offsets)
+
+    def commit_async(self, offsets: Offsets, callback: Callback | None) -> Commit | None:
+        """Commit these; `callback` is called by a later poll, commit or close."""
+        if not offsets and callback is None:
+            return None
+        commit = self._commits.add(offsets, callback, self._settings.request_timeout_ms)
+        self._commits.pump(self._now_ns())
+        return commit
+
+    def _auto_committed(self, offsets: Offsets, error: TailraceError | None) -> None:
+        if error is None:
+            self._remember(offsets)
+        elif not isinstance(error, UnknownTopicError):
+            logger.warning("auto commit of group %r failed: %s", self.group_id, error)
+
+    def _remember(self, offsets: Offsets) -> None:
+        self._committed.update((key, int(one)) for key, one in offsets.items() if key in self._reading.cursors)
+
+    def _who(self) -> dict[str, Any]:
+        if self._subscription is None:
+            return {"group": self.group_id, "member_id": None, "member_epoch": -1}
+        membership = self.membership
+        if membership.phase is not Phase.MEMBER:
+            raise CommitFailedError("this consumer is no member of its group now: it joins at its next poll", ErrorCode.UNKNOWN_MEMBER)
+        return {"group": self.group_id, "member_id": membership.identity.member_id, "member_epoch": membership.epoch}
+
+    def _hurry(self) -> None:
+        """Another member may have the partitions: ask."""
+        with self._lock:
+            self.membership.heartbeat_soon(self._now_ns())
+        self._ring()
+
+    def _ring(self) -> None:
+        if self._has_thread:
+            self._thread.ring()
+        else:
+            self._thread.beats.step()
+
+    # ---- the end ---------------------------------------------------------------------------------------------------------------------------
+
+    def close(self, *, autocommit: bool = True, is_handled: bool = True) -> None:
+        """Commit, give everything up, leave the group. `is_handled`: what was handed out last is done with. Raises what a listener raises."""
+        self._abandon.detach()
+        self._auto_commits = self._auto_commits and autocommit
+        self._is_handled = is_handled
+        try:
+            if self._subscription is not None:
+                self._give_up()
+            else:
+                self.commit_before_revoking(list(self._reading.cursors))
+        finally:
+            try:
+                self._leave()
+            finally:
+                self._thread.stop()
+                self._commits.call_back()
+
+    def _leave(self) -> None:
+        membership, beats = self.membership, self._thread.beats
+        with self._lock:
+            membership.leave(self._now_ns())
+        self._ring()
+        until_ns = self._now_ns() + LEAVE_WAIT_NS
+        while membership.phase is Phase.LEAVING and beats.connection.is_ready and (left_ns := until_ns - self._now_ns()) > 0:
+            if self._has_thread:
+                self._environment.sleep_on((self._thread.news.fd,), left_ns)
+                self._thread.news.hush()
+            else:
+                self._environment.sleep_on((beats.connection.fileno(),), min(left_ns, max(0, beats.next_ns() - self._now_ns())))
+                beats.step()
+
+
+def _tell(hook: Hook | None, keys: list[TopicPartition]) -> None:
+    if hook is not None and keys:
+        hook(list(keys))

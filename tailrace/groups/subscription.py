@@ -1,0 +1,67 @@
+"""What a consumer wants to read: names of topics, patterns of names, or both.
+
+Owner: one Consumer, one thread.
+Invariants: a pattern is matched from the beginning of a name on, as Python's `re.match` and Kafka's Python clients do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from tailrace.arguments import name_list
+from tailrace.errors import InvalidRequestError
+
+
+class Subscription:
+    """Names, and patterns with the names that they match now."""
+
+    def __init__(self, names: Iterable[str], patterns: Iterable[re.Pattern[str]]) -> None:
+        self.names = list(dict.fromkeys(names))
+        self.patterns = list(patterns)
+        self.matched: list[str] = []
+        self.listed_version: int | None = None
+        """The catalog's version when the topics were last listed; None: they were not."""
+
+    @property
+    def topics(self) -> list[str]:
+        """All names that are wanted now, ascending."""
+        return sorted({*self.names, *self.matched})
+
+    def match(self, existing: Iterable[str]) -> bool:
+        """Match the patterns with the names of all topics; returns whether that changes what is wanted."""
+        before = self.matched
+        self.matched = sorted(name for name in existing if any(pattern.match(name) for pattern in self.patterns))
+        return self.matched != before
+
+
+def subscription_of(topics: Any, pattern: Any) -> Subscription:
+    """What `subscribe` was given: names, a name, a compiled pattern, names that begin with "^" (they are patterns), or `pattern=`. Raises
+    InvalidRequestError.
+    """
+    if isinstance(topics, re.Pattern):
+        topics, pattern = None, topics if pattern is None else pattern
+    if topics is not None and pattern is not None:
+        raise InvalidRequestError("subscribe() takes names or a pattern, not both; a name that begins with ^ is a pattern, too")
+    given = topics if isinstance(topics, (list, tuple, set, frozenset)) else [] if topics is None else name_list("topics", topics)
+    patterns = [one for one in given if isinstance(one, re.Pattern)]
+    names = name_list("topics", [one for one in given if not isinstance(one, re.Pattern)])
+    patterns += [_compiled(name) for name in names if name.startswith("^")]
+    if pattern is not None:
+        patterns.append(_compiled(pattern))
+    names = [name for name in names if not name.startswith("^")]
+    if not names and not patterns:
+        raise InvalidRequestError("subscribe() takes names of topics, or pattern=; to read nothing any more write unsubscribe()")
+    return Subscription(names, patterns)
+
+
+def _compiled(pattern: Any) -> re.Pattern[str]:
+    if isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str):
+        return pattern
+    if not isinstance(pattern, str) or not pattern:
+        raise InvalidRequestError(f"pattern is {pattern!r:.100}; it takes a regular expression, as text or compiled")
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise InvalidRequestError(f"pattern {pattern!r:.100} is no regular expression: {error}") from None

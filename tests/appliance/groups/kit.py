@@ -1,0 +1,247 @@
+"""A group service on a real database with a fake clock, and members as a client library would behave."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from appliance.groups.assignor_plugins import Assignors
+from appliance.groups.limits import GroupLimits
+from appliance.groups.messages import Partition, Push, Requester, SessionKey, TopicView
+from appliance.groups.service import GroupService
+from appliance.groups.store import GroupStore
+from tailrace.errors import TailraceError
+from tailrace.protocol.wire import Api
+
+SECOND_NS = 1_000_000_000
+START_US = 1_700_000_000_000_000
+SOMEBODY = SessionKey(0, 1)
+
+
+class FakeTopics:
+    """Topics that a test makes, grows and deletes."""
+
+    def __init__(self, **counts: int) -> None:
+        self._topics: dict[str, TopicView] = {}
+        self._made = itertools.count(1)
+        self.ends: dict[Partition, int | None] = {}
+        self.default_end: int | None = 1_000
+        for name, count in counts.items():
+            self.create(name, count)
+
+    def create(self, name: str, count: int, **settings: Any) -> str:
+        topic_id = f"{next(self._made):032x}"
+        self._topics[name] = TopicView(name, topic_id, count, {key.replace("_", "."): value for key, value in settings.items()})
+        return topic_id
+
+    def grow(self, name: str, count: int) -> None:
+        old = self._topics[name]
+        self._topics[name] = TopicView(name, old.topic_id, count, old.settings)
+
+    def set(self, name: str, **settings: Any) -> None:
+        old = self._topics[name]
+        self._topics[name] = TopicView(
+            name, old.topic_id, old.partition_count, {key.replace("_", "."): value for key, value in settings.items()}
+        )
+
+    def delete(self, name: str) -> None:
+        del self._topics[name]
+
+    def id_of(self, name: str) -> str:
+        return self._topics[name].topic_id
+
+    def by_name(self, name: str) -> TopicView | None:
+        return self._topics.get(name)
+
+    def by_id(self, topic_id: str) -> TopicView | None:
+        return next((one for one in self._topics.values() if one.topic_id == topic_id), None)
+
+    def topics(self) -> Iterable[TopicView]:
+        return self._topics.values()
+
+    def end_offset(self, topic_id: str, partition: int) -> int | None:
+        return self.ends.get((topic_id, partition), self.default_end)
+
+    def beginning_offset(self, topic_id: str, partition: int) -> int | None:
+        return 0
+
+
+class Refused(Exception):
+    """An answer with an error code."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+
+
+class Bench:
+    """The service with its clock: what the process around it does, without the process."""
+
+    def __init__(
+        self, path: Path, topics: FakeTopics | None = None, limits: GroupLimits | None = None, *, answer_max: int = 1 << 18,
+        assignors: Assignors | None = None,
+    ) -> None:  # fmt: skip
+        self.path = path / "groups.db"
+        self.topics = FakeTopics(orders=4) if topics is None else topics
+        self.limits = GroupLimits() if limits is None else limits
+        self.answer_max = answer_max
+        self.now_ns = 50 * SECOND_NS
+        self.pushes: list[Push] = []
+        self.failures = 0
+        self._assignors = Assignors(()) if assignors is None else assignors
+        self._correlation = itertools.count(1)
+        self._open()
+
+    def _open(self) -> None:
+        self.store = GroupStore(str(self.path))
+        self.service = GroupService(
+            self.store, self.topics, self.limits, self.answer_max, self.now_ns, self.wall_us, assignors=self._assignors
+        )
+        self.finish_step()
+
+    def wall_us(self) -> int:
+        return START_US + self.now_ns // 1_000
+
+    def restart(self) -> None:
+        """As after SIGKILL: what was not committed is gone."""
+        self.store.close()
+        self._open()
+
+    def close(self) -> None:
+        self.store.close()
+
+    def finish_step(self) -> dict[int, Any]:
+        """Commit, and take what is to be sent: correlation id -> answer, or Refused."""
+        self.service.step(self.now_ns)
+        try:
+            self.store.commit()
+        except TailraceError as error:
+            self.failures += 1
+            self.store.rollback()
+            self.service.rolled_back(self.now_ns, error)
+        found: dict[int, Any] = {}
+        for answer in self.service.take_answers():
+            assert len(answer.body) <= self.answer_max
+            assert answer.requester.correlation_id not in found, "a request has one answer"
+            body = orjson.loads(answer.body)
+            found[answer.requester.correlation_id] = body if answer.code == 0 else Refused(answer.code, body["message"])
+        self.pushes += self.service.take_pushes()
+        return found
+
+    def send(self, api: int, request: dict[str, Any], session: SessionKey = SOMEBODY) -> int:
+        """Give a request to the service; the step goes on. Raises TailraceError."""
+        correlation_id = next(self._correlation)
+        request = orjson.loads(orjson.dumps(request))
+        self.service.handle(Requester(*session, correlation_id), api, request, self.now_ns)
+        return correlation_id
+
+    def ask(self, api: int, session: SessionKey = SOMEBODY, **request: Any) -> Any:
+        """One request in a step of its own. Raises TailraceError, Refused."""
+        try:
+            correlation_id = self.send(api, request, session)
+        except TailraceError:
+            self.finish_step()
+            raise
+        answer = self.finish_step()[correlation_id]
+        if isinstance(answer, Refused):
+            raise answer
+        return answer
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, in steps as long as the service wants to sleep."""
+        end_ns = self.now_ns + int(seconds * SECOND_NS)
+        while self.now_ns < end_ns:
+            deadline_ns = self.service.next_deadline_ns()
+            self.now_ns = end_ns if deadline_ns is None else min(end_ns, max(deadline_ns, self.now_ns + 1_000_000))
+            self.finish_step()
+
+    def offset(self, group: str, topic: str, partition: int) -> int:
+        found = self.ask(Api.FETCH_OFFSETS, group=group, partitions=[[topic, partition]])
+        return int(found["offsets"][0][2])
+
+    def summary(self, group: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.ask(Api.DESCRIBE_GROUP, group=group, part="members")["group"]
+        return found
+
+
+class Client:
+    """A member: what it knows is what answers told it."""
+
+    def __init__(
+        self, bench: Bench, group: str = "billing", member_id: str = "m1", topics: Iterable[str] = ("orders",), *, session: int | None = None, **more: Any
+    ) -> None:  # fmt: skip
+        self.bench = bench
+        self.group = group
+        self.member_id = member_id
+        self.topics = list(topics)
+        self.more = more
+        self.session = SessionKey(0, abs(hash(member_id)) if session is None else session)
+        self.epoch = 0
+        self.owned: set[Partition] = set()
+        self.is_to_report = True
+        self.names: dict[str, str] = {}
+        self.last: dict[str, Any] = {}
+
+    def request(self) -> dict[str, Any]:
+        request: dict[str, Any] = {"group": self.group, "member_id": self.member_id, "member_epoch": self.epoch, **self.more}
+        if self.epoch == 0:
+            self.owned = set()
+            request["topics"] = self.topics
+        request["owned"] = self.owned_by_topic() if self.is_to_report or self.epoch == 0 else None
+        self.is_to_report = False
+        return request
+
+    def owned_by_topic(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for topic_id, partition in sorted(self.owned):
+            found.setdefault(topic_id, []).append(partition)
+        return found
+
+    def heartbeat(self, **more: Any) -> dict[str, Any]:
+        """One heartbeat in a step of its own, and what it brings. Raises TailraceError, Refused."""
+        try:
+            answer = self.bench.ask(Api.GROUP_HEARTBEAT, self.session, **{**self.request(), **more})
+        except (TailraceError, Refused):
+            self.is_to_report = True
+            raise
+        self.take(answer)
+        found: dict[str, Any] = answer
+        return found
+
+    def take(self, answer: dict[str, Any]) -> None:
+        self.last = answer
+        self.epoch = answer["member_epoch"]
+        if "assignment" in answer:
+            self.owned = {(topic_id, partition) for topic_id, partitions in answer["assignment"].items() for partition in partitions}
+            self.names.update(answer["topic_names"])
+            self.is_to_report = True
+
+    def leave(self, epoch: int = -1) -> None:
+        self.bench.ask(Api.GROUP_HEARTBEAT, self.session, group=self.group, member_id=self.member_id, member_epoch=epoch)
+
+    def commit(self, *offsets: list[Any]) -> list[Any]:
+        """Returns what was refused. Raises TailraceError, Refused."""
+        found: list[Any] = self.bench.ask(
+            Api.COMMIT_OFFSETS, self.session, group=self.group, member_id=self.member_id, member_epoch=self.epoch, offsets=list(offsets)
+        )["refused"]
+        return found
+
+    @property
+    def partitions(self) -> list[tuple[str, int]]:
+        return sorted((self.names[topic_id], partition) for topic_id, partition in self.owned)
+
+
+def settle(*clients: Client) -> None:
+    """Heartbeats until all have what they are to have."""
+    for _ in range(20):
+        before = [(one.epoch, frozenset(one.owned), one.is_to_report) for one in clients]
+        for one in clients:
+            one.heartbeat()
+        if before == [(one.epoch, frozenset(one.owned), one.is_to_report) for one in clients]:
+            return
+    raise AssertionError("the members do not come to rest")

@@ -1,0 +1,202 @@
+"""The agent of the process of groups without processes and files around it: lanes in memory, and a service that does as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from appliance.groups.agent import FrontLink, GroupsAgent, Opened
+from appliance.groups.messages import Answer, Push, Requester, SessionKey
+from appliance.groups.topics_view import CatalogTopics
+from shm.catalog_messages import Assignment, LaneKind
+from shm.control import Control
+from shm.lane import LaneReader, LaneWriter
+from shm.layout import ControlLayout, LaneLayout, ProcessWord, RegionKind, Role, SlotState, TableLayout
+from shm.partition_table import PartitionState, PartitionTable
+from shm.region import Region
+from shm.runtime.boundary import Boundary
+from tailrace.errors import StorageError, TailraceError
+from tailrace.protocol.errors import ErrorCode, code_of
+from tailrace.protocol.wire import Api
+from tests.kit.fronts import SilentBell
+from tests.kit.memory import simulated
+
+SECOND_NS = 1_000_000_000
+SLOTS = 16
+
+
+class ToldStore:
+    """A store whose disk refuses when it is told to."""
+
+    def __init__(self) -> None:
+        self.before_commit: list[Callable[[], None]] = []
+        self.written: list[Any] = []
+        self.committed: list[list[Any]] = []
+        self.failure: TailraceError | None = None
+        self.is_closed = False
+
+    @property
+    def is_in_transaction(self) -> bool:
+        return bool(self.written)
+
+    def commit(self) -> None:
+        for write in self.before_commit:
+            write()
+        if self.written and self.failure is not None:
+            raise self.failure
+        if self.written:
+            self.committed.append(self.written)
+            self.written = []
+
+    def rollback(self) -> None:
+        self.written = []
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class ToldService:
+    """COMMIT_OFFSETS writes its body; a request with "raise" fails, one with "push" pushes, one with "size" has an answer of so many bytes."""
+
+    def __init__(self, store: ToldStore) -> None:
+        self.store = store
+        self.answers: list[Answer] = []
+        self.pushes: list[Push] = []
+        self.closed: list[SessionKey] = []
+        self.topics_changes = 0
+        self.timer_failure: Exception | None = None
+        self.reload_failure: Exception | None = None
+        self.deadline_ns: int | None = None
+        self.steps = 0
+
+    def handle(self, requester: Requester, api: int, request: dict[str, Any], now_ns: int) -> None:
+        if "raise" in request:
+            raise RuntimeError(request["raise"])
+        if "refuse" in request:
+            raise TailraceError(request["refuse"], ErrorCode.INVALID_GROUP)
+        if api == Api.COMMIT_OFFSETS:
+            self.store.written.append(request)
+        if "push" in request:
+            self.pushes.append(Push(requester.front, requester.session, Api.GROUP_HEARTBEAT, b'{"group":"g"}'))
+        self.answers.append(Answer(requester, 0, b"x" * request["size"] if "size" in request else orjson.dumps({"done": request})))
+
+    def session_closed(self, session: SessionKey, now_ns: int) -> None:
+        self.closed.append(session)
+
+    def topics_changed(self, now_ns: int) -> None:
+        self.topics_changes += 1
+
+    def step(self, now_ns: int) -> None:
+        self.steps += 1
+        if self.timer_failure is not None:
+            raise self.timer_failure
+
+    def next_deadline_ns(self) -> int | None:
+        return self.deadline_ns
+
+    def take_answers(self) -> list[Answer]:
+        answers, self.answers = self.answers, []
+        return answers
+
+    def take_pushes(self) -> list[Push]:
+        pushes, self.pushes = self.pushes, []
+        return pushes
+
+    def rolled_back(self, now_ns: int, error: TailraceError) -> None:
+        if self.reload_failure is not None:
+            raise self.reload_failure
+        for answer in self.answers:
+            answer.code, answer.body = int(error.code), orjson.dumps({"message": error.detail})
+        self.pushes = []
+
+
+class AgentWorld:
+    """The agent, with both ends of its lanes."""
+
+    def __init__(self, fronts: int = 1, lane_bytes: int = 1 << 16, *, is_fed: bool = True) -> None:
+        def lane() -> Region:
+            return simulated(RegionKind.LANE, LaneLayout(lane_bytes).size, lane_bytes)
+
+        control = Control(simulated(RegionKind.CONTROL, ControlLayout().size, 0))
+        self.slot = control.process(Role.GROUPS, 0)
+        self.slot.store(ProcessWord.GENERATION, 1)
+        self.front_slots = [control.process(Role.FRONT, f) for f in range(fronts)]
+        coordinator, to_it, from_it = lane(), [lane() for _ in range(fronts)], [lane() for _ in range(fronts)]
+        self.coordinator = LaneWriter(coordinator)
+        self.ask_lanes, self.answer_lanes = [LaneWriter(region) for region in to_it], [LaneReader(region) for region in from_it]
+        self.table = PartitionTable(simulated(RegionKind.TABLE, TableLayout(SLOTS).size, SLOTS))
+        self.store, self.service = ToldStore(), ToldService(ToldStore())
+        self.refusal: TailraceError | None = None
+        self.opened_count = 0
+        self.is_ready = False
+        self.now_ns = SECOND_NS
+        links = [
+            FrontLink(f, LaneReader(to_it[f]), LaneWriter(from_it[f]), SilentBell(), lambda f=f: self.front_slots[f].load(ProcessWord.GENERATION))  # type: ignore[misc]
+            for f in range(fronts)
+        ]  # fmt: skip
+        self.agent = GroupsAgent(
+            open_service=self._open, topics=CatalogTopics([self.table]), from_coordinator=LaneReader(coordinator), fronts=links, generation=1,
+            slot=self.slot, boundary=Boundary(self.slot), is_running=lambda: True, on_ready=self._ready, start_ns=self.now_ns,
+        )  # fmt: skip
+        if is_fed:
+            self.feed()
+            self.step()
+
+    def _ready(self) -> None:
+        self.is_ready = True
+
+    def _open(self, _topics: CatalogTopics, _now_ns: int) -> Opened:
+        if self.refusal is not None:
+            raise self.refusal
+        self.opened_count += 1
+        self.store = ToldStore()
+        self.service = ToldService(self.store)
+        return self.store, self.service
+
+    def feed(self, generation: int = 1) -> None:
+        assert self.coordinator.try_write(LaneKind.FED, 0, 0, 0, generation, 0, ())
+        self.coordinator.publish()
+
+    def tell(self, assignment: Assignment) -> None:
+        assert self.coordinator.try_write(LaneKind.ASSIGN, 0, 0, 0, 0, 0, (assignment.encode(),))
+        self.coordinator.publish()
+
+    def set_log(self, assignment: Assignment, start: int, high_watermark: int, state: SlotState = SlotState.ONLINE) -> None:
+        """What the partition table says of a partition."""
+        empty = PartitionState.empty(assignment.topic_id, assignment.partition, state, assignment.version)
+        self.table.write(
+            assignment.slot, empty._replace(log_start_offset=start, high_watermark=high_watermark, log_end_offset=high_watermark)
+        )
+
+    def put(self, kind: LaneKind, word: int, correlation_id: int = 0, api: int = 0, body: bytes = b"", front: int = 0) -> None:
+        lane = self.ask_lanes[front]
+        assert lane.try_write(kind, api, 0, word, correlation_id, 0, (body,) if body else ())
+        lane.publish()
+
+    def ask(self, api: int, value: dict[str, Any], *, word: int = 1 << 32, correlation_id: int = 1, front: int = 0) -> None:
+        self.put(LaneKind.REQUEST, word, correlation_id, api, orjson.dumps(value), front)
+
+    def step(self, seconds: float = 0) -> int:
+        self.now_ns += int(seconds * SECOND_NS)
+        return self.agent.step(self.now_ns)
+
+    def heard(self, front: int = 0) -> list[tuple[LaneKind, int, int, ErrorCode, bytes]]:
+        """(kind, session word, correlation id, code, body) of what a front was sent since."""
+        lane = self.answer_lanes[front]
+        found = []
+        while (message := lane.peek()) is not None:
+            code = code_of(message.flags)
+            found.append((LaneKind(message.kind), message.session, message.correlation_id, code, bytes(message.payload)))
+            lane.advance(message)
+            lane.consume()
+        return found
+
+    def codes(self) -> dict[int, ErrorCode]:
+        """Correlation id -> code of the answers that came since."""
+        return {correlation_id: code for kind, _, correlation_id, code, _ in self.heard() if kind is LaneKind.RESPONSE}
+
+
+def broken_disk() -> StorageError:
+    return StorageError("the disk refuses")
