@@ -27,6 +27,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from tailrace.arguments import by_partition, partition_list, whole
 from tailrace.errors import FencedMemberError, InvalidRequestError, InvalidSettingError, OffsetOutOfRangeError
+from tailrace.groups.listener import RebalanceListener
 from tailrace.idempotent.sql import Database, Session, identifier, is_integrity_error
 from tailrace.records import Record, TopicBatch, TopicPartition
 
@@ -256,24 +257,22 @@ class SqlSink:
             raise OffsetsMovedError(f"another consumer of {self._group!r} has moved the offset of {key.topic}-{key.partition} meanwhile")
 
 
-class SinkListener:
+class SinkListener(RebalanceListener):
     """A rebalance listener: partitions that come go on behind what the database has, those that go are forgotten."""
 
     def __init__(self, sink: SqlSink, consumer: Any) -> None:
         self._sink = sink
         self._consumer = consumer
 
-    def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+    def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
         """Start them behind what is applied."""
-        self._sink.seek(self._consumer, list(partitions))
+        self._sink.seek(self._consumer, assigned)
 
-    def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
-        """The database's offsets are right at any moment: there is nothing to commit."""
-        self._sink.forget(list(partitions))
-
-    def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """As revoked: a transaction that still runs is rolled back when another member has gone on meanwhile."""
-        self._sink.forget(list(partitions))
+    def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
+        """The database's offsets are right at any moment: there is nothing to commit. Of lost ones a transaction that still runs is rolled back when another
+        member has gone on meanwhile.
+        """
+        self._sink.forget(revoked)
 
 
 def _parts(batch: Any) -> list[TopicBatch] | None:

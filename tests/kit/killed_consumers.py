@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import redis
 import sqlalchemy
 
-from tailrace import Consumer, Record, TopicPartition
+from tailrace import CommitFailedError, Consumer, Record, TopicPartition
 from tailrace.idempotent import DedupTable, OffsetsMovedError, RedisGuard, SqlSink, update_if_version
 
 GROUP = "billing"
@@ -116,6 +116,42 @@ def apply_batch(sink: SqlSink, consumer: Consumer, fate: Fate) -> None:
         sink.seek(consumer)
 
 
+def _in_a_group(plan: Plan, fate: Fate) -> None:
+    sink = SqlSink(sqlite3.connect(plan.path, timeout=60), GROUP)
+    with Consumer(bootstrap=plan.address, group_id=f"of-{plan.topic}", auto_offset_reset="earliest") as consumer:
+        ends = consumer.end_offsets([TopicPartition(plan.topic, number) for number in consumer.partitions_for(plan.topic)])
+        consumer.subscribe([plan.topic], listener=sink.listener(consumer))
+        fate.begin()
+        while sink.positions(list(ends)) != ends:
+            apply_batch(sink, consumer, fate)
+
+
+def _in_order(plan: Plan, fate: Fate, order: str) -> None:
+    """The recipes of docs/groups.md. An effect is a line in a file: one write, there as soon as it is made."""
+    file = os.open(plan.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    commits_by_itself = order == "auto commit"
+    with Consumer(
+        plan.topic, bootstrap=plan.address, group_id=f"of-{plan.topic}", auto_offset_reset="earliest", enable_auto_commit=commits_by_itself,
+        auto_commit_interval_ms=20,
+    ) as consumer:  # fmt: skip
+        ends = consumer.end_offsets([TopicPartition(plan.topic, number) for number in consumer.partitions_for(plan.topic)])
+        fate.begin()
+        while any(consumer.committed(key) != end for key, end in ends.items()):
+            records = consumer.poll(100, AT_ONCE)
+            try:
+                if order == "commit first":
+                    consumer.commit()
+                    fate.step()
+                for record in records:
+                    fate.step()
+                    os.write(file, b"%b\n" % record.value)
+                    fate.step()
+                if order == "effect first":
+                    consumer.commit()
+            except CommitFailedError:
+                continue  # the partition is another's: so are these records
+
+
 def _with_sqlite3(plan: Plan, fate: Fate) -> None:
     _sink(plan, fate, sqlite3.connect(plan.path, timeout=60))
 
@@ -198,6 +234,10 @@ def _in_redis(plan: Plan, fate: Fate) -> None:
 MODES: dict[str, Callable[[Plan, Fate], None]] = {
     "sqlite3": _with_sqlite3,
     "sqlalchemy": _with_sqlalchemy,
+    "group": _in_a_group,
+    "commit first": lambda plan, fate: _in_order(plan, fate, "commit first"),
+    "effect first": lambda plan, fate: _in_order(plan, fate, "effect first"),
+    "auto commit": lambda plan, fate: _in_order(plan, fate, "auto commit"),
     "dedup": _with_dedup,
     "versions": _with_versions,
     "redis, guard first": lambda plan, fate: _with_redis(plan, fate, "guard first"),

@@ -16,7 +16,7 @@ import redis
 
 from tailrace import Admin, NewTopic, Producer
 from tailrace.private_appliance import EmbeddedAppliance
-from tests.kit.killed_consumers import Plan, run
+from tests.kit.killed_consumers import AT_ONCE, Plan, run
 from tests.kit.redis_server import redis_server
 
 COUNT = 600
@@ -58,7 +58,7 @@ def assert_each_once(path: str) -> None:
         assert [offset for its, offset, _ in found if its == partition] == list(range(COUNT // PARTITIONS))
 
 
-@pytest.mark.parametrize(("mode", "side_by_side"), [("sqlite3", 1), ("sqlite3", 2), ("sqlalchemy", 2)])
+@pytest.mark.parametrize(("mode", "side_by_side"), [("sqlite3", 1), ("sqlite3", 2), ("sqlalchemy", 2), ("group", 2)])
 def test_consumers_killed_anywhere_apply_each_record_once_with_offsets_in_the_transaction(
     mode: str, side_by_side: int, appliance: EmbeddedAppliance, filled: str, database: str
 ) -> None:
@@ -67,6 +67,24 @@ def test_consumers_killed_anywhere_apply_each_record_once_with_offsets_in_the_tr
     assert killed >= 4
     ends = rows(database, "SELECT partition_number, next_offset FROM tailrace_offsets ORDER BY 1")
     assert ends == [(partition, COUNT // PARTITIONS) for partition in range(PARTITIONS)]
+
+
+@pytest.mark.parametrize("order", ["commit first", "effect first", "auto commit"])
+def test_members_of_a_group_killed_anywhere_miss_or_repeat_what_was_polled_last_as_the_order_of_commit_and_effect_says(
+    order: str, appliance: EmbeddedAppliance, filled: str, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "effects"
+    killed = run(Plan(order, appliance.address, filled, str(path), seed=16, lives=4, side_by_side=2))
+    counts = Counter(map(int, path.read_text().split()))
+    assert set(counts) <= set(range(COUNT))
+    missed, repeated = COUNT - len(counts), counts.total() - len(counts)
+    assert killed >= 4
+    if order == "commit first":
+        assert (missed <= killed * AT_ONCE, repeated) == (True, 0), f"{missed} missed by {killed} kills"
+    elif order == "effect first":
+        assert (missed, repeated <= killed * AT_ONCE) == (0, True), f"{repeated} repeated by {killed} kills"
+    else:
+        assert missed == 0, "auto commit commits only what was polled before"
 
 
 def test_consumers_killed_anywhere_that_read_everything_again_apply_each_key_once_with_a_dedup_table(
