@@ -55,6 +55,10 @@ _TABLE = (
     TopicSetting("delay.enabled", bool, False, "Whether producers may have records of this topic delivered later (deliver_at, deliver_after); turned off, what is pending is still delivered.", allowed=("true", "false")),
     TopicSetting("delay.levels", str, "", "Delays that there are, such as `5s 10s 1m 1h`: others are rounded up to one; empty: any delay, to a millisecond."),
     TopicSetting("worker.dedicated", bool, False, "A worker process with a ring of its own for each partition of the topic; only when it is created.", allowed=("true", "false")),
+    TopicSetting("group.share.record.lock.duration.ms", int, 30_000, "How long a member of a share group has a record for itself before it goes to another one, ms.", minimum=100, maximum=3_600_000),
+    TopicSetting("group.share.delivery.count.limit", int, 5, "How often a share group delivers a record that is not accepted before it goes to the dead-letter topic.", minimum=1, maximum=10_000),
+    TopicSetting("group.share.partition.max.record.locks", int, 2_000, "How many records of a partition a share group may have delivered and not done with; no more are delivered until some are.", minimum=10, maximum=10_000),
+    TopicSetting("dead.letter.topic", str, "", "Where records go that a share group or retry_later gives up, made when it is first needed; empty: the topic's name with `.dlq`."),
 )  # fmt: skip
 TOPIC_SETTINGS: dict[str, TopicSetting] = {setting.name: setting for setting in _TABLE}
 
@@ -125,6 +129,11 @@ def parse(name: str, value: Any) -> Any:
     if name == "delay.levels" and isinstance(value, str):
         parse_levels(value)
         return " ".join(value.replace(",", " ").split())
+    if name == "dead.letter.topic" and isinstance(value, str):
+        try:
+            return check_topic_name(value) if value else ""
+        except InvalidTopicNameError as error:
+            raise InvalidSettingError(f"topic setting {name}: {error.detail}") from None
     if value not in setting.allowed:
         later = ": compaction is not part of this version" if name == "cleanup.policy" and "compact" in str(value) else ""
         raise InvalidSettingError(f"topic setting {name} is {shown(value)}; allowed are {', '.join(setting.allowed)}{later}")

@@ -37,6 +37,8 @@ TOPICS_AT_ONCE_MAX = 4_096
 OFFSETS_AT_ONCE_MAX = 4_096
 MESSAGE_MAX = 1_000
 FETCH_PARTITIONS_MAX = 4096
+SHARE_RUNS_MAX = 500
+"""Runs of offsets that one SHARE_ACQUIRE or SHARE_ACKNOWLEDGE acknowledges."""
 
 _PRODUCE = struct.Struct("<16siiII")
 _PRODUCED = struct.Struct("<qqiI")

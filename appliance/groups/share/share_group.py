@@ -1,0 +1,296 @@
+"""One share group: its members, and the partitions that they take records from.
+
+Owner: ShareGroups.
+Invariants: what has an entry in `changed_partitions` or `changed_members`, or is in `gone`, differs from its row; nothing else does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from appliance.groups.messages import Partition, TopicsView, TopicView
+from appliance.groups.share import codec
+from appliance.groups.share.members import ShareMember
+from appliance.groups.share.requests import Acknowledgement
+from appliance.groups.share.share_partition import SharePartition
+from appliance.groups.store import GroupRow, GroupStore, ShareRow
+from tailrace.protocol.errors import ErrorCode
+
+logger = logging.getLogger(__name__)
+NOT_LOCKED = "the lock has passed, or the records are done"
+Refused = list[list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """A topic's settings, as acquiring needs them."""
+
+    is_paused: bool
+    lock_ns: int
+    delivery_limit: int
+    locks_max: int
+
+    @classmethod
+    def of(cls, topic: TopicView) -> Rules:
+        settings = topic.settings
+        return cls(
+            bool(settings.get("delivery.paused", False)),
+            int(settings.get("group.share.record.lock.duration.ms", 30_000)) * 1_000_000,
+            int(settings.get("group.share.delivery.count.limit", 5)),
+            int(settings.get("group.share.partition.max.record.locks", 2_000)),
+        )
+
+
+class ShareGroup:
+    """See the module's docstring."""
+
+    def __init__(self, row: GroupRow, topics: TopicsView) -> None:
+        self.group_id = row.group_id
+        self.name = row.name
+        self.epoch = row.epoch
+        self.created_ms = row.created_ms
+        self.empty_since_ms = row.empty_since_ms
+        self.members: dict[str, ShareMember] = {}
+        self.partitions: dict[Partition, SharePartition] = {}
+        self.waiting: dict[str, None] = {}
+        """Ids of members that found nothing, those that have waited longest first."""
+        self.is_changed = False
+        self.changed_partitions: set[Partition] = set()
+        self.changed_members: set[str] = set()
+        self.gone_partitions: set[Partition] = set()
+        self.gone_members: set[str] = set()
+        self._topics = topics
+        self._rules: dict[str, Rules] = {}
+
+    # ---- rows ------------------------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, row: GroupRow, store: GroupStore, topics: TopicsView, now_ns: int) -> ShareGroup:
+        """A group as the store has it; its locks and sessions begin anew. Raises StorageError."""
+        group = cls(row, topics)
+        for member_row in store.members(row.group_id):
+            group.members[member_row.member_id] = ShareMember.from_row(member_row, now_ns)
+        for share_row in store.share_states(row.group_id):
+            key = share_row.topic_id, share_row.partition
+            try:
+                partition = SharePartition(codec.decode(share_row.state))
+            except codec.StateFormatError as error:
+                logger.error(
+                    "share_state_damaged group=%r topic_id=%s partition=%d reason=%r: its records are delivered again from the beginning of the log",
+                    row.name, *key, str(error),
+                )  # fmt: skip
+                partition = SharePartition.starting_at(0)
+                group.changed_partitions.add(key)
+            rules = group.rules(share_row.topic_id)
+            partition.lock_again(now_ns, 0 if rules is None else rules.lock_ns)
+            group.partitions[key] = partition
+        group.follow_topics()
+        return group
+
+    def row(self) -> GroupRow:
+        """The group as the store keeps it."""
+        return GroupRow(self.group_id, self.name, "share", self.epoch, "", 0, self.created_ms, self.empty_since_ms, "{}")
+
+    def settle(self, store: GroupStore) -> None:
+        """Write the rows that have changed."""
+        if self.is_changed:
+            store.put_groups([self.row()])
+            self.is_changed = False
+        if self.gone_members:
+            store.delete_members((self.group_id, member_id) for member_id in self.gone_members)
+            self.gone_members.clear()
+        if self.changed_members:
+            store.put_members(self.members[member_id].row(self.group_id) for member_id in self.changed_members)
+            self.changed_members.clear()
+        if self.gone_partitions:
+            store.delete_share_states((self.group_id, *key) for key in self.gone_partitions)
+            self.gone_partitions.clear()
+        if self.changed_partitions:
+            store.put_share_states(
+                ShareRow(self.group_id, *key, codec.encode(self.partitions[key].spans)) for key in self.changed_partitions
+            )
+            self.changed_partitions.clear()
+
+    # ---- topics ----------------------------------------------------------------------------------------------------------------------
+
+    def rules(self, topic_id: str) -> Rules | None:
+        """How a topic's records are delivered; None: there is no such topic."""
+        rules = self._rules.get(topic_id)
+        if rules is None:
+            topic = self._topics.by_id(topic_id)
+            if topic is None:
+                return None
+            rules = self._rules[topic_id] = Rules.of(topic)
+        return rules
+
+    def follow_topics(self) -> bool:
+        """The topics may be others than before: members see those that there are, and what is known of deleted ones is forgotten. Returns whether something is
+        different.
+        """
+        before, self._rules = self._rules, {}
+        for key in [key for key in self.partitions if self._topics.by_id(key[0]) is None]:
+            self.forget_partition(key)
+        news = any(self.rules(topic_id) != rules for topic_id, rules in before.items())
+        for member in self.members.values():
+            if self.subscribe(member):
+                news = True
+                self.first_sight(member, is_joining=False)
+        return news
+
+    def subscribe(self, member: ShareMember) -> bool:
+        """List the partitions of the topics that a member subscribes to. Returns whether they are others than before."""
+        found: list[Partition] = []
+        for name in member.topics:
+            topic = self._topics.by_name(name)
+            if topic is not None:
+                found += [(topic.topic_id, number) for number in range(topic.partition_count)]
+        if found == member.partitions:
+            return False
+        member.partitions = found
+        member.turn = len(self.members) % len(found) if found else 0  # members begin on different partitions
+        return True
+
+    def first_sight(self, member: ShareMember, *, is_joining: bool) -> None:
+        """Decide where the group begins on partitions that it has not seen: where the member that joins says. What was added to a topic that the group knows,
+        or made while it waited for it, begins at its beginning: nothing of it is missed.
+        """
+        known = {topic_id for topic_id, _ in self.partitions}
+        for key in member.partitions:
+            if key in self.partitions:
+                continue
+            at_end = is_joining and not member.resets_to_earliest and key[0] not in known
+            offset = self._topics.end_offset(*key) if at_end else self._topics.beginning_offset(*key)
+            if offset is None and not at_end:
+                offset = 0  # the log's beginning is followed as soon as it is known
+            if offset is not None:
+                self.put_partition(key, SharePartition.starting_at(offset))
+
+    def put_partition(self, key: Partition, partition: SharePartition) -> None:
+        """The state of a partition, new or in the place of another."""
+        self.partitions[key] = partition
+        self.changed_partitions.add(key)
+        self.gone_partitions.discard(key)
+
+    def forget_partition(self, key: Partition) -> None:
+        """The group has never seen it."""
+        if self.partitions.pop(key, None) is not None:
+            self.changed_partitions.discard(key)
+            self.gone_partitions.add(key)
+
+    # ---- members ---------------------------------------------------------------------------------------------------------------------
+
+    def add(self, member: ShareMember) -> None:
+        """A member joins, or one of the same id begins anew."""
+        self.epoch += 1
+        member.epoch = self.epoch
+        self.members[member.member_id] = member
+        self.empty_since_ms = 0
+        self.is_changed = True
+        self.changed_members.add(member.member_id)
+        self.gone_members.discard(member.member_id)
+
+    def remove(self, member: ShareMember, wall_ms: int) -> None:
+        """A member is gone; what it had acquired is to be released first."""
+        del self.members[member.member_id]
+        self.waiting.pop(member.member_id, None)
+        self.epoch += 1
+        self.is_changed = True
+        self.changed_members.discard(member.member_id)
+        self.gone_members.add(member.member_id)
+        if not self.members:
+            self.empty_since_ms = wall_ms
+
+    def release(self, member_id: str) -> dict[Partition, int]:
+        """Free all that a member has acquired. Returns how many records of which partitions."""
+        freed = {}
+        for key, partition in self.partitions.items():
+            count = partition.release_member(member_id)
+            if count:
+                freed[key] = count
+                self.changed_partitions.add(key)
+        return freed
+
+    # ---- records ---------------------------------------------------------------------------------------------------------------------
+
+    def acquire(self, member: ShareMember, count_max: int, runs_max: int, now_ns: int) -> dict[str, Any]:
+        """Give a member up to `count_max` records of its partitions, which take turns. Returns the answer's fields."""
+        acquired: list[list[Any]] = []
+        dead: list[list[Any]] = []
+        ends: list[list[Any]] = []
+        lock_ns: list[int] = []
+        left, total = count_max, len(member.partitions)
+        start = member.turn
+        for step in range(total):
+            at = (start + step) % total
+            key = member.partitions[at]
+            found = self._current(key)
+            if found is None:
+                continue
+            partition, end_offset, rules = found
+            given = partition.acquire(
+                member.member_id, left, end_offset, rules.delivery_limit, rules.locks_max, now_ns, rules.lock_ns,
+                runs_max - len(acquired) - len(dead),
+            )  # fmt: skip
+            if given:
+                self.changed_partitions.add(key)
+                member.turn = (at + 1) % total
+                lock_ns.append(rules.lock_ns)
+            elif not lock_ns and partition.next_offset >= end_offset and partition.room(rules.locks_max) and len(ends) < runs_max:
+                ends.append([*key, partition.next_offset])
+            for each in given:
+                (dead if each.is_dead else acquired).append([*key, each.first, each.last, each.delivery_count])
+                left -= each.last - each.first + 1
+            if not left or len(acquired) + len(dead) >= runs_max:
+                break
+        if lock_ns:
+            ends = []
+        return {"acquired": acquired, "dead": dead, "ends": ends, "lock_ms": min(lock_ns, default=0) // 1_000_000}
+
+    def _current(self, key: Partition) -> tuple[SharePartition, int, Rules] | None:
+        """A partition's state, brought up to date with its log; its end, and its rules. None: nothing of it can be delivered now."""
+        rules = self.rules(key[0])
+        if rules is None or rules.is_paused:
+            return None
+        end_offset, beginning = self._topics.end_offset(*key), self._topics.beginning_offset(*key)
+        if end_offset is None or beginning is None:
+            return None
+        partition = self.partitions.get(key)
+        if partition is None:
+            partition = SharePartition.starting_at(end_offset)
+            self.put_partition(key, partition)
+        if partition.follow_log(beginning, end_offset):
+            self.changed_partitions.add(key)
+        return partition, end_offset, rules
+
+    def acknowledge(
+        self, member: ShareMember, given: Iterable[Acknowledgement], runs_max: int, now_ns: int
+    ) -> tuple[Refused, dict[Partition, int]]:
+        """Carry out what a member says of records. Returns what is refused, and how many records of which partitions others may have now. Where more than
+        `runs_max` runs are refused, all that one acknowledgement has between its first and its last is said to be.
+        """
+        refused: Refused = []
+        freed: dict[Partition, int] = {}
+        for topic_id, number, first, last, outcome in given:
+            key = topic_id, number
+            partition, rules = self.partitions.get(key), self.rules(topic_id)
+            if partition is None or rules is None:
+                refused.append([*key, first, last, int(ErrorCode.UNKNOWN_TOPIC), "there is no such topic or partition any more"])
+                continue
+            room, available = partition.room(rules.locks_max), partition.spans.available_count
+            lost = partition.acknowledge(member.member_id, first, last, outcome, now_ns, rules.lock_ns)
+            if len(lost) > 1 and len(refused) + len(lost) > runs_max:
+                lost = [(lost[0][0], lost[-1][1])]
+            refused += [[*key, *run, int(ErrorCode.LOCK_LOST), NOT_LOCKED] for run in lost]
+            if lost == [(first, last)]:
+                continue
+            self.changed_partitions.add(key)
+            if outcome != "renew":
+                more = partition.spans.available_count - available
+                if more <= 0 and not room:
+                    more = partition.room(rules.locks_max)
+                if more > 0:
+                    freed[key] = freed.get(key, 0) + more
+        return refused, freed

@@ -1,0 +1,405 @@
+"""All share groups: what the group service hands over of their requests, and what time does to their members and locks.
+
+Owner: the group service, in the process `groups`; pure but for the store.
+Invariants: a request that is refused has changed nothing. What a request changed is written before the commit that its answer waits for.
+Crash: members, locks, delivery counts and what is done come back from the store; locks and sessions begin anew, so nothing is delivered twice for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from appliance.groups.limits import GroupLimits
+from appliance.groups.messages import Answer, Partition, Push, Requester, SessionKey, TopicsView
+from appliance.groups.share import describing, requests
+from appliance.groups.share.members import ShareMember
+from appliance.groups.share.share_group import ShareGroup
+from appliance.groups.share.share_partition import RUNS_MAX
+from appliance.groups.share.timers import Timers
+from appliance.groups.store import GroupRow, GroupStore
+from tailrace.errors import (
+    FencedMemberError,
+    GroupFullError,
+    GroupNotEmptyError,
+    InvalidRequestError,
+    NotSupportedError,
+    TailraceError,
+    UnknownGroupError,
+    UnknownMemberError,
+)
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.requests import encode_error, encode_json, encode_reply
+from tailrace.protocol.wire import Api
+
+logger = logging.getLogger(__name__)
+RUN_BYTES_MAX = 140
+"""Of one entry of `acquired`, as JSON."""
+_LEAVE, _JOIN = -1, 0
+_CHANGING = frozenset({Api.GROUP_HEARTBEAT, Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE, Api.ALTER_GROUP_OFFSETS})
+_Timer = tuple[str, str, int]
+"""(group, member id, -1), or (group, topic id, partition)."""
+
+
+class ShareGroups:
+    """See the module's docstring. A `GroupsOfAKind`."""
+
+    def __init__(
+        self, store: GroupStore, topics: TopicsView, limits: GroupLimits, answer_max: int, now_ns: int, wall_us: Callable[[], int]
+    ) -> None:
+        """Raises StorageError."""
+        self._store = store
+        self._topics = topics
+        self._limits = limits
+        self._answer_max = answer_max
+        self._runs_max = max(1, min(RUNS_MAX, answer_max // 8 // RUN_BYTES_MAX))
+        self._wall_us = wall_us
+        self._groups: dict[str, ShareGroup] = {}
+        self._members_of: dict[SessionKey, set[tuple[str, str]]] = {}
+        """Connection -> (group, member id) of those whose heartbeats come over it."""
+        self._timers: Timers[_Timer] = Timers()
+        self._changed: set[str] = set()
+        """Groups that differ from what the last commit kept, or may."""
+        self._deleted: dict[str, int] = {}
+        self._answers: list[tuple[Answer, bool]] = []
+        """(answer, whether it tells of a change)."""
+        self._pushes: list[Push] = []
+        for row in store.groups("share"):
+            self._load(row, now_ns)
+
+    def _load(self, row: GroupRow, now_ns: int) -> ShareGroup:
+        group = self._groups[row.name] = ShareGroup.load(row, self._store, self._topics, now_ns)
+        if group.changed_partitions or group.gone_partitions:
+            self._changed.add(group.name)
+        for member in group.members.values():
+            self._watch_member(group, member)
+        for key in group.partitions:
+            self._watch_partition(group, key)
+        return group
+
+    # ---- requests --------------------------------------------------------------------------------------------------------------------
+
+    def handle(self, requester: Requester, api: int, request: dict[str, Any], now_ns: int) -> None:
+        """Carry out a request whose `group` is known to be a name that a share group may have. Raises TailraceError."""
+        name: str = request["group"]
+        session = SessionKey(requester.front, requester.session)
+        if api in _CHANGING:
+            self._changed.add(name)  # first: whatever fails, a rollback knows where to look
+        if api == Api.GROUP_HEARTBEAT:
+            answer = self._heartbeat(name, session, request, now_ns)
+        elif api == Api.SHARE_ACQUIRE:
+            answer = self._acquire(name, session, request, now_ns)
+        elif api == Api.SHARE_ACKNOWLEDGE:
+            answer = self._acknowledge(name, request, now_ns)
+        elif api == Api.DESCRIBE_GROUP:
+            answer = describing.describe(self._group(name), self._topics, request, self._answer_max, now_ns)
+        elif api == Api.FETCH_OFFSETS:
+            answer = describing.start_offsets(self._group(name), self._topics, request, self._answer_max)
+        elif api == Api.ALTER_GROUP_OFFSETS:
+            answer = self._alter_offsets(name, request)
+        else:
+            raise NotSupportedError(
+                f"{name!r:.100} is a share group: its records are acknowledged one by one, and it has no committed offsets"
+            )
+        code, body = encode_reply(ErrorCode.OK, answer, self._answer_max)
+        self._answers.append((Answer(requester, int(code), body), api in _CHANGING))
+
+    def _group(self, name: str) -> ShareGroup:
+        group = self._groups.get(name)
+        if group is None:
+            raise UnknownGroupError(f"there is no group {name!r:.100}")
+        return group
+
+    def _member(self, name: str, request: dict[str, Any]) -> tuple[ShareGroup, ShareMember]:
+        """Who asks. Raises UnknownMemberError, FencedMemberError, InvalidRequestError."""
+        member_id = requests.member_id_of(request)
+        epoch = requests.whole(request, "member_epoch", 0, 1 << 62)
+        group = self._groups.get(name)
+        member = None if group is None else group.members.get(member_id)
+        if group is None or member is None:
+            raise UnknownMemberError(f"share group {name!r:.100} has no member {member_id!r}; what it had acquired was released")
+        if epoch != member.epoch:
+            raise FencedMemberError(f"member {member_id!r} of share group {name!r:.100} has epoch {member.epoch}, not {epoch}")
+        return group, member
+
+    # ---- members ---------------------------------------------------------------------------------------------------------------------
+
+    def _heartbeat(self, name: str, session: SessionKey, request: dict[str, Any], now_ns: int) -> dict[str, Any]:
+        epoch = requests.whole(request, "member_epoch", -2, 1 << 62)
+        if epoch == _JOIN:
+            group, member = self._join(name, request, now_ns)
+        elif epoch < _JOIN:
+            return self._leave(name, requests.member_id_of(request), now_ns)
+        else:
+            topics = requests.topics_of(request)
+            group, member = self._member(name, request)
+            if topics is not None and topics != member.topics:
+                member.topics = topics
+                group.changed_members.add(member.member_id)
+                group.subscribe(member)
+                group.first_sight(member, is_joining=True)
+        self._move_session(group, member, session)
+        member.heard(session, now_ns)
+        self._watch_member(group, member)
+        answer: dict[str, Any] = {"member_id": member.member_id, "member_epoch": member.epoch}
+        if epoch == _JOIN or request.get("topics") is not None:
+            named = [topic for topic_name in member.topics if (topic := self._topics.by_name(topic_name)) is not None]
+            answer["topic_names"] = {topic.topic_id: topic.name for topic in named[: self._runs_max]}
+        return answer
+
+    def _join(self, name: str, request: dict[str, Any], now_ns: int) -> tuple[ShareGroup, ShareMember]:
+        member_id, join = requests.member_id_of(request), requests.join_of(request, self._limits)
+        group = self._groups.get(name)
+        if group is None:
+            row = GroupRow(self._store.new_group_id(), name, "share", 0, "", 0, self._wall_us() // 1000, 0, "{}")
+            group = self._groups[name] = ShareGroup(row, self._topics)
+        elif member_id not in group.members and len(group.members) >= self._limits.members_max:
+            raise GroupFullError(
+                f"share group {name!r:.100} has {len(group.members)} members; group.members.max allows {self._limits.members_max}"
+            )
+        if member_id in group.members:  # it knows nothing of what it had before
+            self._wake(group, group.release(member_id))
+            group.waiting.pop(member_id, None)
+            self._forget_session(group.members[member_id], name)
+        member = ShareMember(member_id, 0, join.topics, join.client_id, join.session_timeout_ms, join.resets_to_earliest, now_ns)
+        group.add(member)
+        group.subscribe(member)
+        group.first_sight(member, is_joining=True)
+        logger.info("share_member_joined group=%r member=%s members=%d", name, member_id, len(group.members))
+        return group, member
+
+    def _leave(self, name: str, member_id: str, now_ns: int) -> dict[str, Any]:
+        group = self._groups.get(name)
+        member = None if group is None else group.members.get(member_id)
+        if group is not None and member is not None:
+            self._remove(group, member, "it left")
+        return {"member_id": member_id, "member_epoch": _LEAVE}
+
+    def _remove(self, group: ShareGroup, member: ShareMember, reason: str) -> None:
+        """A member is gone: others get what it had acquired."""
+        freed = group.release(member.member_id)
+        group.remove(member, self._wall_us() // 1000)
+        self._forget_session(member, group.name)
+        self._timers.set((group.name, member.member_id, -1), None)
+        self._changed.add(group.name)
+        self._wake(group, freed)
+        logger.info("share_member_gone group=%r member=%s reason=%r released=%d", group.name, member.member_id, reason, sum(freed.values()))
+
+    def _move_session(self, group: ShareGroup, member: ShareMember, session: SessionKey) -> None:
+        if member.session != session:
+            self._forget_session(member, group.name)
+            self._members_of.setdefault(session, set()).add((group.name, member.member_id))
+
+    def _forget_session(self, member: ShareMember, name: str) -> None:
+        if member.session is not None:
+            members = self._members_of.get(member.session, set())
+            members.discard((name, member.member_id))
+            if not members:
+                self._members_of.pop(member.session, None)
+
+    def session_closed(self, session: SessionKey, now_ns: int) -> None:
+        """A connection is gone: those whose heartbeats came over it have a moment to come back over another."""
+        for name, member_id in self._members_of.pop(session, ()):
+            group = self._groups[name]
+            member = group.members[member_id]
+            member.session, member.closed_ns = None, now_ns
+            self._watch_member(group, member)
+
+    # ---- records ---------------------------------------------------------------------------------------------------------------------
+
+    def _acquire(self, name: str, session: SessionKey, request: dict[str, Any], now_ns: int) -> dict[str, Any]:
+        group, member = self._member(name, request)
+        count = requests.whole(request, "max_records", 0, requests.RECORDS_MAX)
+        given, sequence = requests.acknowledgements_of(request), self._sequence(member, request)
+        member.acquires_over = session
+        if sequence and sequence == member.sequence:
+            return member.last_answer
+        refused, freed = group.acknowledge(member, given, self._runs_max, now_ns)
+        answer = group.acquire(member, count, self._runs_max, now_ns)
+        answer["refused"] = refused
+        changed = bool(given or answer["acquired"] or answer["dead"])
+        self._after_records(group, member, sequence if changed else 0, answer)
+        self._wake(group, freed)
+        if count and not answer["acquired"] and not answer["dead"]:
+            group.waiting.setdefault(member.member_id)
+        else:
+            group.waiting.pop(member.member_id, None)
+        return answer
+
+    def _acknowledge(self, name: str, request: dict[str, Any], now_ns: int) -> dict[str, Any]:
+        group, member = self._member(name, request)
+        given, sequence = requests.acknowledgements_of(request), self._sequence(member, request)
+        if sequence and sequence == member.sequence:
+            return member.last_answer
+        refused, freed = group.acknowledge(member, given, self._runs_max, now_ns)
+        answer = {"refused": refused}
+        self._after_records(group, member, sequence if given else 0, answer)
+        self._wake(group, freed)
+        return answer
+
+    @staticmethod
+    def _sequence(member: ShareMember, request: dict[str, Any]) -> int:
+        """The request's number, 0: it has none. Raises InvalidRequestError for one that is older than the last."""
+        sequence = requests.whole(request, "sequence", 0, 1 << 62, 0)
+        if 0 < sequence < member.sequence:
+            raise InvalidRequestError(f"sequence is {sequence}, and the request before had {member.sequence}; numbers ascend")
+        return sequence
+
+    def _after_records(self, group: ShareGroup, member: ShareMember, sequence: int, answer: dict[str, Any]) -> None:
+        if sequence:
+            member.sequence, member.last_answer = sequence, answer
+            group.changed_members.add(member.member_id)
+        for key in group.changed_partitions:
+            self._watch_partition(group, key)
+
+    def _wake(self, group: ShareGroup, freed: dict[Partition, int]) -> None:
+        """Tell members that found nothing that there are records again: no more members than records."""
+        count = sum(freed.values())
+        topic_ids = {topic_id for topic_id, _ in freed}
+        for member_id in list(group.waiting):
+            if count <= 0:
+                return
+            member = group.members[member_id]
+            if any(topic_id in topic_ids for topic_id, _ in member.partitions):
+                self._push(group, member)
+                count -= 1
+
+    def _push(self, group: ShareGroup, member: ShareMember) -> None:
+        group.waiting.pop(member.member_id, None)
+        if member.acquires_over is not None:
+            body = encode_json({"group": group.name, "member_id": member.member_id})
+            self._pushes.append(Push(*member.acquires_over, int(Api.GROUP_HEARTBEAT), body))
+
+    # ---- time ------------------------------------------------------------------------------------------------------------------------
+
+    def _watch_member(self, group: ShareGroup, member: ShareMember) -> None:
+        self._timers.set((group.name, member.member_id, -1), member.deadline_ns())
+
+    def _watch_partition(self, group: ShareGroup, key: Partition) -> None:
+        partition = group.partitions.get(key)
+        self._timers.set((group.name, *key), None if partition is None else partition.next_deadline_ns())
+
+    def next_deadline_ns(self) -> int | None:
+        """When `step` next has something to do."""
+        return self._timers.next_ns()
+
+    def step(self, now_ns: int) -> None:
+        """Remove members that were silent for too long, and free records whose locks have passed."""
+        for name, part, number in list(self._timers.due(now_ns)):
+            group = self._groups.get(name)
+            if group is None:
+                continue
+            if number < 0:
+                member = group.members.get(part)
+                if member is not None:
+                    self._remove(group, member, "its connection closed" if member.closed_ns is not None else "its session timed out")
+                continue
+            partition = group.partitions.get((part, number))
+            if partition is not None:
+                freed = partition.expire(now_ns)
+                if freed:
+                    group.changed_partitions.add((part, number))
+                    self._changed.add(name)
+                    self._wake(group, {(part, number): freed})
+                self._watch_partition(group, (part, number))
+
+    def topics_changed(self, now_ns: int) -> None:
+        """The catalog is another."""
+        for group in self._groups.values():
+            if group.follow_topics():
+                for member_id in list(group.waiting):
+                    self._push(group, group.members[member_id])
+            if group.changed_partitions or group.gone_partitions:
+                self._changed.add(group.name)
+                for key in group.gone_partitions:
+                    self._watch_partition(group, key)
+
+    # ---- the store -------------------------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Write the rows that have changed since the last commit. Raises StorageError, DiskFullError."""
+        for group_id in self._deleted.values():  # first: a new group may have the name
+            self._store.delete_group(group_id)
+        for name in self._changed:
+            if name in self._groups:
+                self._groups[name].settle(self._store)
+
+    def take_answers(self) -> list[Answer]:
+        """Answers to what was handled since; what they tell of is kept."""
+        self._changed.clear()
+        self._deleted.clear()
+        answers, self._answers = self._answers, []
+        return [answer for answer, _ in answers]
+
+    def take_pushes(self) -> list[Push]:
+        """What members are to be told."""
+        pushes, self._pushes = self._pushes, []
+        return pushes
+
+    def rolled_back(self, now_ns: int, error: TailraceError) -> None:
+        """Nothing of what was written since the last commit was kept: what was changed is as the store has it, and those who asked for it are told `error`."""
+        body = encode_error(error.detail)
+        self._answers = [
+            (Answer(answer.requester, int(error.code), body) if tells_of_change else answer, tells_of_change)
+            for answer, tells_of_change in self._answers
+        ]
+        self._pushes.clear()
+        rows = {row.name: row for row in self._store.groups("share") if row.name in self._changed or row.name in self._deleted}
+        for name in self._changed | set(self._deleted):
+            old = self._groups.pop(name, None)
+            row = rows.get(name)
+            group = None if row is None else self._load(row, now_ns)
+            if old is not None:
+                self._carry_over(old, group)
+        self._deleted.clear()
+
+    def _carry_over(self, old: ShareGroup, group: ShareGroup | None) -> None:
+        """What the store does not know of members: their connections, and when they were heard."""
+        for member in old.members.values():
+            known = None if group is None else group.members.get(member.member_id)
+            if group is None or known is None:
+                self._forget_session(member, old.name)
+                self._timers.set((old.name, member.member_id, -1), None)
+                continue
+            known.session, known.heard_ns, known.closed_ns = member.session, member.heard_ns, member.closed_ns
+            known.acquires_over = member.acquires_over
+            self._watch_member(group, known)
+        for key in old.partitions:
+            if group is None or key not in group.partitions:
+                self._timers.set((old.name, *key), None)
+
+    # ---- operators -------------------------------------------------------------------------------------------------------------------
+
+    def _alter_offsets(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+        """Where the group goes on; null: as if it had never seen the partition."""
+        group = self._group(name)
+        if group.members:
+            raise GroupNotEmptyError(f"share group {name!r:.100} has {len(group.members)} members")
+        refused = describing.alter(group, self._topics, request)
+        for key in {*group.changed_partitions, *group.gone_partitions}:
+            self._watch_partition(group, key)
+        return {"refused": refused}
+
+    def has(self, group: str) -> bool:
+        """Whether there is a share group of this name."""
+        return group in self._groups
+
+    def count(self) -> int:
+        """How many share groups there are."""
+        return len(self._groups)
+
+    def summary(self, group: str) -> dict[str, Any]:
+        """Its row in LIST_GROUPS."""
+        return describing.summary(self._groups[group])
+
+    def delete(self, group: str, now_ns: int) -> None:
+        """Forget a group. Raises GroupNotEmptyError, UnknownGroupError."""
+        found = self._group(group)
+        if found.members:
+            raise GroupNotEmptyError(f"share group {group!r:.100} has {len(found.members)} members")
+        for key in found.partitions:
+            self._timers.set((group, *key), None)
+        del self._groups[group]
+        self._changed.discard(group)
+        self._deleted[group] = found.group_id
