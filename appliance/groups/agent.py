@@ -25,6 +25,7 @@ from typing import NamedTuple, Protocol
 from appliance.groups.limits import GroupLimits
 from appliance.groups.messages import Answer, Push, Requester, SessionKey
 from appliance.groups.service import GroupService
+from appliance.groups.share.share_groups import ShareGroups
 from appliance.groups.store import GroupStore
 from appliance.groups.topics_view import CatalogTopics
 from appliance.hiring import GROUPS_DATABASE
@@ -408,7 +409,8 @@ def build(context: ProcessContext) -> GroupsAgent:
     def open_service(topics: CatalogTopics, now_ns: int) -> Opened:
         store = GroupStore(f"{spec.data_dirs[0]}/{GROUPS_DATABASE}")
         try:
-            return store, GroupService(store, topics, limits, answer_max, now_ns, context.clock.wall_us)
+            share = ShareGroups(store, topics, limits, answer_max, now_ns, context.clock.wall_us)
+            return store, GroupService(store, topics, limits, answer_max, now_ns, context.clock.wall_us, share=share)
         except BaseException:
             store.close()
             raise
