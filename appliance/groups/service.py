@@ -10,9 +10,11 @@ A step of the process that runs it:
 When `commit` raises: `store.rollback()`, `rolled_back(now)`, and then `take_answers` has that error for each request that the step would have
 changed something for. A service is made when the whole catalog is known (see `TopicsView`).
 
-What a client has to keep to, beside KIP-848: an answer that carries an assignment is followed by a heartbeat with `owned`, once the member has it
-so, also where that is what it had before; while a heartbeat with `owned` is under way, the member takes no further partitions; after a heartbeat
-that was not answered with OK, the next one carries `owned`.
+What a client has to keep to, so that no partition has two readers: it says in `owned` what it has given back, and, before or after, what it takes; an
+assignment that comes in an answer to a heartbeat without `owned`, or is another than its `owned`, is followed by a heartbeat with `owned`, also where
+the member has nothing to change; after a heartbeat that was not answered with OK, the next one carries `owned`; from a heartbeat with `owned` until
+one is answered with OK the member takes no partition. (An answer to a heartbeat with `owned` always carries the assignment: what an answer that was lost
+has said may not hold any more.)
 
 Owner: one process, one thread.
 Invariants: a heartbeat without news costs no write and no look at other members; a group's target is computed once for all that a step changed.
@@ -50,6 +52,7 @@ from tailrace.errors import (
     UnknownMemberError,
 )
 from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.requests import encode_error
 from tailrace.protocol.wire import Api
 
 logger = logging.getLogger(__name__)
@@ -471,7 +474,7 @@ class GroupService:
     def _answer_heartbeat(self, requester: Requester, group: ConsumerGroup, member: Member, said: frozenset[Partition] | None) -> None:
         if group.members.get(member.member_id) is not member:  # removed behind its heartbeat, in the same step
             error = UnknownMemberError(f"the group {group.name} has no member {member.member_id} any more")
-            self._answers.append((Answer(requester, int(error.code), orjson.dumps({"message": error.detail})), group.name))
+            self._answers.append((Answer(requester, int(error.code), encode_error(error.detail)), group.name))
             return
         group.reconcile(member, said, self._now_ns)
         self._sessions.watch(group.group_id, member)
@@ -479,13 +482,12 @@ class GroupService:
             "member_id": member.member_id, "member_epoch": member.epoch, "paused_topics": group.paused, "catalog_version": self._catalog_version,
         }  # fmt: skip
         is_quiet = member.reported == member.assigned.keys() and member.state != REVOKING
-        if not is_quiet:
+        is_settled = is_quiet and member.is_settled(group.epoch)
+        member.quiet_answer, member.quiet_version = (orjson.dumps(answer), self._catalog_version) if is_settled else (b"", 0)
+        if said is not None or not is_quiet:
             answer["assignment"] = by_topic(member.assigned)
             answer["topic_names"] = group.names_of(answer["assignment"], self._topics)
-        body = orjson.dumps(answer)
-        is_settled = is_quiet and member.is_settled(group.epoch)
-        member.quiet_answer, member.quiet_version = (body, self._catalog_version) if is_settled else (b"", 0)
-        self._answers.append((Answer(requester, 0, body), group.name))
+        self._answers.append((Answer(requester, 0, orjson.dumps(answer)), group.name))
 
     def _push(self, group: ConsumerGroup, member: Member) -> None:
         """Ask a member to send a heartbeat now."""
@@ -536,7 +538,7 @@ class GroupService:
         self._expiry.rolled_back()
         for group_id, name in self._changed.items():
             self._reload(group_id, name, now_ns)
-        body = orjson.dumps({"message": error.detail})
+        body = encode_error(error.detail)
         changed = set(self._changed.values())
         for answer, about in self._answers:
             if answer.code == 0 and (about is None or about in changed):

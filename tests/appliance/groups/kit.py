@@ -184,6 +184,7 @@ class Client:
         self.epoch = 0
         self.owned: set[Partition] = set()
         self.is_to_report = True
+        self.said = False
         self.names: dict[str, str] = {}
         self.last: dict[str, Any] = {}
 
@@ -193,6 +194,7 @@ class Client:
             self.owned = set()
             request["topics"] = self.topics
         request["owned"] = self.owned_by_topic() if self.is_to_report or self.epoch == 0 else None
+        self.said = request["owned"] is not None
         self.is_to_report = False
         return request
 
@@ -217,9 +219,10 @@ class Client:
         self.last = answer
         self.epoch = answer["member_epoch"]
         if "assignment" in answer:
+            before, was_said = self.owned, self.said
             self.owned = {(topic_id, partition) for topic_id, partitions in answer["assignment"].items() for partition in partitions}
             self.names.update(answer["topic_names"])
-            self.is_to_report = True
+            self.is_to_report = not was_said or self.owned != before
 
     def leave(self, epoch: int = -1) -> None:
         self.bench.ask(Api.GROUP_HEARTBEAT, self.session, group=self.group, member_id=self.member_id, member_epoch=epoch)

@@ -22,6 +22,8 @@ def test_the_first_member_gets_all_partitions_with_its_first_answer(bench: Bench
     assert one.partitions == [("orders", partition) for partition in range(4)]
     assert "assignment" in one.last
     one.heartbeat()
+    assert one.last["assignment"] == answer["assignment"], "an answer to a heartbeat with `owned` has the assignment"
+    one.heartbeat()
     assert "assignment" not in one.last, "it is what the member said it owns"
     assert bench.summary("billing")["state"] == "STABLE"
 
