@@ -329,7 +329,7 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
     check_part(ROOT / "docs/protocol.md", "exchanges", f"```\n{text}```\n")
 
 
-@pytest.mark.parametrize("name", ["guarantees.md", "limits.md"])
+@pytest.mark.parametrize("name", ["groups.md", "guarantees.md", "limits.md"])
 def test_the_tests_that_a_document_names_exist(name: str) -> None:
     text = (ROOT / "docs" / name).read_text()
     named = set(re.findall(r"`(test_\w+)`", text))
@@ -345,7 +345,7 @@ def test_links_lead_to_files(path: pathlib.Path) -> None:
         assert target.startswith("http") or (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "docs/sdk.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "docs/groups.md", ROOT / "docs/sdk.md"], ids=lambda path: path.name)
 def test_python_snippets_run(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     snippets = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
     assert snippets
