@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from tailrace.admin import partition_counts
 from tailrace.arguments import (
-    by_partition,
     name_list,
     name_of,
     partition_list,
@@ -31,18 +30,17 @@ from tailrace.connection import Connection
 from tailrace.decoded_records import DecodedRecords
 from tailrace.environment import REAL, Environment
 from tailrace.errors import InvalidRequestError, PartitionOutOfRangeError, TailraceError, UnknownTopicError
-from tailrace.fetcher import Fetcher, PartitionCursor
+from tailrace.fetcher import PartitionCursor
 from tailrace.formats import arrow_batch
 from tailrace.formats.batch_header import BatchHeader
 from tailrace.group_methods import GroupMethods
-from tailrace.offset_lookup import At, list_offsets, offset_in
+from tailrace.offset_questions import OffsetQuestions
 from tailrace.other_names import OtherNames
 from tailrace.protocol.wire import Api
 from tailrace.reading import Reading
-from tailrace.records import OffsetAndTimestamp, Record, TopicBatch, TopicPartition, to_timestamp_us
+from tailrace.records import Record, TopicBatch, TopicPartition
 from tailrace.serializers import deserialized, failure_at
 from tailrace.settings import ConsumerOptions, ConsumerSettings, build, documented, merged
-from tailrace.time_search import first_at_or_after
 from tailrace.topics import TopicInfo, topics_from_metadata
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
 
 
 @documented(ConsumerSettings)
-class Consumer(GroupMethods, OtherNames):
+class Consumer(GroupMethods, OffsetQuestions, OtherNames):
     """Reads topics, record by record or as Arrow batches. A context manager; for one thread at a time.
 
         with tailrace.Consumer("orders", bootstrap="tcp://127.0.0.1:7420", auto_offset_reset="earliest") as consumer:
@@ -59,7 +57,8 @@ class Consumer(GroupMethods, OtherNames):
 
     It reads all partitions of the topics that it is given, or what `assign` says, from the end on unless `auto_offset_reset` is "earliest". With a `group_id`
     it shares them with the group's other consumers, and begins where the group has committed. `poll` returns records, `poll_arrow` whole batches with
-    their columns untouched. Settings are keyword arguments, and those that Kafka has are called as there. Every method of a closed consumer but `close` and `metrics` raises ClientClosedError.
+    their columns untouched. Settings are keyword arguments, and those that Kafka has are called as there. Every method of a closed consumer but `close` and
+    `metrics` raises ClientClosedError.
     """
 
     _elsewhere: ClassVar[dict[str, str]] = {
@@ -274,57 +273,6 @@ class Consumer(GroupMethods, OtherNames):
             assert cursor.error is not None
             raise cursor.error
         return cursor.position  # also where something is damaged: the next poll says so
-
-    def _offsets(self, keys: Iterable[TopicPartition], at: At) -> dict[TopicPartition, int]:
-        self._check_open()
-        return {key: offset_in(item) for key, item in list_offsets(self._call, [(key, at) for key in keys]).items()}
-
-    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset of each partition, assigned or not. Raises UnknownTopicError, PartitionOutOfRangeError."""
-        return self._offsets(partition_list(partitions), "earliest")
-
-    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The high watermark of each partition, assigned or not: the offset behind the last record that can be read. Raises as `beginning_offsets`."""
-        return self._offsets(partition_list(partitions), "latest")
-
-    def highwater(self, partition: TopicPartition) -> int:
-        """The high watermark of one partition, asked for now: the offset behind the last record that can be read."""
-        key = partition_of(partition)
-        return self.end_offsets([key])[key]
-
-    def lag(self, partition: TopicPartition) -> int:
-        """How many offsets lie between the position and the end."""
-        key = self._cursor(partition).key
-        return self.end_offsets([key])[key] - self.position(key)
-
-    def offsets_for_times(self, timestamps: Mapping[TopicPartition, Any]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """For each partition the first record at or after a time (a datetime, UTC where it has no time zone, or int milliseconds), None where there is
-        none. Raises InvalidRequestError, UnknownTopicError, PartitionOutOfRangeError.
-        """
-        self._check_open()
-        given = by_partition("timestamps", timestamps, "{TopicPartition(topic, 0): datetime}")
-        try:
-            wanted = {key: to_timestamp_us(when) for key, when in given.items()}
-        except (TypeError, ValueError) as error:
-            raise InvalidRequestError(str(error)) from None
-        result: dict[TopicPartition, OffsetAndTimestamp | None] = {}
-        for key, item in list_offsets(self._call, wanted.items()).items():
-            offset = offset_in(item)
-            if offset < 0:
-                result[key] = None
-            elif item.get("exact"):
-                result[key] = OffsetAndTimestamp(offset, item["timestamp_us"] // 1000)
-            else:
-                result[key] = self._first_at_or_after(key, offset, wanted[key])
-        return result
-
-    def _first_at_or_after(self, key: TopicPartition, start: int, when_us: int) -> OffsetAndTimestamp | None:
-        cursor = PartitionCursor(key, self._info(key.topic))
-        cursor.seek(start)
-        fetcher = Fetcher(self._connection, self.settings, self._now_ns)
-        deadline_ns = self._now_ns() + self.settings.request_timeout_ms * 1_000_000
-        end = self.end_offsets([key])[key]
-        return first_at_or_after(cursor, when_us, end, lambda wanted: self._reading.step(fetcher, [wanted], deadline_ns), self.settings)
 
     # ---- reading ---------------------------------------------------------------------------------------------------------------------
 

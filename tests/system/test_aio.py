@@ -17,7 +17,6 @@ from tailrace import Admin, NewTopic, TopicPartition
 from tailrace.aio import AsyncAdmin, AsyncConsumer, AsyncProducer
 from tailrace.errors import (
     InvalidRequestError,
-    NotSupportedError,
     OffsetOutOfRangeError,
 )
 from tailrace.private_appliance import EmbeddedAppliance
@@ -184,8 +183,6 @@ def test_positions_pauses_and_partitions_are_kept_as_by_the_plain_consumer(appli
                 await consumer.seek(TopicPartition(made, 7), 0)
             with pytest.raises(InvalidRequestError, match="whole number"):
                 await consumer.seek(zero, -1)
-            with pytest.raises(NotSupportedError, match="groups"):
-                await consumer.commit()
             assert (await consumer.metrics())["records_consumed"] >= 17
 
     run(main())

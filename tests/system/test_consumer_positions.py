@@ -11,7 +11,6 @@ import pytest
 from tailrace import Admin, Consumer, Producer, TopicPartition
 from tailrace.errors import (
     InvalidRequestError,
-    NotSupportedError,
     OffsetOutOfRangeError,
 )
 from tailrace.private_appliance import EmbeddedAppliance
@@ -137,12 +136,32 @@ class TestConsumer:
                     break
         assert seen == list(range(100))
 
-    def test_what_is_not_there_yet_is_refused_and_not_ignored(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
-        with pytest.raises(NotSupportedError, match="groups"):
-            Consumer(filled.topic, bootstrap=appliance.address, group_id="g")
+    def test_an_iteration_that_is_left_loses_nothing(self, appliance: EmbeddedAppliance, filled: TopicPartition) -> None:
+        with self.consumer(appliance, filled, auto_offset_reset="earliest") as consumer:
+            assert [next(iter(consumer)).offset for _ in range(3)] == [0, 1, 2]
+            for record in consumer:
+                if record.offset == 10:
+                    break
+            assert consumer.position(filled) == 11
+            assert consumer.poll(60_000, 1)[0].offset == 11
+            left = iter(consumer)
+            assert next(left).offset > 11
+            consumer.seek(filled, 50)
+            left.close()  # type: ignore[attr-defined]
+            assert consumer.poll(60_000)[0].offset == 50, "where the program has put it"
+
+    def test_what_needs_a_group_is_refused_without_one_and_names_are_subscribed_to_all_the_same(
+        self, appliance: EmbeddedAppliance, filled: TopicPartition
+    ) -> None:
         with self.consumer(appliance, filled) as consumer:
-            for call in (consumer.commit, consumer.committed, consumer.subscribe):
-                with pytest.raises(NotSupportedError, match="groups"):
+            for call in (consumer.commit, consumer.commit_async, lambda: consumer.committed([]), consumer.memberid):
+                with pytest.raises(InvalidRequestError, match="give it a group_id"):
                     call()
+            with pytest.raises(InvalidRequestError, match="names of topics alone"):
+                consumer.subscribe(pattern="x")
+            consumer.unsubscribe()
+            assert consumer.assignment() == []
+            consumer.subscribe([filled.topic])
+            assert (consumer.assignment(), consumer.subscription()) == ([filled], set())
         with Consumer(bootstrap=appliance.address) as nothing, pytest.raises(InvalidRequestError, match="nothing is assigned"):
             nothing.poll(0)

@@ -39,6 +39,8 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
         "__enter__": (), "__iter__": (), "assign": ([],), "assignment": (), "beginning_offsets": ([],), "consume": (1, 1.0), "end_offsets": ([],),
         "highwater": (KEY,), "lag": (KEY,), "offsets_for_times": ({},), "partitions_for": ("t",), "pause": (), "paused": (), "poll": (), "poll_arrow": (),
         "position": (KEY,), "resume": (), "seek": (KEY, 0), "seek_to_beginning": (), "seek_to_end": (), "topics": (),
+        "commit": (), "commit_async": (), "committed": ([],), "consumer_group_metadata": (), "memberid": (), "subscribe": (["t"],), "subscription": (),
+        "unsubscribe": (),
     },
     Admin: {
         "__enter__": (), "alter_topics": ({},), "bring_online": ("t",), "cancel_delays": ([],), "create_partitions": ({},), "create_topics": ([],),
@@ -51,7 +53,7 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
 WHENEVER = {"close", "metrics", "after_fork"}
 LATER = {
     Producer: {"abort_transaction", "begin_transaction", "commit_transaction", "init_transactions", "poll", "produce", "send_offsets_to_transaction"},
-    Consumer: {"commit", "commit_async", "committed", "store_offsets", "subscribe"},
+    Consumer: set(),
     Admin: {"alter_group_offsets", "delete_groups", "describe_groups", "list_group_offsets", "list_groups"},
 }  # fmt: skip
 """Methods that Kafka has and this version has not."""
@@ -91,7 +93,7 @@ def test_what_comes_with_a_later_version_says_so_in_one_sentence(kind: type) -> 
 
 @pytest.mark.parametrize(
     ("kind", "name", "hint"),
-    [(Consumer, "get_watermark_offsets", r"end_offsets\("), (Consumer, "subscription", r"assignment\("), (Admin, "alter_configs", r"alter_topics\(")],
+    [(Consumer, "get_watermark_offsets", r"end_offsets\("), (Consumer, "store_offsets", r"commit\("), (Admin, "alter_configs", r"alter_topics\(")],
 )  # fmt: skip
 def test_another_clients_method_is_not_there_and_the_error_names_ours(kind: type, name: str, hint: str) -> None:
     client = kind(bootstrap=NOWHERE)
@@ -162,7 +164,8 @@ def test_settings_of_a_wrong_kind_or_another_name_are_refused_with_a_sentence(se
 
 @pytest.mark.parametrize(("settings", "name", "sentence"), [
     (ProducerSettings, "transactional_id", "transactions"), (ConsumerSettings, "isolation_level", "transactions"),
-    (ConsumerSettings, "session_timeout_ms", "groups"), (ProducerSettings, "sasl_mechanism", "users"), (ConsumerSettings, "ssl_cafile", "encryption"),
+    (ConsumerSettings, "enable_auto_offset_store", "enable_auto_commit"),
+    (ProducerSettings, "sasl_mechanism", "users"), (ConsumerSettings, "ssl_cafile", "encryption"),
 ])  # fmt: skip
 def test_settings_of_a_later_version_say_so(settings: type, name: str, sentence: str) -> None:
     with pytest.raises(NotSupportedError, match=f"{name}: .*{sentence}"):

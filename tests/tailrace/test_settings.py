@@ -69,10 +69,40 @@ def test_what_type_checkers_are_told_of_is_what_there_is(options: type, settings
     assert set(options.__annotations__) == known
 
 
-def test_auto_commit_without_a_group_is_off_and_cannot_be_on() -> None:
-    assert build(ConsumerSettings, {"enable_auto_commit": False}).enable_auto_commit is False
-    with pytest.raises(NotSupportedError, match="groups"):
-        build(ConsumerSettings, {"enable_auto_commit": True})
+def test_what_is_said_of_groups_means_nothing_without_one() -> None:
+    for given in (True, False, "true", "False"):
+        assert build(ConsumerSettings, {"enable_auto_commit": given, "auto_commit_interval_ms": "1s"}).auto_commit_interval_ms == 1_000
+    assert build(ConsumerSettings, {"session_timeout_ms": 5, "group_instance_id": "a"}).group_id is None
+
+
+def test_settings_of_a_group_have_kafkas_names_and_defaults() -> None:
+    settings = build(ConsumerSettings, merged({"group.id": "g", "session.timeout.ms": "6s"}, {}))
+    assert (settings.group_id, settings.session_timeout_ms, settings.heartbeat_interval_ms) == ("g", 6_000, 3_000)
+    assert (settings.enable_auto_commit, settings.auto_commit_interval_ms, settings.max_poll_interval_ms) == (True, 5_000, 300_000)
+    assert settings.partition_assignment_strategy == "sticky"
+    for given, meant in ((["range", "sticky"], "range"), ("cooperative-sticky", "sticky"), ("roundrobin,range", "roundrobin")):
+        assert build(ConsumerSettings, {"group_id": "g", "partition_assignment_strategy": given}).partition_assignment_strategy == meant
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"heartbeat_interval_ms": 45_000}, "heartbeat_interval_ms .45000. must be less than session_timeout_ms .45000."),
+        ({"session_timeout_ms": 1_000}, "must be less than session_timeout_ms"),
+        ({"group_id": "x" * 10_000}, "group_id is a text of 10000 characters"),
+        ({"group_id": ""}, "group_id is ''"),
+        ({"group_id": "a\nb"}, "without control characters"),
+        ({"group_id": "\ud800"}, "without control characters"),
+        ({"group_id": b"g"}, "group_id is b'g'"),
+        ({"group_instance_id": "\0"}, "group_instance_id is"),
+        ({"partition_assignment_strategy": []}, "takes a name such as sticky"),
+        ({"partition_assignment_strategy": 3}, "takes a name such as sticky"),
+        ({"max_poll_interval_ms": 0}, "max_poll_interval_ms is 0"),
+    ],
+)
+def test_settings_of_a_group_that_make_no_sense_name_themselves(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidSettingError, match=sentence):
+        build(ConsumerSettings, {"group_id": "g", **given})
 
 
 def test_a_client_is_made_from_kafkas_dict() -> None:
