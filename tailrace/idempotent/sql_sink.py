@@ -161,11 +161,16 @@ class SqlSink:
 
     def _begin_at(self, key: TopicPartition, position: int) -> int:
         """Store where a partition begins. Without this, a consumer that is killed before its first commit could begin further on the next time."""
-        with self._database.transaction() as session:
-            row = self._rows(session, [key]).get(key)
-            known = self._position(key, row)
+        try:
+            with self._database.transaction() as session:
+                row = self._rows(session, [key]).get(key)
+                known = self._position(key, row)
+                if known is None:
+                    self._store(session, key, row, position)
+        except OffsetsMovedError:  # another one has begun it in this moment
+            known = self.positions([key])[key]
             if known is None:
-                self._store(session, key, row, position)
+                raise
         return position if known is None else known
 
     # ---- the transaction -------------------------------------------------------------------------------------------------------------

@@ -20,10 +20,15 @@ class OtherCursor:
     """A cursor of another driver: its style is this module's, and each of its own faults is DB-API's."""
 
     def __init__(self, connection: OtherDriver) -> None:
+        self._owner = connection
         self._cursor = connection.real.cursor()
 
     def execute(self, text: str, values: Mapping[str, Any] | None = None) -> None:
         assert "?" not in text, "a driver gets its own parameter style"
+        if text.startswith("INSERT"):
+            before_insert, self._owner.before_insert = self._owner.before_insert, None
+            if before_insert is not None:
+                before_insert()
         self._cursor.execute(text, values or {})
 
     @property
@@ -42,6 +47,8 @@ class OtherDriver:
 
     def __init__(self, path: str) -> None:
         self.real = sqlite3.connect(path, timeout=0)
+        self.before_insert: Callable[[], object] | None = None
+        """What happens just before the next row is inserted."""
 
     def cursor(self) -> OtherCursor:
         return OtherCursor(self)

@@ -153,6 +153,18 @@ def test_of_two_transactions_over_the_same_records_one_is_rolled_back(kind: str,
     databases.close()
 
 
+def test_two_consumers_that_begin_a_partition_at_once_begin_at_the_same_offset(tmp_path: pathlib.Path) -> None:
+    databases = Databases("another driver", tmp_path)
+    connection = databases.connect()
+    sink, other = SqlSink(connection, "billing"), SqlSink(databases.connect(), "billing")
+    connection.before_insert = lambda: other.seek(LogReader({ORDERS: [4, 5]}))
+    late = LogReader({ORDERS: [4, 5]})
+    late.seek(ORDERS, 5)
+    assert sink.seek(late) == {ORDERS: 4}
+    assert late.position(ORDERS) == 4
+    databases.close()
+
+
 def polled(reader: LogReader, sink: SqlSink, key: TopicPartition) -> list[int]:
     return apply(sink, reader.poll(key, 3))
 
