@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tailrace.errors import InvalidRequestError, InvalidSettingError, NotSupportedError
@@ -61,8 +61,14 @@ def bound(statement: str, values: Sequence[Any], style: str) -> tuple[str, Any]:
 
 
 def is_integrity_error(error: BaseException) -> bool:
-    """Whether a unique key, or another constraint, was violated. DB-API prescribes the name of the exception, not its home."""
-    return any(kind.__name__ == "IntegrityError" for kind in type(error).__mro__)
+    """Whether a unique key, or another constraint, was violated. DB-API prescribes the name of the exception, not its home; for drivers that raise another one
+    (pg8000) the SQLSTATE says it: class 23.
+    """
+    if any(kind.__name__ == "IntegrityError" for kind in type(error).__mro__):
+        return True
+    first = error.args[0] if error.args else None
+    state = getattr(error, "sqlstate", None) or (first.get("C") if isinstance(first, dict) else None)
+    return isinstance(state, str) and state.startswith("23")
 
 
 def _is_sqlalchemy(given: object) -> bool:
@@ -145,7 +151,8 @@ class Session:
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Run a query; all its rows."""
         with self._done(statement, values) as result:
-            return [tuple(row) for row in result.fetchall()]
+            # A connection may make dicts of its rows: iterating over one gives its columns' names.
+            return [tuple(row.values() if isinstance(row, Mapping) else row) for row in result.fetchall()]
 
     def define(self, statement: str) -> None:
         """Run a statement of the schema."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tailrace import InvalidRequestError, InvalidSettingError
 from tailrace.idempotent import DedupTable, update_if_version
-from tailrace.idempotent.sql import bound, key_bytes, paramstyle_of
+from tailrace.idempotent.sql import bound, is_integrity_error, key_bytes, paramstyle_of
 from tests.kit.databases import CONNECT, Databases, record, write
 
 
@@ -52,6 +52,18 @@ def test_the_style_is_that_of_the_connections_module_or_of_one_above_it(monkeypa
     assert paramstyle_of(type("Mine", (of_driver,), {})()) == "pyformat", "a subclass in the user's program"
     with pytest.raises(InvalidSettingError, match="give paramstyle= as its driver's module has it"):
         paramstyle_of(type("Pooled", (), {"__module__": "some_pool"})())
+
+
+def test_a_violated_key_is_known_by_the_exceptions_name_or_by_its_sqlstate() -> None:
+    error = type("DatabaseError", (Exception,), {})
+    with_state = type("DatabaseError", (Exception,), {"sqlstate": "23505"})
+    assert is_integrity_error(sqlite3.IntegrityError("UNIQUE constraint failed"))
+    assert is_integrity_error(type("UniqueViolation", (sqlite3.IntegrityError,), {})())
+    assert is_integrity_error(with_state())
+    assert is_integrity_error(error({"C": "23505", "M": "duplicate key"}))
+    assert not is_integrity_error(error({"C": "40001"}))
+    assert not is_integrity_error(sqlite3.OperationalError("database is locked"))
+    assert not is_integrity_error(error())
 
 
 @given(keys=st.lists(st.one_of(st.binary(max_size=300), st.text(max_size=80), st.integers()), max_size=40))

@@ -153,6 +153,17 @@ def test_of_two_transactions_over_the_same_records_one_is_rolled_back(kind: str,
     databases.close()
 
 
+def test_a_connection_that_makes_something_else_of_its_rows_is_read_all_the_same(tmp_path: pathlib.Path) -> None:
+    connection = sqlite3.connect(tmp_path / "results")
+    sink = SqlSink(connection, "billing")
+    with sink.transaction([record(7)]):
+        pass
+    for made in (sqlite3.Row, lambda cursor, row: dict(zip([column[0] for column in cursor.description], row, strict=True))):
+        connection.row_factory = made
+        assert sink.positions([ORDERS]) == {ORDERS: 8}
+    connection.close()
+
+
 def test_two_consumers_that_begin_a_partition_at_once_begin_at_the_same_offset(tmp_path: pathlib.Path) -> None:
     databases = Databases("another driver", tmp_path)
     connection = databases.connect()
