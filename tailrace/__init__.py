@@ -80,6 +80,8 @@ if TYPE_CHECKING:
         TopicPartition,
     )
     from tailrace.recurrence import Recurrence, RecurrenceError
+    from tailrace.share.records import ShareRecord
+    from tailrace.share_consumer import ShareConsumer
 
 _HOMES = {
     "BatchesHandle": "handles",
@@ -88,6 +90,8 @@ _HOMES = {
     "NewTopic": "new_topic",
     "Consumer": "consumer",
     "IdGenerator": "ids",
+    "ShareConsumer": "share_consumer",
+    "ShareRecord": "share.records",
     "EmbeddedAppliance": "private_appliance",
     "embedded": "private_appliance",
     "Producer": "producer",
@@ -153,6 +157,8 @@ __all__ = [
     "RecurrenceError",
     "RequestTimeoutError",
     "SchemaMismatchError",
+    "ShareConsumer",
+    "ShareRecord",
     "StaleProducerEpochError",
     "StorageError",
     "TailraceError",

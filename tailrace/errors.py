@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
@@ -286,9 +287,10 @@ class UnsupportedAssignorError(TailraceError):
 
 
 class LockLostError(TailraceError):
-    """A record was acknowledged after its lock had timed out: another consumer may have it."""
+    """Records were acknowledged after their locks had timed out: other consumers may have them. `refused`: (topic, partition, first offset, last offset)."""
 
     default_code = ErrorCode.LOCK_LOST
+    refused: Sequence[tuple[str, int, int, int]] = ()
 
 
 _BY_CODE: dict[ErrorCode, type[TailraceError]] = {subclass.default_code: subclass for subclass in TailraceError.__subclasses__()}

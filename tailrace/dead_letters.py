@@ -1,0 +1,149 @@
+"""Dead letters: records that are given up go to a topic of their own, with where they came from and why in their headers.
+
+The topic is `dead.letter.topic` of the record's topic, `<topic>.dlq` where that is empty; it is made when it is first needed, with as many partitions, and a
+record keeps its partition's number, key, value and headers; one that the added headers make too large is written without key and value. A row of a typed
+topic is stored as JSON. Records are acknowledged (or their group goes on) only
+when they are in the dead-letter topic: a program that is killed in between does it again, so a dead letter may be there twice, and is never missing.
+
+Owner: one consumer, one thread; the producer has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import orjson
+
+from tailrace.environment import Environment
+from tailrace.errors import InvalidTopicNameError, RecordTooLargeError, TailraceError, error_for
+from tailrace.handles import Handle
+from tailrace.new_topic import create_request
+from tailrace.producer import Producer
+from tailrace.protocol.errors import ErrorCode, code_of
+from tailrace.protocol.wire import Api
+from tailrace.records import Record
+from tailrace.topics import TopicInfo
+
+SUFFIX = ".dlq"
+NAME_MAX = 249
+PREFIX = "dlq."
+REASON_MAX = 1_000
+
+Call = Callable[[Api, dict[str, Any]], dict[str, Any]]
+
+
+class Letter(NamedTuple):
+    """A record that is given up, of the topic `info`. `record` as it was stored, without deserializers."""
+
+    record: Record
+    info: TopicInfo
+    group: str
+    reason: str
+    delivery_count: int
+
+
+def dead_letter_topic(info: TopicInfo) -> str:
+    """Where the topic's dead letters go. Raises InvalidTopicNameError for a name that cannot be."""
+    name = info.settings.get("dead.letter.topic") or info.name + SUFFIX
+    if len(name) > NAME_MAX:
+        raise InvalidTopicNameError(
+            f"the dead-letter topic of {info.name!r} would have a name of {len(name)} characters, and {NAME_MAX} are allowed; "
+            "set dead.letter.topic of the topic to a shorter one"
+        )
+    if name == info.name:
+        raise InvalidTopicNameError(f"topic {info.name!r} is its own dead-letter topic; set dead.letter.topic to another one")
+    return str(name)
+
+
+def make_topic(call: Call, name: str, partitions: int, configs: dict[str, Any] | None = None) -> None:
+    """Make a topic, unless it exists. Raises what the appliance refuses it with."""
+    answer = call(Api.CREATE_TOPICS, {"topics": [create_request(name, partitions, configs)], "validate_only": False})
+    for result in answer["results"]:
+        code = code_of(result["code"])
+        if code not in (ErrorCode.OK, ErrorCode.TOPIC_EXISTS):
+            raise error_for(code, result.get("message", ""))
+
+
+class DeadLetters:
+    """Writes dead letters; its producer is made with the first."""
+
+    def __init__(self, bootstrap: str, client_id: str, call: Call, environment: Environment, timeout_ms: int) -> None:
+        """`call`: a request and its answer. `timeout_ms`: how long one attempt to write may take."""
+        self._bootstrap = bootstrap
+        self._client_id = client_id
+        self._call = call
+        self._environment = environment
+        self._timeout_ms = timeout_ms
+        self._producer: Producer | None = None
+        self._partitions: dict[str, int] = {}
+        """Dead-letter topics that are known to exist -> how many partitions they have."""
+        self.count = 0
+        """Written since construction."""
+
+    def write(self, letters: Iterable[Letter]) -> list[TailraceError | None]:
+        """Write records, and wait until they are on the disk. Returns for each None, or why it is not known to be there: it is to be tried again."""
+        sent: list[Handle | TailraceError] = []
+        for letter in letters:
+            try:
+                sent.append(self._send(letter))
+            except TailraceError as error:
+                sent.append(error)
+        if self._producer is not None:
+            self._producer.flush()
+        outcomes = [handle if isinstance(handle, TailraceError) else self._outcome(handle) for handle in sent]
+        self.count += outcomes.count(None)
+        if any(outcomes):
+            self._partitions.clear()  # a topic may have been deleted: it is made anew
+        return outcomes
+
+    @staticmethod
+    def _outcome(handle: Handle) -> TailraceError | None:
+        error = handle.exception()
+        return error if error is None or isinstance(error, TailraceError) else TailraceError(str(error))
+
+    def _send(self, letter: Letter) -> Handle:
+        name = dead_letter_topic(letter.info)
+        count = self._prepare(name, letter.info)
+        record = letter.record
+        if self._producer is None:
+            self._producer = Producer(
+                bootstrap=self._bootstrap, client_id=f"{self._client_id}-dead-letters", acks="all", environment=self._environment,
+                delivery_timeout_ms=self._timeout_ms, max_block_ms=self._timeout_ms, request_timeout_ms=self._timeout_ms, linger_ms=0,
+                max_request_size=64 << 20,
+            )  # fmt: skip
+        value = orjson.dumps(record.value, default=_as_text, option=orjson.OPT_NON_STR_KEYS) if letter.info.typed else record.value
+        partition = record.partition if record.partition < count else None
+        headers = _headers(letter)
+        try:
+            return self._producer.send(name, value, record.key, headers, partition)
+        except RecordTooLargeError:  # by the headers that are added: it can still be read where it came from
+            return self._producer.send(name, None, None, [*headers, (PREFIX + "is_cut", b"true")], partition)
+
+    def _prepare(self, name: str, info: TopicInfo) -> int:
+        """How many partitions the dead-letter topic has, which is made where there is none."""
+        if name not in self._partitions:
+            make_topic(self._call, name, len(info.partitions), {"max.message.bytes": info.settings["max.message.bytes"]})
+            answer = self._call(Api.METADATA, {"topics": [name]})
+            self._partitions[name] = len(answer["topics"][0].get("partitions") or ())
+        return self._partitions[name]
+
+    def close(self) -> None:
+        """End the producer."""
+        if self._producer is not None:
+            self._producer.close()
+
+
+def _headers(letter: Letter) -> list[tuple[str, bytes]]:
+    record = letter.record
+    added = {
+        "topic": record.topic, "partition": record.partition, "offset": record.offset, "group": letter.group, "reason": letter.reason[:REASON_MAX],
+        "delivery_count": letter.delivery_count, "timestamp": record.timestamp,
+    }  # fmt: skip
+    kept = [header for header in record.headers if not header[0].startswith(PREFIX)]
+    return kept + [(PREFIX + name, str(value).encode()) for name, value in added.items()]
+
+
+def _as_text(value: Any) -> Any:
+    """What JSON has no form for."""
+    return value.hex() if isinstance(value, (bytes, bytearray, memoryview)) else str(value)

@@ -1,0 +1,127 @@
+"""Reading acquired records: ordinary fetches at the offsets that were acquired, cut to these.
+
+Owner: one ShareConsumer, one thread.
+Invariants: every offset of a run comes out once, in order: with its record, or as one that has none (a control batch, or removed by retention), or as one that
+    cannot be read; nothing else comes out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from tailrace.errors import CorruptBatchError, RecordTooLargeError, TailraceError
+from tailrace.fetcher import PartitionCursor
+from tailrace.formats import arrow_batch
+from tailrace.formats.batch_header import BatchHeader
+from tailrace.records import Record, TopicPartition
+from tailrace.settings import ConsumerSettings
+from tailrace.topics import TopicInfo
+
+
+@dataclass(slots=True)
+class Run:
+    """Offsets `first` to `last` that this consumer has acquired and not read yet."""
+
+    first: int
+    last: int
+    delivery_count: int
+    is_dead: bool
+    """They were delivered as often as they may be: to be dead-lettered."""
+    locked_until_ns: int
+
+
+class Piece(NamedTuple):
+    """The first part of a run, read. `records` are of offsets `first` to `last`; none where there is none, or none that can be read."""
+
+    run: Run
+    first: int
+    last: int
+    records: list[Record]
+    unreadable: TailraceError | None = None
+
+
+class PartitionFeed:
+    """One partition: see the module's docstring."""
+
+    def __init__(self, key: TopicPartition, info: TopicInfo) -> None:
+        self.info = info
+        self.cursor = PartitionCursor(key, info)
+        self.runs: deque[Run] = deque()
+        self._decoded: tuple[BatchHeader, pa.RecordBatch, int] | None = None
+        """The batch that was taken last, and the offset of its first row here: the next run may begin in it."""
+
+    @property
+    def key(self) -> TopicPartition:
+        return self.cursor.key
+
+    def aim(self, offset: int) -> None:
+        """Have the next batch be the one that holds `offset`; what is buffered is kept if it can be."""
+        cursor = self.cursor
+        while cursor.buffered and cursor.buffered[0][1] <= offset:
+            data, cursor.position = cursor.buffered.popleft()
+            cursor.buffered_bytes -= len(data)
+        if (
+            cursor.position is not None
+            and cursor.error is None
+            and (cursor.position == offset or (cursor.buffered and cursor.position < offset))
+        ):
+            cursor.position = offset
+        else:
+            cursor.seek(offset)
+
+    def next_piece(self, settings: ConsumerSettings) -> Piece | None:
+        """The next part of what was acquired; None: it is to be fetched first (then the cursor is there), or `cursor.error` says why it cannot be. Raises
+        nothing: what cannot be read is a piece, too.
+        """
+        while self.runs:
+            run = self.runs[0]
+            if self._decoded is not None:
+                header, rows, start = self._decoded
+                if start <= run.first < start + rows.num_rows:
+                    last = min(run.last, start + rows.num_rows - 1)
+                    part = rows.slice(run.first - start, last - run.first + 1)
+                    topic, partition = self.key
+                    records = arrow_batch.to_records(topic, partition, run.first, part, header, self.info.typed)
+                    return self._piece(run, last, records)
+            self.aim(run.first)
+            if not self.cursor.buffered:
+                return None
+            try:
+                taken = self.cursor.take(settings)
+            except (CorruptBatchError, RecordTooLargeError) as error:
+                self.cursor.drop_buffered(error)
+                return None
+            if taken is None:
+                behind = self.cursor.position
+                assert behind is not None
+                return self._piece(run, min(run.last, behind - 1), [])
+            self._decoded = taken
+            if taken[2] > run.first:
+                return self._piece(run, min(run.last, taken[2] - 1), [])
+        return None
+
+    def pass_over(self, behind: int, error: TailraceError | None) -> Piece | None:
+        """Offsets below `behind` have no record, or none that can be read; None: the next run begins behind them."""
+        self.cursor.error = None
+        if not self.runs or behind <= self.runs[0].first:
+            return None
+        return self._piece(self.runs[0], min(self.runs[0].last, behind - 1), [], error)
+
+    def _piece(self, run: Run, last: int, records: list[Record], unreadable: TailraceError | None = None) -> Piece:
+        piece = Piece(run, run.first, last, records, unreadable)
+        run.first = last + 1
+        if run.first > run.last:
+            self.runs.popleft()
+        return piece
+
+    def drop_expired(self, now_ns: int) -> int:
+        """Forget runs whose locks have passed before they were read: they come again. Returns how many records."""
+        count = 0
+        while self.runs and self.runs[0].locked_until_ns <= now_ns:
+            run = self.runs.popleft()
+            count += run.last - run.first + 1
+        return count

@@ -1,0 +1,174 @@
+"""A share consumer's requests: acquire and acknowledge, one under way at a time, none carried out twice.
+
+Owner: one ShareConsumer, one thread.
+Invariants: a request that got no answer is sent again with its number until it is answered: the appliance answers a number that it knows from memory. What was
+    said of records is forgotten when it is answered, put back when the appliance says that it did nothing, and told as refused when the locks are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tailrace.connection import Connection, decode_answer
+from tailrace.errors import LockLostError, NotReachableError, RequestTimeoutError, TailraceError
+from tailrace.groups.driver import HeartbeatThread
+from tailrace.pending_call import PendingCall
+from tailrace.protocol import requests
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.requests import SHARE_RUNS_MAX
+from tailrace.protocol.wire import Api
+from tailrace.records import TopicPartition
+from tailrace.share.held import Held, Said
+
+GONE_CODES = frozenset({ErrorCode.UNKNOWN_MEMBER, ErrorCode.FENCED_MEMBER, ErrorCode.UNKNOWN_GROUP})
+"""The appliance does not know this member: what it had acquired is free."""
+NS_PER_MS = 1_000_000
+REFUSED_MAX = 10_000
+"""Runs that are remembered until commit() asks."""
+
+
+class Refused(NamedTuple):
+    """An acknowledgement that was not taken: of offsets `first` to `last`."""
+
+    key: TopicPartition
+    first: int
+    last: int
+
+
+class Acquired(NamedTuple):
+    """Offsets that this consumer has now."""
+
+    topic_id: str
+    partition: int
+    first: int
+    last: int
+    delivery_count: int
+    is_dead: bool
+    locked_until_ns: int
+
+
+class Answer(NamedTuple):
+    """To a request: what was acquired, and where there is nothing yet: [(topic id, partition, offset)]."""
+
+    acquired: list[Acquired]
+    ends: list[tuple[str, int, int]]
+    is_acquire: bool
+
+
+class ShareRequests:
+    """See the module's docstring."""
+
+    def __init__(
+        self, connection: Connection, thread: HeartbeatThread, held: Held, topic_id: Callable[[str], str | None], timeout_ms: int
+    ) -> None:
+        """`topic_id`: of the topic that records were handed out under."""
+        self._connection = connection
+        self._thread = thread
+        self._held = held
+        self._topic_id = topic_id
+        self._timeout_ms = timeout_ms
+        self._sequence = 0
+        self._request: tuple[Api, dict[str, Any], list[Said], int] | None = None
+        """What is under way, or to be sent again: (API, body, what it says of records, since when)."""
+        self._call: PendingCall | None = None
+        self.refused: list[Refused] = []
+        """Since they were last taken."""
+        self.refused_count = 0
+        """Since construction."""
+        self.lost_locks = False
+        """The appliance does not know this member any more."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request waits for its answer."""
+        return self._request is not None
+
+    def begin(self, max_records: int | None) -> None:
+        """Send what was said of records; with `max_records` acquire as many more."""
+        assert self._request is None
+        said = self._held.take(SHARE_RUNS_MAX)
+        with self._thread.beats.lock:
+            membership = self._thread.beats.membership
+            identity, epoch = membership.identity, membership.epoch
+        self._sequence += 1
+        body: dict[str, Any] = {"group": identity.group, "member_id": identity.member_id, "member_epoch": epoch, "sequence": self._sequence}
+        body["acknowledge"] = [
+            [topic_id, run.key.partition, run.first, run.last, run.outcome]
+            for run in said
+            if (topic_id := self._topic_id(run.key.topic)) is not None
+        ]
+        if max_records is not None:
+            body["max_records"] = max_records
+        self._request = (Api.SHARE_ACKNOWLEDGE if max_records is None else Api.SHARE_ACQUIRE), body, said, self._connection.now_ns()
+
+    def step(self) -> Answer | None:
+        """The answer to what is under way, once it has come. Raises what the appliance refused it with, NotReachableError, RequestTimeoutError; what was said
+        of records is kept then.
+        """
+        assert self._request is not None
+        api, body, said, since_ns = self._request
+        if self._call is None:
+            frames = [requests.encode_json(body)]
+            self._call = PendingCall(self._connection, api, frames, self._timeout_ms, None, self._connection.now_ns())
+        try:
+            response = self._call.step()
+        except (RequestTimeoutError, NotReachableError):
+            self._call = None  # it may have been carried out: it goes on with its number
+            raise
+        except TailraceError as error:
+            self._request = self._call = None
+            if error.code not in GONE_CODES:
+                self._held.put_back(said)
+                raise
+            self._meet_end(said)
+            return Answer([], [], False)
+        if response is None:
+            return None
+        self._request = self._call = None
+        answer = decode_answer(api, response)
+        names = {self._topic_id(run.key.topic): run.key.topic for run in said}
+        for topic_id, partition, first, last, *_ in answer.get("refused", ()):
+            self._refuse(Refused(TopicPartition(names.get(topic_id) or topic_id, partition), first, last))
+        locked_until_ns = since_ns + int(answer.get("lock_ms", 0)) * NS_PER_MS
+        acquired = [
+            Acquired(*run, is_dead, locked_until_ns)
+            for is_dead, runs in ((False, "acquired"), (True, "dead"))
+            for run in answer.get(runs, ())
+        ]
+        return Answer(acquired, [(one[0], one[1], one[2]) for one in answer.get("ends", ())], api is Api.SHARE_ACQUIRE)
+
+    def _meet_end(self, said: list[Said]) -> None:
+        """The member was removed: others have its records. The heartbeats find out, and join again."""
+        for run in said:
+            self._refuse(Refused(run.key, run.first, run.last))
+        self.lost_locks = True
+        with self._thread.beats.lock:
+            self._thread.beats.membership.heartbeat_soon(self._connection.now_ns())
+        self._thread.ring()
+
+    def _refuse(self, refused: Refused) -> None:
+        self.refused_count += 1
+        self.refused.append(refused)
+        del self.refused[:-REFUSED_MAX]
+
+    def late(self) -> RequestTimeoutError:
+        """What a caller is told who does not wait any longer."""
+        return RequestTimeoutError("the appliance has not answered in time; what was acknowledged is sent again by the next poll or commit")
+
+    def next_step_ns(self) -> int | None:
+        """When `step` is due though nothing comes; None: nothing is under way."""
+        return None if self._request is None else 0 if self._call is None else self._call.step_again_ns
+
+    def take_refused(self) -> LockLostError | None:
+        """What was refused since it was last asked, as an error."""
+        if not self.refused:
+            return None
+        refused, self.refused = self.refused, []
+        shown = ", ".join(f"{one.key.topic}-{one.key.partition} offsets {one.first} to {one.last}" for one in refused[:5])
+        more = f" and {len(refused) - 5} more" if len(refused) > 5 else ""
+        error = LockLostError(
+            f"not acknowledged: {shown}{more}: the locks have passed, or the records are done with. Everything else was acknowledged"
+        )
+        error.refused = [(*one.key, one.first, one.last) for one in refused]
+        return error

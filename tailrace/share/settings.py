@@ -1,0 +1,95 @@
+"""Settings of a share consumer: Kafka's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, TypedDict
+
+from tailrace.errors import InvalidSettingError
+from tailrace.settings import DEFAULT_BOOTSTRAP, ConsumerSettings, _check_callables, _check_kinds, _check_name, _number
+
+_READING = {item.name: item for item in fields(ConsumerSettings)}
+
+
+def _as_consumers(name: str) -> Any:
+    """The setting that a consumer has under this name."""
+    return field(default=_READING[name].default, metadata=_READING[name].metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareConsumerSettings:
+    """What `ShareConsumer` takes."""
+
+    bootstrap: str = field(default=DEFAULT_BOOTSTRAP, metadata={"doc": "Address of the appliance."})
+    group_id: str | None = field(
+        default=None, metadata={"doc": "The share group, whose consumers are given records of the same queue. Needed."}
+    )
+    auto_offset_reset: str = field(
+        default="latest", metadata={"doc": "Where a group begins on a topic that it has never read: latest or earliest. It is remembered."}
+    )
+    share_acknowledgement_mode: str = field(
+        default="implicit",
+        metadata={
+            "doc": "implicit: the next poll() accepts what the last one returned, unless acknowledge() was called for one of them; explicit: "
+            "what is not acknowledged comes again when its lock has passed."
+        },
+    )
+    max_poll_records: int = _as_consumers("max_poll_records")
+    session_timeout_ms: int = _as_consumers("session_timeout_ms")
+    heartbeat_interval_ms: int = _as_consumers("heartbeat_interval_ms")
+    fetch_max_bytes: int = _as_consumers("fetch_max_bytes")
+    max_partition_fetch_bytes: int = _as_consumers("max_partition_fetch_bytes")
+    fetch_max_wait_ms: int = _as_consumers("fetch_max_wait_ms")
+    request_timeout_ms: int = _as_consumers("request_timeout_ms")
+    retry_backoff_ms: int = _as_consumers("retry_backoff_ms")
+    max_unpacked_batch_bytes: int = _as_consumers("max_unpacked_batch_bytes")
+    check_batches: bool = _as_consumers("check_batches")
+    dead_letter_timeout_ms: int = _number(10_000, "How long poll() and commit() try to write to the dead-letter topic, ms.", 1)
+    client_id: str = field(default="tailrace-share-consumer", metadata={"doc": "Name in the appliance's log."})
+    key_deserializer: Any = _as_consumers("key_deserializer")
+    value_deserializer: Any = _as_consumers("value_deserializer")
+
+    def __post_init__(self) -> None:
+        _check_kinds(self)
+        _check_callables(self, "key_deserializer", "value_deserializer")
+        if self.group_id is None:
+            raise InvalidSettingError("a ShareConsumer needs group_id: consumers with the same one share the records")
+        _check_name("group_id", self.group_id)
+        if self.auto_offset_reset not in ("earliest", "latest"):
+            raise InvalidSettingError(f"auto_offset_reset is {self.auto_offset_reset!r}; allowed are earliest and latest")
+        if self.share_acknowledgement_mode not in ("implicit", "explicit"):
+            raise InvalidSettingError(
+                f"share_acknowledgement_mode is {self.share_acknowledgement_mode!r}; allowed are implicit and explicit"
+            )
+        if self.heartbeat_interval_ms >= self.session_timeout_ms:
+            raise InvalidSettingError(
+                f"heartbeat_interval_ms ({self.heartbeat_interval_ms}) must be less than session_timeout_ms ({self.session_timeout_ms})"
+            )
+
+    def for_reading(self) -> ConsumerSettings:
+        """The part that fetching needs."""
+        shared = {item.name for item in fields(self)} & _READING.keys() - {"group_id"}
+        return ConsumerSettings(**{name: getattr(self, name) for name in shared})
+
+
+class ShareConsumerOptions(TypedDict, total=False):
+    """`ShareConsumerSettings` as keyword arguments, for type checkers and editors."""
+
+    bootstrap_servers: str | list[str]
+    group_id: str
+    auto_offset_reset: str
+    share_acknowledgement_mode: str
+    max_poll_records: int | str
+    session_timeout_ms: int | str
+    heartbeat_interval_ms: int | str
+    fetch_max_bytes: int | str
+    max_partition_fetch_bytes: int | str
+    fetch_max_wait_ms: int | str
+    request_timeout_ms: int | str
+    retry_backoff_ms: int | str
+    max_unpacked_batch_bytes: int | str
+    check_batches: bool
+    dead_letter_timeout_ms: int | str
+    client_id: str
+    key_deserializer: Any
+    value_deserializer: Any
