@@ -1,8 +1,8 @@
 """The catalog: topics, partitions, schemas and producer ids in one SQLite database.
 
 Owner: the coordinator, alone. The database (WAL, synchronous=FULL) is the only home of what is decided; every other process is told.
-Invariants: what a method has answered is on the disk; slots are unique among topics that exist; versions grow; a producer id and a schema id are given
-    once. What the database refuses raises StorageError or DiskFullError, and nothing was decided.
+Invariants: what a method has answered is on the disk (within a step: when that is committed); slots are unique among topics that exist; versions grow; a
+    producer id and a schema id are given once. What the database refuses raises StorageError or DiskFullError, and nothing was decided.
 Bounds: SCHEMA_BYTES_MAX of schemas in all, PRODUCERS_MAX producer ids that are remembered.
 Crash: SQLite's own recovery. A topic in state `changing` was told to the workers but perhaps not heard: the coordinator tells it again
 at start. What becomes of a database that is missing or damaged: `appliance.catalog_recovery`.
@@ -10,6 +10,7 @@ at start. What becomes of a database that is missing or damaged: `appliance.cata
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from collections import Counter
@@ -20,8 +21,11 @@ from typing import Any
 
 import orjson
 
+from appliance.step_commit import Database, Done, Effects, Failed, Transaction
 from tailrace.delays import delay_log_name
-from tailrace.errors import DiskFullError, InvalidSchemaError, StorageError
+from tailrace.errors import DiskFullError, InvalidSchemaError, StorageError, TailraceError
+
+logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 3
 PRODUCER_EPOCH_MAX = 32767
@@ -118,7 +122,10 @@ class Catalog:
         self._slot_count = slot_count
         self._random_bytes = random_bytes
         self._usable_dirs: list[int] = [0]
-        self._db = sqlite3.connect(path, isolation_level=None, uri=path.startswith("file:"), timeout=LOCKED_TIMEOUT_S)
+        self._db: Database = sqlite3.connect(
+            path, isolation_level=None, uri=path.startswith("file:"), timeout=LOCKED_TIMEOUT_S, factory=Database
+        )
+        self._effects = Effects()
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
@@ -133,7 +140,7 @@ class Catalog:
     def _upgrade(self, path: str) -> None:
         found = self._meta("schema_version", SCHEMA_VERSION)
         if found == 2:  # before delays
-            with _Transaction(self._db):
+            with Transaction(self._db):
                 self._db.execute("ALTER TABLE topics ADD COLUMN delay_of BLOB NOT NULL DEFAULT x''")
                 self._db.execute("UPDATE meta SET value = 3 WHERE name = 'schema_version'")
             found = 3
@@ -151,7 +158,7 @@ class Catalog:
         return max(self._slots, default=-1) + 1
 
     @property
-    def database(self) -> sqlite3.Connection:
+    def database(self) -> Database:
         """For what lies beside topics in the same database (`appliance.leases`)."""
         return self._db
 
@@ -169,7 +176,7 @@ class Catalog:
 
     def register_dirs(self, directories: list[tuple[str, str]]) -> list[int]:
         """Give every configured directory, (identity, path), its number; returns them in that order. Raises MissingDirectoryError, sqlite3.Error."""
-        with _Transaction(self._db):
+        with Transaction(self._db):
             for directory_id, path in directories:
                 self._db.execute(
                     "INSERT INTO data_dirs VALUES ((SELECT coalesce(max(number) + 1, 0) FROM data_dirs), ?, ?)"
@@ -188,11 +195,43 @@ class Catalog:
             raise MissingDirectoryError(f"data_dirs lacks {held}; list every directory that holds partitions, or delete the topics first")
         return self._usable_dirs
 
+    # ---- steps -----------------------------------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """From here on all changes are one transaction, until `commit_step`."""
+        self._db.is_in_step = True
+
+    def afterwards(self, done: Done, failed: Failed) -> None:
+        """When what was changed is on the disk, `done`; if it cannot be kept, `failed` with the reason. Outside a step: `done`, now."""
+        if self._db.is_in_step:
+            self._effects.add(done, failed)
+        else:
+            done()
+
+    def commit_step(self, caught: Callable[[str, Exception], str]) -> bool:
+        """Keep what the step has changed, or undo it, and have everyone told who waits for that; returns whether something was kept. Raises nothing."""
+        error: TailraceError | None = None
+        has_changed = False
+        try:
+            with _refusals():
+                has_changed = self._db.commit_step()
+        except (StorageError, DiskFullError) as refusal:
+            error = refusal
+            self._read_slots()
+        self._effects.run(error, caught)
+        return has_changed
+
+    def _read_slots(self) -> None:
+        try:
+            self._slots = {slot for (slot,) in self._db.execute("SELECT slot FROM partitions")}
+        except sqlite3.Error:
+            logger.exception("slots_not_read: those of topics that were not kept stay taken until the next start")
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """What is decided in the block is decided as a whole, or not at all."""
         try:
-            with _refusals(), _Transaction(self._db):
+            with _refusals(), Transaction(self._db):
                 yield
         except BaseException:
             self._slots = {slot for (slot,) in self._db.execute("SELECT slot FROM partitions")}
@@ -228,7 +267,7 @@ class Catalog:
         be free.
         """
         topic_id = self._random_bytes(16)
-        with _refusals(), _Transaction(self._db):
+        with _refusals(), Transaction(self._db):
             self._db.execute(
                 "INSERT INTO topics VALUES (?, ?, 'changing', 1, ?, ?, ?, ?, ?)",
                 (topic_id, name, int(typed), self._schema_id(schema), orjson.dumps(given).decode(), now_us, delay_of),
@@ -278,7 +317,7 @@ class Catalog:
 
     def restore_topic(self, topic: Topic) -> None:
         """Take in a topic that was decided before (see `appliance.catalog_recovery`), its slots included. Raises sqlite3.Error."""
-        with _Transaction(self._db):
+        with Transaction(self._db):
             self._db.execute("INSERT OR IGNORE INTO schemas VALUES (?, ?)", (topic.schema_id, topic.schema))
             self._db.execute(
                 "INSERT INTO topics VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -296,7 +335,7 @@ class Catalog:
 
     def alter_topic(self, topic: Topic, given: dict[str, Any], partitions: int) -> Topic:
         """Decide new settings and more partitions, in state `changing`. Raises CatalogFullError."""
-        with _refusals(), _Transaction(self._db):
+        with _refusals(), Transaction(self._db):
             self._db.execute(
                 "UPDATE topics SET settings = ?, version = version + 1, state = 'changing' WHERE topic_id = ?",
                 (orjson.dumps(given).decode(), topic.topic_id),
@@ -307,7 +346,7 @@ class Catalog:
 
     def delete_records(self, topic: Topic, before: dict[int, int]) -> Topic:
         """Decide that records below these offsets go: partition -> offset."""
-        with _refusals(), _Transaction(self._db):
+        with _refusals(), Transaction(self._db):
             for partition, offset in before.items():
                 self._db.execute(
                     "UPDATE partitions SET delete_before = max(delete_before, ?) WHERE topic_id = ? AND partition = ?",
@@ -318,13 +357,13 @@ class Catalog:
 
     def mark_deleting(self, topic: Topic) -> Topic:
         """Decide that a topic goes: its next version, in state `deleting`. Raises StorageError, DiskFullError."""
-        with _refusals():
+        with _refusals(), Transaction(self._db):
             self._db.execute("UPDATE topics SET state = 'deleting', version = version + 1 WHERE topic_id = ?", (topic.topic_id,))
         return self._known(topic.name)
 
     def mark_active(self, topic: Topic) -> None:
         """This version of the topic is carried out; a later one may be decided already."""
-        with _refusals():
+        with _refusals(), Transaction(self._db):
             self._db.execute(
                 "UPDATE topics SET state = 'active' WHERE topic_id = ? AND state = 'changing' AND version = ?",
                 (topic.topic_id, topic.version),
@@ -332,7 +371,7 @@ class Catalog:
 
     def forget(self, topic_id: bytes) -> None:
         """The topic's files are gone: its slots are free, and its schema is when no other topic has it."""
-        with _refusals(), _Transaction(self._db):
+        with _refusals(), Transaction(self._db):
             gone = {slot for (slot,) in self._db.execute("SELECT slot FROM partitions WHERE topic_id = ?", (topic_id,))}
             self._db.execute("DELETE FROM topics WHERE topic_id = ?", (topic_id,))
             self._db.execute("DELETE FROM schemas WHERE schema_id NOT IN (SELECT schema_id FROM topics)")
@@ -342,7 +381,7 @@ class Catalog:
 
     def new_producer(self) -> tuple[int, int]:
         """A producer id never given before, and its first epoch, 0."""
-        with _refusals(), _Transaction(self._db):
+        with _refusals(), Transaction(self._db):
             cursor = self._db.execute("INSERT INTO producers (epoch) VALUES (0)")
             assert cursor.lastrowid is not None
             self._db.execute("DELETE FROM producers WHERE producer_id <= ?", (cursor.lastrowid - PRODUCERS_MAX,))
@@ -350,7 +389,7 @@ class Catalog:
 
     def next_epoch(self, producer_id: int, epoch: int) -> tuple[int, int]:
         """A higher epoch of a known producer; a new id where it is unknown or its epochs are used up."""
-        with _refusals():
+        with _refusals(), Transaction(self._db):
             row = self._db.execute("SELECT epoch FROM producers WHERE producer_id = ?", (producer_id,)).fetchone()
             if row is None or max(row[0], epoch) >= PRODUCER_EPOCH_MAX:
                 return self.new_producer()
@@ -370,25 +409,3 @@ def _topic(row: Any, partitions: Iterable[PartitionRow]) -> Topic:
     topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of = row
     given = orjson.loads(settings)
     return Topic(topic_id, name, state, version, bool(typed), schema_id, message, given, tuple(partitions), created_us, delay_of)
-
-
-class _Transaction:
-    """BEGIN IMMEDIATE ... COMMIT, or ROLLBACK when the block raises or COMMIT does: the next change must find none open. Within another it is part of that."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-        self._is_part = db.in_transaction
-
-    def __enter__(self) -> None:
-        if not self._is_part:
-            self._db.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: object, *_rest: object) -> None:
-        if self._is_part:
-            return
-        try:
-            if kind is None:
-                self._db.execute("COMMIT")
-        finally:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")

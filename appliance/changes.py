@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from appliance.catalog import Catalog, CatalogFullError, Topic
@@ -129,7 +130,11 @@ class Changes:
 
     def step(self, now_ns: int) -> int:
         """Decide some entries, finish what is carried out; returns how much was done."""
-        return self._decide_some() + self._finish(now_ns)
+        return self.decide_and_note(now_ns) + self.answer(now_ns)
+
+    def decide_and_note(self, now_ns: int) -> int:
+        """What of a step changes the catalog: decide some entries, note what is carried out. `answer` follows, behind the commit."""
+        return self._decide_some() + self._note_what_is_over(now_ns)
 
     # ---- deciding --------------------------------------------------------------------------------------------------------------------
 
@@ -170,23 +175,55 @@ class Changes:
             self._check_offsets(change, item)
             decided = self._decide_by[change.api](item, change.validate_only)
             if decided:
-                crash_point("coordinator.after_decision")
-            self._topics.update({topic.name: topic for topic in decided})
-            for topic in decided:
-                _, results = change.pending.get(topic.topic_id, (topic, []))
-                change.pending[topic.topic_id] = topic, [*results, result]
-                self._telling.placement.give(topic)
-                if topic.state == "deleting":
-                    self._telling.tell_readers(topic)  # before the files go: nothing more is sent there
-                self._telling.tell_workers(topic, revive=bool(item.get("online")))
+                self._take_up(change, result, decided, revive=bool(item.get("online")))
         except TailraceError as error:
             result.update(code=int(error.code), message=shown_text(error.detail))
         except CatalogFullError as error:
             result.update(code=int(ErrorCode.INVALID_SETTING), message=str(error))
         except Exception as error:  # the boundary of one entry
-            sentence = self._boundary.caught(f"api={change.api.name} topic={result['name']!r}", error)
-            result.update(code=int(ErrorCode.INTERNAL_ERROR), message=sentence)
-            self._take_up_what_is_decided()
+            self._fail(change, result, error)
+
+    def _take_up(self, change: Change, result: dict[str, Any], decided: list[Topic], *, revive: bool) -> None:
+        """Entries that follow see the decision; the others hear of it when it is committed."""
+        topics_before = {topic.name: self._topics.get(topic.name) for topic in decided}
+        pending_before = {topic.topic_id: change.pending.get(topic.topic_id) for topic in decided}
+
+        def tell() -> None:
+            crash_point("coordinator.after_decision")
+            try:
+                for topic in decided:
+                    if topic.state == "deleting":
+                        self._telling.tell_readers(topic)  # before the files go: nothing more is sent there
+                    self._telling.tell_workers(topic, revive=revive)
+            except Exception as error:  # the boundary of one entry
+                self._fail(change, result, error)
+
+        def forget(refusal: TailraceError) -> None:
+            for topic in decided:
+                old = self._topics.pop(topic.name)
+                before = topics_before[topic.name]
+                if before is not None:
+                    self._topics[topic.name] = before
+                added = old.partitions[len(before.partitions) if before is not None and before.topic_id == topic.topic_id else 0 :]
+                self._telling.placement.take_back(replace(topic, partitions=added))
+                pending = pending_before[topic.topic_id]
+                if pending is None:
+                    change.pending.pop(topic.topic_id, None)
+                else:
+                    change.pending[topic.topic_id] = pending
+            result.update(code=int(refusal.code), message=shown_text(refusal.detail))
+
+        self._topics.update({topic.name: topic for topic in decided})
+        for topic in decided:
+            _, results = change.pending.get(topic.topic_id, (topic, []))
+            change.pending[topic.topic_id] = topic, [*results, result]
+            self._telling.placement.give(topic)
+        self._catalog.afterwards(tell, forget)
+
+    def _fail(self, change: Change, result: dict[str, Any], error: Exception) -> None:
+        sentence = self._boundary.caught(f"api={change.api.name} topic={result['name']!r}", error)
+        result.update(code=int(ErrorCode.INTERNAL_ERROR), message=sentence)
+        self._take_up_what_is_decided()
 
     @staticmethod
     def _check_offsets(change: Change, item: dict[str, Any]) -> None:
@@ -205,16 +242,24 @@ class Changes:
 
     # ---- carrying out ----------------------------------------------------------------------------------------------------------------
 
-    def _finish(self, now_ns: int) -> int:
+    def _note_what_is_over(self, now_ns: int) -> int:
         count = 0
         if self._late and now_ns >= self._retry_at_ns:
             for topic in [topic for topic in self._late.values() if self._is_over(topic)]:
                 del self._late[topic.topic_id]
                 self._complete(topic, [], now_ns)
+                count += 1
         for change in [change for change in self._changes if change.is_decided]:
             for topic, results in [pending for pending in change.pending.values() if self._is_over(pending[0])]:
                 del change.pending[topic.topic_id]
                 self._complete(topic, results, now_ns)
+                count += 1
+        return count
+
+    def answer(self, now_ns: int) -> int:
+        """Requests of which everything is carried out and noted, and those that took too long; returns how many."""
+        count = 0
+        for change in [change for change in self._changes if change.is_decided]:
             for topic, results in [pending for pending in change.pending.values() if self._telling.placement.lacks_memory(pending[0])]:
                 del change.pending[topic.topic_id]
                 self._late[topic.topic_id] = topic
@@ -245,16 +290,20 @@ class Changes:
     def _complete(self, topic: Topic, results: list[dict[str, Any]], now_ns: int) -> None:
         """A decision is carried out. A catalog that refuses to say so is asked again, and the requester is told."""
         crash_point("coordinator.after_apply")
-        try:
-            self._note(topic, results)
-        except TailraceError as error:
+
+        def not_noted(error: TailraceError) -> None:
             logger.error("change_not_noted topic=%s version=%d error=%r", topic.name, topic.version, error.detail)
             self._late[topic.topic_id] = topic
             self._retry_at_ns = now_ns + RETRY_NS
             for result in results:
                 result.update(code=int(error.code), message=shown_text(error.detail))
 
-    def _note(self, topic: Topic, results: list[dict[str, Any]]) -> None:
+        try:
+            self._note(topic, results, not_noted)
+        except TailraceError as error:
+            not_noted(error)
+
+    def _note(self, topic: Topic, results: list[dict[str, Any]], not_noted: Callable[[TailraceError], None]) -> None:
         """Raises StorageError, DiskFullError."""
         if self._is_gone(topic):
             for result in results:
@@ -262,12 +311,19 @@ class Changes:
             return
         if topic.state == "deleting":
             self._catalog.forget(topic.topic_id)
-            del self._topics[topic.name]
-            self._telling.placement.take_back(topic)
-            logger.info("topic_deleted topic=%s", topic.name)
+            self._catalog.afterwards(lambda: self._forget(topic), not_noted)
             return
         self._catalog.mark_active(topic)
         known = self._catalog.topic(topic.name)
+        self._catalog.afterwards(lambda: self._tell_finished(topic, known, results), not_noted)
+
+    def _forget(self, topic: Topic) -> None:
+        if not self._is_gone(topic):
+            del self._topics[topic.name]
+            self._telling.placement.take_back(topic)
+            logger.info("topic_deleted topic=%s", topic.name)
+
+    def _tell_finished(self, topic: Topic, known: Topic | None, results: list[dict[str, Any]]) -> None:
         if known is not None and known.version == topic.version:  # else there is a later decision: with that one
             self._topics[topic.name] = known
             self._telling.tell_readers(known)

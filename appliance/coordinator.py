@@ -2,8 +2,9 @@
 
 Owner: the catalog (SQLite); in shared memory the lanes that lead from it, and who has been fed (`appliance.telling`).
 Waits on its doorbell: requests come from the fronts over lanes, like everything between processes (docs/adr/0001).
-Invariants: a request is consumed before it is looked at, and whatever it holds is answered with a code and a sentence; a decision is on the disk before
-    anyone is told; a client is answered when the flusher has carried the decision out (its slot in the partition table shows the version).
+Invariants: a request is consumed before it is looked at, and whatever it holds is answered with a code and a sentence; a step commits once for all that it
+    took in; a decision is on the disk before anyone is told; a client is answered when the flusher has carried the decision out (its slot in the partition
+    table shows the version).
 Bounds: of a front that does not take its answers, no more requests are read than ANSWERS_MAX; see `appliance.changes` for the rest.
 Crash: decisions in state `changing` or `deleting` are told again at start; telling twice changes nothing. Requests that were read but not
     answered are given up by their fronts, which see that another coordinator runs.
@@ -16,6 +17,8 @@ from __future__ import annotations
 import logging
 import sys
 from typing import Any
+
+import orjson
 
 from appliance.catalog import Catalog, MissingDirectoryError, Topic
 from appliance.catalog_recovery import CatalogBusyError, CatalogUnusableError, live_slots, open_catalog
@@ -31,6 +34,7 @@ from appliance.surroundings import Machine, Surroundings
 from appliance.telling import Sizes, Telling
 from appliance.topic_decisions import TopicDecisions, is_whole
 from shm.catalog_messages import LaneKind
+from shm.control import ProcessSlot
 from shm.crash_points import crash_point
 from shm.lane import LaneReader
 from shm.layout import ProcessWord, Role
@@ -58,6 +62,7 @@ class Coordinator:
         telling: Telling,
         decisions: TopicDecisions,
         description: ClusterDescription,
+        slot: ProcessSlot,
         boundary: Boundary,
         incoming: dict[int, LaneReader],
         answer_max: int,
@@ -68,6 +73,7 @@ class Coordinator:
         self._telling = telling
         self._decisions = decisions
         self._description = description
+        self._slot = slot
         self._boundary = boundary
         self._incoming = incoming
         self._answer_max = answer_max
@@ -82,21 +88,26 @@ class Coordinator:
     # ---- agent -----------------------------------------------------------------------------------------------------------------------
 
     def step(self, now_ns: int) -> int:
-        """One turn of the loop: feeds, requests, decisions that are carried out, what waits for lanes."""
+        """One turn of the loop: feeds, requests, decisions that are carried out, one commit for all of them, what waits for lanes."""
         self._now_ns = now_ns
         work = self._telling.connect_workers() + self._telling.connect_groups()
         work += self._telling.feed(hold_readers=self._changes.is_inheriting(now_ns))
+        self._catalog.begin_step()
         for front, lane in self._incoming.items():
-            answers = self._telling.to(Role.FRONT, front).queue
-            while len(answers) < ANSWERS_MAX and (message := lane.peek()) is not None:
+            room = ANSWERS_MAX - len(self._telling.to(Role.FRONT, front).queue)
+            while room > 0 and (message := lane.peek()) is not None:
                 requester, api, payload = Requester(front, message.session, message.correlation_id), message.slot, bytes(message.payload)
                 kind = message.kind
                 lane.advance(message)
                 lane.consume()  # first: whatever comes of it, it is not read again
                 work += 1
+                room -= 1
                 if kind == LaneKind.REQUEST:
                     self._handle(requester, api, payload)
-        work += self._changes.step(now_ns) + self._leases.answer_taken(now_ns)
+        work += self._changes.decide_and_note(now_ns)
+        if self._catalog.commit_step(self._boundary.caught):
+            self._slot.store(ProcessWord.COMMIT_COUNT, self._slot.load(ProcessWord.COMMIT_COUNT) + 1)
+        work += self._changes.answer(now_ns) + self._leases.answer_taken(now_ns)
         return work + self._telling.send(now_ns)
 
     def has_more(self) -> bool:
@@ -124,33 +135,44 @@ class Coordinator:
                 self._changes.take(requester, Api(api), payload, self._now_ns)
                 return
             if api == Api.LEASE_OFFSETS:
-                self._leases.take(requester, decode_json(payload), self._now_ns)
+                failed = self._leases.take(requester, decode_json(payload), self._now_ns)
+                self._catalog.afterwards(lambda: None, failed)
+                return
+            if api == Api.INIT_PRODUCER_ID:
+                self._init_producer(requester, decode_json(payload))
                 return
             code, body = encode_reply(ErrorCode.OK, self._answer(api, decode_json(payload)), self._answer_max)
         except TailraceError as error:
             code, body = error.code, encode_error(error.detail)
         except Exception as error:  # the boundary of one request
             code, body = ErrorCode.INTERNAL_ERROR, encode_error(self._boundary.caught(f"api={api} session={requester.session}", error))
-        self._telling.answer(requester.front, requester.session, requester.correlation_id, code, body)
+        self._send(requester, code, body)
 
     def _answer(self, api: int, request: dict[str, Any]) -> dict[str, Any]:
         """Raises TailraceError."""
-        if api == Api.INIT_PRODUCER_ID:
-            return self._init_producer(request)
         if api == Api.DESCRIBE_CLUSTER:
             return self._description.describe(request)
         raise TailraceError(f"API {api} is not the coordinator's", ErrorCode.UNKNOWN_API)
 
-    def _init_producer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _init_producer(self, requester: Requester, request: dict[str, Any]) -> None:
+        """Answered when it is committed. Raises TailraceError."""
         producer_id, epoch = request.get("producer_id"), request.get("producer_epoch", 0)
         if producer_id is None:
             producer_id, epoch = self._catalog.new_producer()
-            crash_point("coordinator.after_producer_id")
         elif is_whole(producer_id, 0, 2**62) and is_whole(epoch, -1, 32767):
             producer_id, epoch = self._catalog.next_epoch(producer_id, epoch)
         else:
             raise InvalidRequestError("producer_id and producer_epoch must be whole numbers")
-        return {"producer_id": producer_id, "producer_epoch": epoch}
+        body = orjson.dumps({"producer_id": producer_id, "producer_epoch": epoch})
+
+        def kept() -> None:
+            crash_point("coordinator.after_producer_id")
+            self._send(requester, ErrorCode.OK, body)
+
+        self._catalog.afterwards(kept, lambda error: self._send(requester, error.code, encode_error(error.detail)))
+
+    def _send(self, requester: Requester, code: ErrorCode, body: bytes) -> None:
+        self._telling.answer(requester.front, requester.session, requester.correlation_id, code, body)
 
 
 def build(context: ProcessContext, catalog: Catalog, dir_numbers: list[int], machine: Machine) -> Coordinator:
@@ -197,7 +219,7 @@ def build(context: ProcessContext, catalog: Catalog, dir_numbers: list[int], mac
     coordinator = Coordinator(
         catalog=catalog, topics=topics, telling=telling, decisions=decisions, leases=leases,
         description=ClusterDescription(topics, telling, surroundings, spec.instance, answer_max),
-        boundary=Boundary(context.slot), incoming={f: context.lane_reader(process_name(Role.FRONT, f)) for f in range(front_count)},
+        slot=context.slot, boundary=Boundary(context.slot), incoming={f: context.lane_reader(process_name(Role.FRONT, f)) for f in range(front_count)},
         answer_max=answer_max, start_ns=context.clock.monotonic_ns(),
     )  # fmt: skip
     context.report_ready()

@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, TypeGuard, TypeVar
 import orjson
 
 from appliance.catalog import PartitionRow, Topic
+from appliance.step_commit import Database, Transaction
 from shm.lane import LaneWriter
 from shm.partition_table import PartitionTable
 from tailrace.errors import DiskFullError, InvalidRequestError, StorageError, TailraceError
@@ -70,7 +71,7 @@ class Leases(Generic[AWay]):
 
     def __init__(
         self,
-        database: sqlite3.Connection,
+        database: Database,
         now_us: Callable[[], int],
         existing: Callable[[dict[str, Any]], Topic],
         flusher_of: Callable[[PartitionRow], AWay],
@@ -96,8 +97,10 @@ class Leases(Generic[AWay]):
 
     # ---- requests --------------------------------------------------------------------------------------------------------------------
 
-    def take(self, requester: Any, request: dict[str, Any], now_ns: int) -> None:
-        """Keep what a LEASE_OFFSETS request asks for, and tell the flushers. Raises InvalidRequestError, UnknownTopicError, StorageError, DiskFullError."""
+    def take(self, requester: Any, request: dict[str, Any], now_ns: int) -> Callable[[TailraceError], None]:
+        """Keep what a LEASE_OFFSETS request asks for, and tell the flushers; returns what to call when the transaction that this is part of could not be
+        committed. Raises InvalidRequestError, UnknownTopicError, StorageError, DiskFullError.
+        """
         name, ttl_ms = request.get("lease"), request.get("ttl_ms")
         if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX:
             raise InvalidRequestError(f"a lease needs a name of 1 to {NAME_MAX} characters")
@@ -116,7 +119,14 @@ class Leases(Generic[AWay]):
             ways[way.index] = way
             self._put(way, row.slot, _payload(topic.topic_id, row, name, offset, ttl_ms))
         rows = [row for _, row, _ in wanted]
-        self._waiting.append(_Waiting(requester, rows, list(ways.values()), "partitions" in request, now_ns + ANSWER_TIMEOUT_NS))
+        waiting = _Waiting(requester, rows, list(ways.values()), "partitions" in request, now_ns + ANSWER_TIMEOUT_NS)
+        self._waiting.append(waiting)
+        return lambda error: self._give_up(waiting, error)
+
+    def _give_up(self, waiting: _Waiting[AWay], error: TailraceError) -> None:
+        """It is not on the disk. A flusher that hears of it keeps some records longer than it must."""
+        self._waiting.remove(waiting)
+        self._respond(waiting.requester, error.code, {"message": error.detail})
 
     def _checked(self, item: dict[str, Any]) -> tuple[Topic, PartitionRow, int]:
         topic = self._existing({"name": item.get("topic")})
@@ -131,8 +141,7 @@ class Leases(Generic[AWay]):
     def _keep(self, name: str, ttl_ms: int, wanted: list[tuple[Topic, PartitionRow, int]]) -> None:
         now_us = self._now_us()
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
+            with Transaction(self._db):
                 self._db.execute("DELETE FROM leases WHERE ends_us <= ?", (now_us,))
                 keys = [(topic.topic_id, row.partition, name) for topic, row, _ in wanted]
                 self._db.executemany("DELETE FROM leases WHERE topic_id = ? AND partition = ? AND name = ?", keys)
@@ -141,10 +150,6 @@ class Leases(Generic[AWay]):
                     ends_us = now_us + ttl_ms * 1000
                     rows = [(*key, offset, ttl_ms, ends_us) for key, (_, _, offset) in zip(keys, wanted, strict=True)]
                     self._db.executemany("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?)", rows)
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
                 raise DiskFullError("a lease cannot be kept: the catalog's disk is full") from error

@@ -10,6 +10,7 @@ Invariants: within a partition records come in offset order, each once, from the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import length_hint
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -100,7 +101,10 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
         self._iterating: Iterator[Record] | None = None
         if names:
             try:
-                self.subscribe(names)
+                if self._group is None:
+                    self._read_all_of(names)
+                else:
+                    self.subscribe(names)
             except BaseException:
                 self.close()
                 raise
@@ -415,20 +419,25 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
                 yield from iterator
             finally:
                 if self._iterating is iterator and not self._closed:
-                    self._give_back(iterator)
+                    self._give_back(records, iterator)
 
-    def _give_back(self, records: Iterable[Record]) -> None:
-        """What was not taken of an iteration is handed out again, unless it has been given up or moved meanwhile."""
+    def _give_back(self, records: list[Record], iterator: Iterator[Record]) -> None:
+        """What was not taken of an iteration is handed out again, unless its partition has been given up or moved meanwhile."""
+        taken = len(records) - length_hint(iterator)
         first: dict[TopicPartition, int] = {}
         last: dict[TopicPartition, int] = {}
-        for record in records:
+        for record in iterator:
             key = TopicPartition(record.topic, record.partition)
             first.setdefault(key, record.offset)
             last[key] = record.offset
         for key, offset in first.items():
             cursor = self._reading.cursors.get(key)
             if cursor is not None and cursor.position is not None and cursor.position > last[key]:
+                epoch = cursor.taken_epoch
                 self.seek(key, offset)
+                cursor.taken_epoch = epoch
+        if self._group is not None:
+            self._group.left_iteration(records[max(0, taken - 1) : taken])
 
     def metrics(self) -> dict[str, int]:
         """Counters since construction: records_consumed, batches_consumed, bytes_consumed, fetches."""

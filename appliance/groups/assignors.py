@@ -107,7 +107,7 @@ def _kept(
         view = members[member_id]
         mine = [
             (topic, partition)
-            for topic, partition in sorted(view.owned)
+            for topic, partition in sorted(set(view.owned))
             if topic in view.topics and 0 <= partition < topics.get(topic, 0) and (topic, partition) not in taken
         ]
         kept[member_id] = mine
@@ -130,21 +130,19 @@ def _share_out(active: list[str], kept: dict[str, list[TopicPartition]], free: l
             larger_count -= quota > least
             spare.extend(mine[quota:])
             del mine[quota:]
-    spare.sort()
-    _deal(spare, active, kept, least)
-    _deal(spare, active, kept, least + 1)
-
-
-def _deal(spare: list[TopicPartition], takers: list[str], kept: dict[str, list[TopicPartition]], level: int) -> None:
-    """Deal from the front of `spare`, a partition to each taker in turn, until all of them have `level` or nothing is left."""
-    at = 0
-    waiting = [member_id for member_id in takers if len(kept[member_id]) < level]
-    while waiting and at < len(spare):
-        for member_id in waiting[: len(spare) - at]:
-            kept[member_id].append(spare[at])
-            at += 1
-        waiting = [member_id for member_id in waiting if len(kept[member_id]) < level]
-    del spare[:at]
+    # The least loaded first, and of equals the first in order; then one more to as many as it takes.
+    below = [(len(kept[one]), place, one) for place, one in enumerate(active) if len(kept[one]) < least]
+    heapq.heapify(below)
+    rest = iter(sorted(spare))
+    while below:
+        load, place, member_id = below[0]
+        kept[member_id].append(next(rest))
+        if load + 1 < least:
+            heapq.heapreplace(below, (load + 1, place, member_id))
+        else:
+            heapq.heappop(below)
+    for one, member_id in zip(rest, (member_id for member_id in active if len(kept[member_id]) == least), strict=False):
+        kept[member_id].append(one)
 
 
 class _Balance:

@@ -186,6 +186,12 @@ class GroupReading:
         """The last poll's records are handed out one by one."""
         self._iterating = records, iterator
 
+    def left_iteration(self, last: list[Record]) -> None:
+        """An iteration ended with this record; what followed it is handed out again."""
+        self._iterating = None
+        self._sought.clear()
+        self._handed_out = last
+
     def sought(self, key: TopicPartition) -> None:
         """The position was set by the caller."""
         self._sought.add(key)

@@ -10,6 +10,9 @@ from collections.abc import Callable
 
 import psutil
 
+from shm.control import Control
+from shm.layout import ProcessWord, RegionKind, Role
+from shm.region import Region
 from tailrace.formats.data_directory import read_identity
 from tailrace.private_appliance import EmbeddedAppliance
 
@@ -53,3 +56,13 @@ def shared_memory(appliance: EmbeddedAppliance) -> list[str]:
     assert identity is not None
     prefix = identity.prefix[1:]
     return [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]
+
+
+def commits_of(appliance: EmbeddedAppliance, role: Role) -> int:
+    """How many transactions the coordinator, or the process of groups, has committed."""
+    [name] = [name for name in shared_memory(appliance) if name.endswith("-control")]
+    region = Region.attach(f"/{name}", RegionKind.CONTROL)
+    try:
+        return Control(region).process(role, 0).load(ProcessWord.COMMIT_COUNT)
+    finally:
+        region.close()

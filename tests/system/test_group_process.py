@@ -15,17 +15,15 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from shm.control import Control
 from shm.crash_points import CRASH_POINT_VARIABLE, CRASH_POINTS
-from shm.layout import ProcessWord, RegionKind, Role
-from shm.region import Region
+from shm.layout import Role
 from tailrace import Producer
 from tailrace.private_appliance import EmbeddedAppliance
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
 from tests.kit.file_systems import small_file_system
 from tests.kit.orders import create, produce, read, start
-from tests.kit.processes import children, kill_and_wait_for_successor, shared_memory, wait_until
+from tests.kit.processes import children, commits_of, kill_and_wait_for_successor, shared_memory, wait_until
 from tests.kit.raw_client import RawClient
 from tests.kit.raw_members import RawMember, committed, insist, process_named
 
@@ -52,16 +50,6 @@ def joined(client: RawClient, group: str = "g", count: int = 4, **more: object) 
     member = RawMember(client, group, ["orders"], **more)
     member.settle(count)
     return member
-
-
-def commits_of(appliance: EmbeddedAppliance) -> int:
-    """How many transactions the process of groups has committed."""
-    [name] = [name for name in shared_memory(appliance) if name.endswith("-control")]
-    region = Region.attach(f"/{name}", RegionKind.CONTROL)
-    try:
-        return Control(region).process(Role.GROUPS, 0).load(ProcessWord.COMMIT_COUNT)
-    finally:
-        region.close()
 
 
 def test_an_appliance_without_groups_has_neither_process_nor_memory_for_them(own: EmbeddedAppliance, client: RawClient) -> None:
@@ -153,7 +141,7 @@ def test_killed_at_each_named_place_it_keeps_what_it_has_answered(tmp_path: path
 def test_commits_of_many_sessions_that_come_together_are_one_transaction(own: EmbeddedAppliance, client: RawClient) -> None:
     produce(own, 0, 10)
     joined(client)
-    before = commits_of(own)
+    before = commits_of(own, Role.GROUPS)
     with ExitStack() as stack:
         clients = [stack.enter_context(RawClient(own.address)) for _ in range(40)]
         pid = children(own)[GROUPS]
@@ -168,7 +156,7 @@ def test_commits_of_many_sessions_that_come_together_are_one_transaction(own: Em
         finally:
             os.kill(pid, signal.SIGCONT)
         assert {each.answer(number)[0] for each, number in asked} == {ErrorCode.OK}
-        assert commits_of(own) == before + 1
+        assert commits_of(own, Role.GROUPS) == before + 1
         assert {committed(clients[0], f"storm-{number}")["orders", 0] for number in range(40)} == {4}
 
 

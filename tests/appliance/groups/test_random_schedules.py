@@ -202,16 +202,18 @@ class Schedule:
         try:
             commits[self.bench.send(Api.COMMIT_OFFSETS, request, member.session)] = member, offsets
         except TailraceError as error:
-            assert error.code in REJOIN
+            if error.code not in REJOIN:
+                raise
             for one in everything:
                 assert self._owner(one) != member.member_id or epoch > self._server_epoch(member)
 
     def _server_epoch(self, member: Member) -> int:
-        group = self.bench.service._groups[GROUP]
+        group = self.bench.service._table.get(GROUP)
+        assert group is not None
         return group.members[member.member_id].epoch if member.member_id in group.members else -1
 
     def _owner(self, partition: Partition) -> str | None:
-        group = self.bench.service._groups.get(GROUP)
+        group = self.bench.service._table.get(GROUP)
         return None if group is None else group.owners.get(partition)
 
     def _take_commit(self, member: Member, offsets: dict[Partition, int], answer: Any) -> None:
@@ -226,13 +228,13 @@ class Schedule:
                 self.committed[partition] = offset
 
     def _is_known(self, member: Member) -> bool:
-        group = self.bench.service._groups.get(GROUP)
+        group = self.bench.service._table.get(GROUP)
         return member.is_joined and group is not None and member.member_id in group.members
 
     # ---- what must hold --------------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        group = self.bench.service._groups.get(GROUP)
+        group = self.bench.service._table.get(GROUP)
         if group is None:
             assert not self.committed
             return
@@ -259,7 +261,7 @@ class Schedule:
                 except (TailraceError, Refused) as error:
                     member.answered(error)
                 self.check()
-        group = self.bench.service._groups.get(GROUP)
+        group = self.bench.service._table.get(GROUP)
         live = [member for member in self.members if self._is_known(member)]
         assert len({member.instance_id for member in self.members if member.instance_id}) + sum(
             member.instance_id is None for member in self.members

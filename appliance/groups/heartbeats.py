@@ -1,0 +1,224 @@
+"""Heartbeats of consumer groups: members join, stay, subscribe anew and leave; each is told what it is to have.
+
+A heartbeat that changes nothing is answered at once, from what was made for the last one. All others wait until the step is settled: then each group
+that has changed gets one new target, whatever number of members joined, and the waiting members are answered one by one.
+
+Owner: the service.
+Invariants: a heartbeat without news costs no write and no look at other members. Each heartbeat has one answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import orjson
+
+from appliance.groups import membership
+from appliance.groups.assignor_plugins import Assignors
+from appliance.groups.group import ConsumerGroup
+from appliance.groups.limits import GroupLimits
+from appliance.groups.members import AWAY_EPOCH, REVOKING, Member, MemberSettings, by_topic
+from appliance.groups.messages import Partition, Requester, SessionKey, TopicsView
+from appliance.groups.outgoing import NOTHING, Outgoing
+from appliance.groups.requests import SHARE, shown
+from appliance.groups.table import GroupTable
+from tailrace.errors import TailraceError, UnknownMemberError
+from tailrace.protocol.wire import Api
+
+logger = logging.getLogger(__name__)
+
+
+class Heartbeats:
+    """All that members of consumer groups say of themselves."""
+
+    def __init__(
+        self, table: GroupTable, sessions: membership.Sessions, outgoing: Outgoing, topics: TopicsView, limits: GroupLimits, assignors: Assignors,
+        catalog_version: int,
+    ) -> None:  # fmt: skip
+        """`catalog_version`: above what any service before said."""
+        self._table = table
+        self._sessions = sessions
+        self._outgoing = outgoing
+        self._topics = topics
+        self._limits = limits
+        self._assignors = assignors
+        self._catalog_version = catalog_version
+        self._waiting: list[tuple[Requester, ConsumerGroup, Member, frozenset[Partition] | None]] = []
+
+    def try_quiet(self, requester: Requester, request: dict[str, Any], now_ns: int) -> bool:
+        """Answer a heartbeat that changes nothing and brings no news; False: it is another one."""
+        name, member_id = request.get("group"), request.get("member_id")
+        if type(name) is not str or type(member_id) is not str:
+            return False
+        group = self._table.get(name)
+        if group is None or group.is_dirty:
+            return False
+        member = group.members.get(member_id)
+        if (
+            member is None
+            or not member.quiet_answer
+            or member.quiet_version != self._catalog_version
+            or member.session != requester[:2]
+            or not member.epoch == group.epoch == request.get("member_epoch")
+            or request.get("topics") is not None
+            or request.get("owned") is not None
+            or request.get("kind") == SHARE
+            or request.get("follows_catalog", member.settings.follows_catalog) != member.settings.follows_catalog
+        ):
+            return False
+        member.last_heartbeat_ns = now_ns
+        self._outgoing.answer(requester, NOTHING, member.quiet_answer)
+        return True
+
+    # ---- joining and staying ---------------------------------------------------------------------------------------------------------
+
+    def join(self, requester: Requester, name: str, member_id: str, request: dict[str, Any], now_ns: int) -> None:
+        """A heartbeat with epoch 0. Raises TailraceError; nothing has changed then."""
+        settings, said = membership.joining_in(request, self._limits)
+        group = self._table.get(name)
+        membership.check_assignor(self._assignors, group, member_id, settings)
+        old = None
+        if group is None:
+            self._table.check_room(name)
+            group = self._table.create(name)
+        else:
+            old = membership.place_of_instance(group, member_id, settings, self._sessions.started_ns, now_ns)
+            if old is None and member_id not in group.members and len(group.members) >= self._limits.members_max:
+                raise membership.full(group)
+        self._table.change(group)
+        if settings.assignor is not None:
+            group.assignor = settings.assignor
+        self._wait(requester, group, self._joined(group, member_id, settings, old), said, now_ns)
+
+    def _joined(self, group: ConsumerGroup, member_id: str, settings: MemberSettings, old: Member | None) -> Member:
+        member = group.members.get(member_id)
+        if old is None and member is not None:
+            membership.join_again(group, member, settings)
+            return member
+        if old is not None:
+            if member is not None:  # it takes another instance id, and that one's place
+                self._sessions.forget(member)
+                group.remove(member, 0)
+            logger.info("group=%s instance=%s member=%s replaces=%s", group.name, settings.instance_id, member_id, old.member_id)
+            self._sessions.forget(old)
+            member = Member(member_id, settings)
+            group.replace(old, member)
+            return member
+        member = Member(member_id, settings)
+        group.add(member)
+        return member
+
+    def stay(self, requester: Requester, name: str, member_id: str, epoch: int, request: dict[str, Any], now_ns: int) -> None:
+        """A heartbeat with the member's epoch. Raises TailraceError."""
+        group = self._table.get(name)
+        if group is None:
+            raise UnknownMemberError(f"there is no group {shown(name)}: it was deleted, or never had a member")
+        member = membership.known_member(group, request, member_id)
+        said = membership.checked_heartbeat(member, epoch, request)
+        self._table.change(group)
+        membership.subscribe_anew(group, member, request)
+        self._wait(requester, group, member, said, now_ns)
+
+    def _wait(self, requester: Requester, group: ConsumerGroup, member: Member, said: frozenset[Partition] | None, now_ns: int) -> None:
+        self._sessions.heard(group.group_id, member, SessionKey(*requester[:2]), now_ns)
+        if said is not None:
+            member.reported = said
+        self._waiting.append((requester, group, member, said))
+
+    # ---- leaving ---------------------------------------------------------------------------------------------------------------------
+
+    def leave(self, requester: Requester, name: str, member_id: str, epoch: int, now_ns: int) -> None:
+        """A heartbeat with epoch -1 or -2. A member that there is not has left already. Raises InvalidRequestError."""
+        group = self._table.get(name)
+        member = None if group is None else group.members.get(member_id)
+        if group is not None and member is not None:
+            self._table.change(group)
+            if epoch == AWAY_EPOCH:
+                membership.go_away(group, member)
+                member.last_heartbeat_ns = now_ns
+            else:
+                self.remove(group, member, "it left")
+        self._outgoing.answer(requester, name, orjson.dumps({"member_id": member_id, "member_epoch": epoch}))
+
+    def remove(self, group: ConsumerGroup, member: Member, reason: str) -> None:
+        """The member is no member any more."""
+        logger.info("group=%s member=%s client=%s removed=%r", group.name, member.member_id, member.settings.client_id, reason)
+        self._table.change(group)
+        self._sessions.forget(member)
+        group.remove(member, self._table.wall_ms())
+
+    def expired(self, group_id: int, member: Member, now_ns: int) -> None:
+        """A member's timer fires."""
+        reason = membership.reason_to_remove(member, now_ns)
+        if reason:
+            self.remove(self._table.of_id(group_id), member, reason)
+        else:
+            self._sessions.watch(group_id, member)
+
+    # ---- news ------------------------------------------------------------------------------------------------------------------------
+
+    def topics_changed(self) -> None:
+        """Groups whose topics are others now are assigned anew; members that want to know are told."""
+        self._catalog_version += 1
+        for group in self._table:
+            if not group.members:
+                continue
+            subscribed = group.subscribed(self._topics)
+            if subscribed != group.signature:
+                self._table.change(group)
+                group.is_dirty = True
+            paused = membership.paused_of(subscribed, self._topics)
+            for member in group.members.values():
+                if paused != group.paused or member.settings.follows_catalog:
+                    self._push(group, member)
+            group.paused = paused
+
+    def _push(self, group: ConsumerGroup, member: Member) -> None:
+        """Ask a member to send a heartbeat now."""
+        if member.session is not None and member.closed_ns is None:
+            body = orjson.dumps({"group": group.name, "member_id": member.member_id})
+            self._outgoing.push(member.session, Api.GROUP_HEARTBEAT, body)
+
+    # ---- the end of a step -----------------------------------------------------------------------------------------------------------
+
+    def settle(self, now_ns: int) -> None:
+        """Compute targets, answer who waits, write what has changed. Raises StorageError, DiskFullError."""
+        groups = self._table.changed_groups()
+        for group in groups:
+            if group.is_dirty:
+                group.assign(self._topics, self._assignors)
+                group.paused = membership.paused_of(group.signature, self._topics)
+                for member in group.with_news():
+                    self._push(group, member)
+        waiting, self._waiting = self._waiting, []
+        for requester, group, member, said in waiting:
+            self._answer(requester, group, member, said, now_ns)
+        for group in groups:
+            for member_id in group.next_owners():
+                self._push(group, group.members[member_id])
+            self._table.write(group)
+
+    def _answer(self, requester: Requester, group: ConsumerGroup, member: Member, said: frozenset[Partition] | None, now_ns: int) -> None:
+        if group.members.get(member.member_id) is not member:  # removed behind its heartbeat, in the same step
+            self._outgoing.refuse(requester, UnknownMemberError(f"the group {group.name} has no member {member.member_id} any more"))
+            return
+        group.reconcile(member, said, now_ns)
+        self._sessions.watch(group.group_id, member)
+        answer: dict[str, Any] = {
+            "member_id": member.member_id, "member_epoch": member.epoch, "paused_topics": group.paused, "catalog_version": self._catalog_version,
+        }  # fmt: skip
+        is_confirmed = member.reported == member.assigned.keys() and member.state != REVOKING
+        is_quiet = is_confirmed and member.is_settled(group.epoch)
+        member.quiet_answer, member.quiet_version = (orjson.dumps(answer), self._catalog_version) if is_quiet else (b"", 0)
+        if said is not None or not is_confirmed:
+            answer["assignment"] = by_topic(member.assigned)
+            answer["topic_names"] = group.names_of(answer["assignment"], self._topics)
+        self._outgoing.answer(requester, group.name, orjson.dumps(answer))
+        self._outgoing.is_answered(SessionKey(*requester[:2]))
+
+    def rolled_back(self, error: TailraceError) -> None:
+        """Those who still waited are refused."""
+        waiting, self._waiting = self._waiting, []
+        for requester, *_ in waiting:
+            self._outgoing.refuse(requester, error)

@@ -1,0 +1,121 @@
+"""Requests that change committed offsets: commits of members and from outside, and what operators set.
+
+Owner: the service.
+Invariants: an entry is kept or is in the answer's `refused`, never both; entries of a request that is no request change nothing. A commit costs no read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+
+from appliance.groups import membership
+from appliance.groups.group import ConsumerGroup
+from appliance.groups.limits import GroupLimits
+from appliance.groups.members import Member
+from appliance.groups.messages import Partition, TopicsView
+from appliance.groups.offsets import Commit, OffsetBook, Refusal, entry_parts
+from appliance.groups.requests import entries_in, epoch_in, member_in, shown
+from appliance.groups.store import OffsetRow
+from appliance.groups.table import GroupTable
+from tailrace.errors import FencedMemberError, GroupNotEmptyError, UnknownMemberError
+from tailrace.protocol.errors import ErrorCode
+
+_NOTHING_REFUSED = b'{"refused":[]}'
+_NOBODY: Mapping[Partition, str] = {}
+
+
+class OffsetRequests:
+    """COMMIT_OFFSETS and ALTER_GROUP_OFFSETS."""
+
+    def __init__(
+        self, table: GroupTable, book: OffsetBook, topics: TopicsView, limits: GroupLimits, answer_max: int, wall_ms: Callable[[], int]
+    ) -> None:
+        self._table = table
+        self._book = book
+        self._topics = topics
+        self._limits = limits
+        self._answer_max = answer_max
+        self._wall_ms = wall_ms
+
+    def commit(self, name: str, request: dict[str, Any]) -> bytes:
+        """COMMIT_OFFSETS. Raises TailraceError when nothing of it is looked at."""
+        entries = entries_in(request)
+        group = self._table.get(name)
+        member, epoch = None, -1
+        if request.get("member_id") is not None:
+            member, epoch = self._member(group, name, request)
+        judge = self._judge({} if group is None else group.owners, member, epoch)
+        rows = [row for entry in entries if (row := judge.row(0, entry)) is not None]
+        self._keep(group, name, rows)
+        return self._answer(judge.refused)
+
+    def _member(self, group: ConsumerGroup | None, name: str, request: dict[str, Any]) -> tuple[Member, int]:
+        member_id, epoch = member_in(request), epoch_in(request)
+        if group is None:
+            raise UnknownMemberError(f"there is no group {shown(name)}")
+        member = membership.known_member(group, request, member_id)
+        if epoch > member.epoch:
+            raise FencedMemberError(f"the commit is of epoch {epoch}, the member's is {member.epoch}: it has joined again since")
+        return member, epoch
+
+    def _judge(self, owners: Mapping[Partition, str], member: Member | None, epoch: int) -> Commit:
+        return Commit(self._topics, self._limits, owners, member, epoch, self._wall_ms())
+
+    def _keep(self, group: ConsumerGroup | None, name: str, rows: list[OffsetRow]) -> None:
+        """A group that there is not is made for the first offset."""
+        if not rows:
+            return
+        if group is None:
+            self._table.check_room(name)
+            group = self._table.create(name)
+        self._table.change(group)
+        for row in rows:
+            self._book.put(row._replace(group_id=group.group_id))
+
+    def _answer(self, refused: list[Refusal]) -> bytes:
+        if not refused:
+            return _NOTHING_REFUSED
+        body = orjson.dumps({"refused": refused})
+        if len(body) > self._answer_max:  # the codes say it too
+            body = orjson.dumps({"refused": [[*refusal[:3], ""] for refusal in refused]})
+        return body
+
+    def alter(self, name: str, request: dict[str, Any]) -> bytes:
+        """ALTER_GROUP_OFFSETS: an operator sets or deletes offsets. Raises GroupNotEmptyError when the group has members."""
+        group = self._table.get(name)
+        if group is not None and group.members:
+            raise GroupNotEmptyError(f"the group {name} has {len(group.members)} members; none of its offsets were changed")
+        judge = self._judge(_NOBODY, None, -1)
+        rows: list[OffsetRow] = []
+        gone: list[Partition] = []
+        refused: list[Refusal] = []
+        for entry in entries_in(request):
+            topic, partition, offset, metadata = _alteration(entry)
+            found = self._topics.by_name(topic)
+            if offset is not None:
+                row = judge.row(0, [topic, partition, offset, -1, metadata])
+                if row is not None:
+                    rows.append(row)
+            elif found is None:
+                refused.append([topic, partition, int(ErrorCode.UNKNOWN_TOPIC), f"there is no topic {shown(topic)}"])
+            else:
+                gone.append((found.topic_id, partition))
+        self._keep(group, name, rows)
+        if group is not None and gone:
+            self._table.change(group)
+            for topic_id, partition in gone:
+                self._book.delete(group.group_id, topic_id, partition)
+        return self._answer(refused + judge.refused)
+
+
+def _alteration(entry: Any) -> tuple[str, int, int | None, str]:
+    """[topic, partition, offset or null, metadata?]. Raises InvalidRequestError."""
+    if isinstance(entry, list) and 3 <= len(entry) <= 4:
+        metadata = entry[3] if len(entry) == 4 else ""
+        topic, partition, offset, _, text = entry_parts([*entry[:2], 0 if entry[2] is None else entry[2], -1, metadata])
+        return topic, partition, None if entry[2] is None else offset, text
+    topic, partition, offset, _, text = entry_parts(None)  # raises, and says what an entry is
+    return topic, partition, offset, text

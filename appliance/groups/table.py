@@ -1,0 +1,133 @@
+"""The consumer groups in memory: read from the store, written back when a step is settled, read again when it was rolled back.
+
+Owner: the service.
+Invariants: a group is named in `changed` before anything in it is changed, until the change is kept or undone; all groups of the store are in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from appliance.groups.group import ConsumerGroup
+from appliance.groups.limits import GroupLimits
+from appliance.groups.membership import Sessions
+from appliance.groups.messages import TopicsView
+from appliance.groups.requests import CONSUMER, shown
+from appliance.groups.store import GroupStore
+from tailrace.errors import TailraceError
+from tailrace.protocol.errors import ErrorCode
+
+
+class GroupTable:
+    """All consumer groups."""
+
+    def __init__(
+        self, store: GroupStore, topics: TopicsView, limits: GroupLimits, sessions: Sessions, other_count: Callable[[], int], wall_ms: Callable[[], int]
+    ) -> None:  # fmt: skip
+        """`other_count`: how many groups there are of other kinds."""
+        self._store = store
+        self._topics = topics
+        self._limits = limits
+        self._sessions = sessions
+        self._other_count = other_count
+        self.wall_ms = wall_ms
+        self._by_name: dict[str, ConsumerGroup] = {}
+        self._by_id: dict[int, ConsumerGroup] = {}
+        self.changed: dict[int, str] = {}
+        """Groups that this step has changed, made or deleted: id -> name."""
+
+    def __iter__(self) -> Iterator[ConsumerGroup]:
+        return iter(self._by_name.values())
+
+    def get(self, name: str) -> ConsumerGroup | None:
+        return self._by_name.get(name)
+
+    def of_id(self, group_id: int) -> ConsumerGroup:
+        return self._by_id[group_id]
+
+    def load(self, now_ns: int) -> None:
+        """All groups of the store. Raises StorageError."""
+        rows: dict[int, list[Any]] = {}
+        for row in self._store.all_members():
+            rows.setdefault(row.group_id, []).append(row)
+        for group_row in self._store.groups(CONSUMER):
+            self._take_in(ConsumerGroup.of_rows(group_row, rows.get(group_row.group_id, ()), now_ns))
+
+    def _take_in(self, group: ConsumerGroup) -> None:
+        self._by_name[group.name] = self._by_id[group.group_id] = group
+        for member in group.members.values():
+            self._sessions.watch(group.group_id, member)
+
+    def change(self, group: ConsumerGroup) -> None:
+        """Something in the group is about to change."""
+        self.changed[group.group_id] = group.name
+
+    def changed_groups(self) -> list[ConsumerGroup]:
+        """Without those that were deleted."""
+        return [self._by_id[group_id] for group_id in self.changed if group_id in self._by_id]
+
+    def check_room(self, name: str) -> None:
+        """Raises TailraceError when there are as many groups as there may be."""
+        count = len(self._by_name) + self._other_count()
+        if count >= self._limits.groups_max:
+            detail = f"there are {count} groups, as many as groups.max allows: {shown(name)} was not made"
+            raise TailraceError(detail, ErrorCode.TOO_MANY_GROUPS)
+
+    def create(self, name: str) -> ConsumerGroup:
+        """A new group without members. Look for room before."""
+        group = ConsumerGroup(self._store.new_group_id(), name, self.wall_ms())
+        self.change(group)
+        self._take_in(group)
+        return group
+
+    def delete(self, group: ConsumerGroup) -> None:
+        """A group without members goes, with its offsets: those of the step are to be written before. Raises StorageError, DiskFullError."""
+        self.change(group)
+        self._store.delete_group(group.group_id)
+        del self._by_name[group.name], self._by_id[group.group_id]
+
+    def write(self, group: ConsumerGroup) -> None:
+        """The rows that have changed. Raises StorageError, DiskFullError."""
+        if group.touched:
+            there = [group.members[one] for one in group.touched if one in group.members]
+            gone = [(group.group_id, one) for one in group.touched if one not in group.members]
+            if gone:
+                self._store.delete_members(gone)
+            if there:
+                self._store.put_members([member.row(group.group_id) for member in there])
+            group.touched.clear()
+        if group.is_row_changed:
+            self._store.put_groups([group.row()])
+            group.is_row_changed = False
+
+    def kept(self) -> None:
+        """The step was committed."""
+        self.changed = {}
+
+    def rolled_back(self, now_ns: int) -> None:
+        """The groups that the step has changed are again as the disk has them. Raises StorageError."""
+        changed, self.changed = self.changed, {}
+        for group_id, name in changed.items():
+            self._reload(group_id, name, now_ns)
+
+    def _reload(self, group_id: int, name: str, now_ns: int) -> None:
+        known = {}
+        old = self._by_id.pop(group_id, None)
+        if old is not None:
+            known = old.members
+            for member in known.values():
+                self._sessions.forget(member)
+            del self._by_name[name]
+        row = self._store.group(group_id)
+        if row is None:
+            return
+        group = ConsumerGroup.of_rows(row, self._store.members(group_id), now_ns)
+        group.is_dirty = bool(group.members) and group.subscribed(self._topics) != group.signature
+        if group.is_dirty:
+            self.change(group)
+        self._take_in(group)
+        for member in group.members.values():
+            before = known.get(member.member_id)
+            if before is not None:
+                self._sessions.resume(group_id, member, before)
