@@ -296,6 +296,10 @@ def _spans(batch: Any) -> dict[TopicPartition, _Span]:
     for item in batch if parts is None else parts:  # type: ignore[union-attr]
         if not isinstance(item, Record if parts is None else TopicBatch):
             raise InvalidRequestError(f"a batch holds {item!r:.100}; it takes Records, or TopicBatches, and not both")
+        if hasattr(item, "delivery_count"):
+            raise InvalidRequestError(
+                "records of a share group come in no order, so there is no offset below which all are applied; ask DedupTable.first_time(record) of each"
+            )
         if isinstance(item, Record):
             first = last = item.offset
         elif len(item):

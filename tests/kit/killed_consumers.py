@@ -75,6 +75,12 @@ class Fate:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _connect(plan: Plan) -> sqlite3.Connection:
+    connection = sqlite3.connect(plan.path, timeout=60)
+    connection.execute("PRAGMA synchronous=OFF")  # what a killed process has written is in the page cache
+    return connection
+
+
 def _assigned(plan: Plan) -> Consumer:
     consumer = Consumer(bootstrap=plan.address, auto_offset_reset="earliest")
     consumer.assign([TopicPartition(plan.topic, number) for number in consumer.partitions_for(plan.topic)])
@@ -117,7 +123,7 @@ def apply_batch(sink: SqlSink, consumer: Consumer, fate: Fate) -> None:
 
 
 def _in_a_group(plan: Plan, fate: Fate) -> None:
-    sink = SqlSink(sqlite3.connect(plan.path, timeout=60), GROUP)
+    sink = SqlSink(_connect(plan), GROUP)
     with Consumer(bootstrap=plan.address, group_id=f"of-{plan.topic}", auto_offset_reset="earliest") as consumer:
         ends = consumer.end_offsets([TopicPartition(plan.topic, number) for number in consumer.partitions_for(plan.topic)])
         consumer.subscribe([plan.topic], listener=sink.listener(consumer))
@@ -153,7 +159,7 @@ def _in_order(plan: Plan, fate: Fate, order: str) -> None:
 
 
 def _with_sqlite3(plan: Plan, fate: Fate) -> None:
-    _sink(plan, fate, sqlite3.connect(plan.path, timeout=60))
+    _sink(plan, fate, _connect(plan))
 
 
 def _with_sqlalchemy(plan: Plan, fate: Fate) -> None:
@@ -161,7 +167,7 @@ def _with_sqlalchemy(plan: Plan, fate: Fate) -> None:
 
 
 def _with_dedup(plan: Plan, fate: Fate) -> None:
-    connection = sqlite3.connect(plan.path, timeout=60)
+    connection = _connect(plan)
     table = DedupTable(connection)
 
     def handle(record: Record) -> None:
@@ -180,7 +186,7 @@ def _with_dedup(plan: Plan, fate: Fate) -> None:
 
 def _with_versions(plan: Plan, fate: Fate) -> None:
     """Record n asks to make version n of its partition's account version n + 1, worth what all before it are worth and n."""
-    connection = sqlite3.connect(plan.path, timeout=60)
+    connection = _connect(plan)
 
     def handle(record: Record) -> None:
         fate.step()

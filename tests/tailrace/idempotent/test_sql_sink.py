@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tailrace import InvalidRequestError, InvalidSettingError, OffsetOutOfRangeError, Record, TopicBatch, TopicPartition
 from tailrace.idempotent import OffsetsMovedError, SqlSink
+from tailrace.share.records import with_delivery_count
 from tests.kit.databases import CONNECT, Databases, LogReader, record, write
 
 ORDERS = TopicPartition("orders", 0)
@@ -227,6 +228,7 @@ def test_bad_input_is_refused_with_a_sentence(tmp_path: pathlib.Path) -> None:
         ([record(1), record(0)], "comes behind 1; give records in the order"),
         ([record(0), record(0)], "comes behind 0"),
         ([b"0"], "takes Records, or TopicBatches"),
+        (with_delivery_count([record(0)], 1), "records of a share group come in no order"),
     ):
         with pytest.raises(InvalidRequestError, match=says), sink.transaction(given_batch):  # type: ignore[type-var]
             pytest.fail("refused before the block")
