@@ -46,8 +46,11 @@ def _in_order(members: Members) -> list[str]:
 
 def _subscribers(members: Members, topics: Topics) -> dict[str, list[str]]:
     """The members of each topic that has any, both in order."""
+    order = _in_order(members)
+    if len({view.topics for view in members.values()}) == 1:
+        return {topic: order for topic in sorted(members[order[0]].topics) if topic in topics}
     found: dict[str, list[str]] = {}
-    for member_id in _in_order(members):
+    for member_id in order:
         for topic in members[member_id].topics:
             if topic in topics:
                 found.setdefault(topic, []).append(member_id)
@@ -146,54 +149,43 @@ def _share_out(active: list[str], kept: dict[str, list[TopicPartition]], free: l
 
 
 class _Balance:
-    """Unequal subscriptions. Members with the same subscription form a class with one heap, so that the least loaded subscriber of a topic is found by
-    looking at its classes, not at its members.
+    """Unequal subscriptions. Each topic has a heap of its subscribers by load. An entry whose load is too low is put right when it comes to the top; a
+    load that has become lower is entered anew in the heaps of all the member's topics.
     """
 
     def __init__(
         self, active: list[str], members: Members, kept: dict[str, list[TopicPartition]], subscribers: Mapping[str, list[str]]
     ) -> None:
-        self._kept = {member_id: dict.fromkeys(mine) for member_id, mine in kept.items()}
+        self._members = members
         self._out = kept
+        self._kept = {member_id: dict.fromkeys(kept[member_id]) for member_id in active}
         self._place = {member_id: number for number, member_id in enumerate(active)}
-        classes: dict[frozenset[str], int] = {}
-        self._class_of: dict[str, int] = {}
-        self._heaps: list[list[tuple[int, int, str]]] = []
-        for member_id in active:
-            number = classes.setdefault(members[member_id].topics, len(classes))
-            if number == len(self._heaps):
-                self._heaps.append([])
-            self._class_of[member_id] = number
-            self._heaps[number].append((len(self._kept[member_id]), self._place[member_id], member_id))
-        for heap in self._heaps:
+        self._heaps = {topic: [(len(kept[one]), self._place[one], one) for one in having] for topic, having in subscribers.items()}
+        for heap in self._heaps.values():
             heapq.heapify(heap)
-        self._classes_of_topic = {topic: sorted({self._class_of[one] for one in having}) for topic, having in subscribers.items()}
+        self._popularity = {topic: len(having) for topic, having in subscribers.items()}
 
     def _least_loaded(self, topic: str) -> tuple[int, str]:
-        best: tuple[int, int, str] | None = None
-        for number in self._classes_of_topic[topic]:
-            heap = self._heaps[number]
-            while heap[0][0] != len(self._kept[heap[0][2]]):  # an entry from before the member's load changed; a newer one is in the heap
-                heapq.heappop(heap)
-            if best is None or heap[0] < best:
-                best = heap[0]
-        assert best is not None, "a topic here has a subscriber"
-        return best[0], best[2]
-
-    def _changed(self, member_id: str) -> None:
-        heapq.heappush(self._heaps[self._class_of[member_id]], (len(self._kept[member_id]), self._place[member_id], member_id))
+        heap = self._heaps[topic]
+        while True:
+            load, place, member_id = heap[0]
+            actual = len(self._kept[member_id])
+            if load == actual:
+                return load, member_id
+            if load < actual:
+                heapq.heapreplace(heap, (actual, place, member_id))
+            else:
+                heapq.heappop(heap)  # the lower load was entered, too
 
     def run(self, free: list[TopicPartition]) -> None:
         # Topics with the fewest subscribers first: the others can still choose.
-        for one in sorted(free, key=lambda one: (len(self._classes_of_topic[one[0]]), one)):
-            _, member_id = self._least_loaded(one[0])
-            self._kept[member_id][one] = None
-            self._changed(member_id)
+        for one in sorted(free, key=lambda one: (self._popularity[one[0]], one)):
+            self._kept[self._least_loaded(one[0])[1]][one] = None
         # Each move makes the sum of the squared loads smaller, so this ends.
         while self._move_once():
             pass
-        for member_id in self._place:
-            self._out[member_id] = list(self._kept[member_id])
+        for member_id, mine in self._kept.items():
+            self._out[member_id] = list(mine)
 
     def _move_once(self) -> bool:
         """One pass over all members, the most loaded first; True when something moved."""
@@ -206,8 +198,9 @@ class _Balance:
                     continue
                 del mine[one]
                 self._kept[other][one] = None
-                self._changed(member_id)
-                self._changed(other)
+                for topic in self._members[member_id].topics:
+                    if topic in self._heaps:
+                        heapq.heappush(self._heaps[topic], (len(mine), self._place[member_id], member_id))
                 has_moved = True
         return has_moved
 

@@ -176,7 +176,7 @@ class Heartbeats:
 
     def _push(self, group: ConsumerGroup, member: Member) -> None:
         """Ask a member to send a heartbeat now."""
-        if member.session is not None and member.closed_ns is None:
+        if member.session is not None:
             body = orjson.dumps({"group": group.name, "member_id": member.member_id})
             self._outgoing.push(member.session, Api.GROUP_HEARTBEAT, body)
 

@@ -62,11 +62,14 @@ class Member:
     reported: frozenset[Partition] | None = None
     """What it last said it owns; None: not known (since a restart)."""
     session: SessionKey | None = None
+    """The connection it was heard over last; None: it has closed, or nothing was heard since a restart."""
     closed_ns: int | None = None
     """When its connection closed, until it comes over another one."""
     last_heartbeat_ns: int = 0
     revoking_since_ns: int = 0
     timer: Any = None
+    has_new_settings: bool = True
+    """Whether its settings are to be written, too: they may be long, and seldom change."""
     quiet_answer: bytes = b""
     quiet_version: int = 0
     """The answer to a heartbeat without news, made once; empty: to be made anew."""
@@ -95,11 +98,13 @@ class Member:
     # ---- rows ------------------------------------------------------------------------------------------------------------------------
 
     def row(self, group_id: int) -> MemberRow:
-        one = self.settings
-        settings = orjson.dumps(
-            [one.topics, one.instance_id, one.client_id, one.assignor, one.session_timeout_ms, one.rebalance_timeout_ms,
-             one.heartbeat_interval_ms, one.follows_catalog]
-        ).decode()  # fmt: skip
+        """With settings "": as they are in the store."""
+        one, settings = self.settings, ""
+        if self.has_new_settings:
+            settings = orjson.dumps(
+                [one.topics, one.instance_id, one.client_id, one.assignor, one.session_timeout_ms, one.rebalance_timeout_ms,
+                 one.heartbeat_interval_ms, one.follows_catalog]
+            ).decode()  # fmt: skip
         assignment = orjson.dumps([self.previous_epoch, self.state, self.is_away, _epochs_out(self.assigned), _epochs_out(self.revoking)])
         return MemberRow(group_id, self.member_id, self.epoch, settings, assignment.decode(), orjson.dumps(by_topic(self.target)).decode())
 
@@ -111,6 +116,7 @@ class Member:
         return cls(
             row.member_id, MemberSettings(tuple(topics), *rest), row.epoch, previous_epoch, state, is_away, _epochs_in(assigned),
             _epochs_in(revoking), frozenset(partitions_in(orjson.loads(row.target))), last_heartbeat_ns=now_ns, revoking_since_ns=now_ns,
+            has_new_settings=False,
         )  # fmt: skip
 
 

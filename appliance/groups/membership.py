@@ -65,12 +65,8 @@ class Sessions:
     def closed(self, session: SessionKey, now_ns: int) -> None:
         """The connection is gone."""
         for member, group_id in self._members.pop(session, {}).items():
-            member.closed_ns = now_ns
-            member.quiet_answer = b""
+            member.session, member.closed_ns = None, now_ns
             self.watch(group_id, member)
-
-    def of_front(self, front: int) -> list[SessionKey]:
-        return [session for session in self._members if session.front == front]
 
     def _unbind(self, member: Member) -> None:
         if member.session is not None and (there := self._members.get(member.session)) is not None:
@@ -88,10 +84,9 @@ class Sessions:
     def resume(self, group_id: int, member: Member, before: Member) -> None:
         """`member` was read from the store again; `before` is what was known of it."""
         member.last_heartbeat_ns = before.last_heartbeat_ns
+        member.session, member.closed_ns = before.session, before.closed_ns
         if before.session is not None:
-            member.session, member.closed_ns = before.session, before.closed_ns
-            if before.closed_ns is None:
-                self._members.setdefault(before.session, {})[member] = group_id
+            self._members.setdefault(before.session, {})[member] = group_id
         self.watch(group_id, member)
 
     def advance(self, now_ns: int) -> None:
@@ -164,7 +159,7 @@ def join_again(group: ConsumerGroup, member: Member, settings: MemberSettings) -
         if settings.instance_id is not None:
             group.by_instance[settings.instance_id] = member.member_id
     group.release(member)
-    member.settings = settings
+    member.settings, member.has_new_settings = settings, True
     member.epoch = member.previous_epoch = 0
     member.state, member.is_away = STABLE, False
     group.changed(member)
@@ -212,7 +207,7 @@ def subscribe_anew(group: ConsumerGroup, member: Member, request: Mapping[str, A
     )
     if changed != member.settings:
         group.is_dirty = group.is_dirty or changed.topics != member.settings.topics
-        member.settings = changed
+        member.settings, member.has_new_settings = changed, True
         group.changed(member)
 
 

@@ -123,10 +123,9 @@ class Commit:
                 topic, partition[1], ErrorCode.PARTITION_NOT_OWNED, f"{topic}-{partition[1]} is owned by a member of the group, {owner}"
             )
             return False
-        if owner == member.member_id:
-            given = member.epoch_of(partition)
-            if given is not None and given <= self._member_epoch:
-                return True
+        given = member.epoch_of(partition)
+        if given is not None and given <= self._member_epoch:
+            return True
         if self._member_epoch < member.epoch:
             self._refuse(
                 topic, partition[1], ErrorCode.FENCED_MEMBER,

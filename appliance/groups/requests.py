@@ -6,6 +6,7 @@ Invariants: what comes out has the types it says, and numbers that fit 62 bits. 
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 from collections.abc import Mapping
 from typing import Any
@@ -79,7 +80,7 @@ def topics_in(request: Mapping[str, Any]) -> tuple[str, ...] | None:
     for name in topics:
         if type(name) is not str or not 1 <= len(name) <= TOPIC_NAME_MAX:
             raise InvalidRequestError(f"topics has {shown(name)}; it takes names of topics")
-    return tuple(sorted(set(topics)))
+    return tuple(sorted({sys.intern(name) for name in topics}))
 
 
 def owned_in(request: Mapping[str, Any]) -> frozenset[Partition] | None:

@@ -258,7 +258,12 @@ class GroupStore:
                 yield MemberRow(*row)
 
     def put_members(self, rows: Iterable[MemberRow]) -> None:
-        self.write_many("INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?, ?, ?)", rows)
+        """A row with settings "" leaves those that are there."""
+        self.write_many(
+            "INSERT INTO members VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (group_id, member_id) DO UPDATE SET epoch = excluded.epoch,"
+            " settings = iif(excluded.settings = '', settings, excluded.settings), assignment = excluded.assignment, target = excluded.target",
+            rows,
+        )
 
     def delete_members(self, keys: Iterable[tuple[int, str]]) -> None:
         """`keys`: (group id, member id)."""

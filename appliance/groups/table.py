@@ -11,7 +11,7 @@ from typing import Any
 
 from appliance.groups.group import ConsumerGroup
 from appliance.groups.limits import GroupLimits
-from appliance.groups.membership import Sessions
+from appliance.groups.membership import Sessions, paused_of
 from appliance.groups.messages import TopicsView
 from appliance.groups.requests import CONSUMER, shown
 from appliance.groups.store import GroupStore
@@ -56,6 +56,7 @@ class GroupTable:
 
     def _take_in(self, group: ConsumerGroup) -> None:
         self._by_name[group.name] = self._by_id[group.group_id] = group
+        group.paused = paused_of(group.signature, self._topics)
         for member in group.members.values():
             self._sessions.watch(group.group_id, member)
 
@@ -96,6 +97,8 @@ class GroupTable:
                 self._store.delete_members(gone)
             if there:
                 self._store.put_members([member.row(group.group_id) for member in there])
+                for member in there:
+                    member.has_new_settings = False
             group.touched.clear()
         if group.is_row_changed:
             self._store.put_groups([group.row()])

@@ -173,3 +173,14 @@ def test_a_static_member_that_returns_has_its_place_in_range() -> None:
     before = range_assignor({"b": view("orders", instance_id="pod-0"), "a": view("orders", instance_id="pod-1")}, topics)
     after = range_assignor({"z": view("orders", instance_id="pod-0"), "a": view("orders", instance_id="pod-1")}, topics)
     assert before["b"] == after["z"] == [("orders", 0), ("orders", 1)]
+
+
+def test_sticky_with_very_many_different_subscriptions() -> None:
+    chance = random.Random(7)
+    topics = {f"t{number}": 10 for number in range(100)}
+    members = {f"m{number:04d}": view(*chance.sample(sorted(topics), 5)) for number in range(2_000)}
+    loads = Counter(map(len, sticky_assignor(members, topics).values()))
+    assert set(loads) == {0, 1}
+    members = {f"m{number:04d}": view(*chance.sample(sorted(topics), 50)) for number in range(30)}
+    loads = Counter(map(len, sticky_assignor(members, topics).values()))
+    assert max(loads) - min(loads) <= 1

@@ -1,0 +1,177 @@
+"""The database of groups: opened, refused, locked, full."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from appliance.groups import store as store_module
+from appliance.groups.store import GroupRow, GroupStore, MemberRow, OffsetRow, ShareRow
+from tailrace.errors import DiskFullError, StorageError
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.wire import Api
+from tests.appliance.groups.kit import Bench, Client, Refused, settle
+
+GROUP = GroupRow(1, "billing", "consumer", 1, "sticky", 0, 5, 0, "{}")
+
+
+def test_it_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "groups.db"
+    path.touch(0o666)
+    os.chmod(path, 0o666)
+    store = GroupStore(str(path))
+    store.put_groups([GROUP])
+    store.commit()
+    modes = {one.name: stat.S_IMODE(one.stat().st_mode) for one in tmp_path.iterdir()}
+    assert set(modes) == {"groups.db", "groups.db-wal", "groups.db-shm"}
+    assert set(modes.values()) == {0o600}
+    assert store.read("PRAGMA synchronous") == [(2,)]
+    assert store.read("PRAGMA journal_mode") == [("wal",)]
+    store.close()
+
+
+def test_rows_come_back_and_go_with_their_group(tmp_path: Path) -> None:
+    store = GroupStore(str(tmp_path / "groups.db"))
+    assert store.new_group_id() == 1
+    member, offset = MemberRow(1, "m1", 3, "[]", "[]", "{}"), OffsetRow(1, "t", 0, 5, -1, "", 7)
+    share = ShareRow(1, "t", 0, b"\0\1")
+    store.put_groups([GROUP])
+    store.put_members([member])
+    store.put_offsets([offset])
+    store.put_share_states([share])
+    was_open = store.is_in_transaction
+    store.commit()
+    assert (was_open, store.is_in_transaction) == (True, False)
+    store.put_offsets([offset._replace(committed=6)])
+    store.put_groups([GROUP._replace(epoch=9)])
+    store.rollback()
+    assert (store.groups("consumer"), store.groups("share"), store.members(1)) == ([GROUP], [], [member])
+    assert (store.offset(1, "t", 0), store.share_states(1)) == (offset, [share])
+    store.delete_share_states([(1, "t", 0)])
+    assert store.share_states(1) == []
+    store.delete_group(1)
+    store.commit()
+    store.close()
+    store = GroupStore(str(tmp_path / "groups.db"))
+    for table in ("groups", "members", "offsets", "share_partitions"):
+        assert store.read(f"SELECT count(*) FROM {table}") == [(0,)]
+    assert store.new_group_id() == 2, "numbers are never used again"
+    store.close()
+
+
+def test_what_cannot_be_a_database_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.db"
+    damaged.write_bytes(b"this is no database, whatever it is called" * 100)
+    with pytest.raises(StorageError, match="move it away"):
+        GroupStore(str(damaged))
+    assert damaged.read_bytes().startswith(b"this is no database"), "it is left as it is"
+    directory = tmp_path / "directory"
+    directory.mkdir()
+    with pytest.raises(StorageError, match="directory"):
+        GroupStore(str(directory))
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match="link"):
+        GroupStore(str(link))
+    with pytest.raises(StorageError, match="No such file"):
+        GroupStore(str(tmp_path / "nowhere" / "groups.db"))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StorageError, match="regular file"):
+        GroupStore(str(tmp_path / "pipe"))
+
+
+def test_a_database_of_another_version_or_program_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "groups.db"
+    GroupStore(str(path)).close()
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE meta SET value = 2 WHERE name = 'schema_version'")
+    database.close()
+    with pytest.raises(StorageError, match="schema version 2, this build reads 1"):
+        GroupStore(str(path))
+    other = tmp_path / "other.db"
+    with sqlite3.connect(other) as database:
+        database.execute("CREATE TABLE songs (name TEXT)")
+    database.close()
+    with pytest.raises(StorageError, match="schema version 0"):
+        GroupStore(str(other))
+    with sqlite3.connect(other) as database:
+        assert database.execute("SELECT name FROM sqlite_master").fetchall() == [("songs",)]
+    database.close()
+
+
+def test_while_another_process_holds_the_database_changes_are_refused_and_undone(bench: Bench) -> None:
+    one = Client(bench)
+    settle(one)
+    one.commit(["orders", 0, 5])
+    bench.ask(Api.COMMIT_OFFSETS, group="tool", offsets=[["orders", 0, 5]])
+    bench.store._db.execute("PRAGMA busy_timeout = 1")
+    holder = sqlite3.connect(bench.path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Refused) as caught:
+        one.commit(["orders", 0, 6])
+    assert caught.value.code == ErrorCode.STORAGE_ERROR
+    assert "locked" in caught.value.message
+    two = Client(bench, member_id="m2")
+    with pytest.raises(Refused):
+        two.heartbeat()
+    with pytest.raises(Refused):
+        bench.ask(Api.DELETE_GROUPS, groups=["tool", "tool"])
+    assert bench.summary("tool")["state"] == "EMPTY"
+    one.heartbeat()
+    assert bench.offset("billing", "orders", 0) == 5, "what is there can be read"
+    assert bench.summary("billing")["members"] == 1
+    holder.execute("ROLLBACK")
+    holder.close()
+    assert one.commit(["orders", 0, 7]) == []
+    settle(one, two)
+    assert bench.offset("billing", "orders", 0) == 7
+    assert len(two.partitions) == 2
+
+
+def test_a_full_disk_refuses_what_grows_and_takes_it_when_there_is_room(bench: Bench) -> None:
+    one = Client(bench)
+    settle(one)
+    one.commit(["orders", 0, 5])
+    (pages,) = bench.store.read("PRAGMA page_count")
+    bench.store.read(f"PRAGMA max_page_count = {pages[0]}")
+    big = "m" * 4_000
+    with pytest.raises(Refused) as caught:
+        one.commit(*([["orders", number, 6, -1, big] for number in range(4)]))
+    assert caught.value.code == ErrorCode.DISK_FULL
+    assert [row[:3] for row in bench.ask(Api.FETCH_OFFSETS, group="billing")["offsets"]] == [["orders", 0, 5]], "all of it, or nothing"
+    epoch = one.epoch
+    one.heartbeat()
+    assert one.epoch == epoch
+    bench.store.read("PRAGMA max_page_count = 100000")
+    assert one.commit(["orders", 0, 6, -1, big]) == []
+    assert bench.offset("billing", "orders", 0) == 6
+
+
+def test_a_transaction_in_which_a_write_failed_is_never_kept_in_part(tmp_path: Path) -> None:
+    store = GroupStore(str(tmp_path / "groups.db"))
+    store.put_groups([GROUP])
+    with pytest.raises(StorageError):
+        store.write_many("INSERT INTO groups VALUES (?)", [(1,)])
+    with pytest.raises(StorageError):
+        store.put_groups([GROUP._replace(group_id=2, name="other")])
+    with pytest.raises(StorageError):
+        store.commit()
+    store.rollback()
+    assert store.groups("consumer") == []
+    store.put_groups([GROUP])
+    store.commit()
+    assert store.groups("consumer") == [GROUP]
+    store.close()
+
+
+def test_errors_of_the_database_have_codes() -> None:
+    full, other = sqlite3.OperationalError("full"), sqlite3.OperationalError("locked")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+    with pytest.raises(DiskFullError), store_module._refusals():
+        raise full
+    with pytest.raises(StorageError), store_module._refusals():
+        raise other
