@@ -14,15 +14,16 @@ from collections.abc import Iterable, Sequence
 
 from appliance.directory_errors import DataDirectoryError
 from appliance.ownership import Ownership, take
+from tailrace.formats.data_directory import CATALOG_FILE, GROUPS_FILE
 
 logger = logging.getLogger("appliance.supervisor")
 
 
 def take_all(data_dirs: Sequence[str]) -> list[Ownership]:
-    """Take every data directory, the one with the catalog first. Raises DataDirectoryError."""
+    """Take every data directory, the one with the catalog first (where that is lost, the one with the groups). Raises DataDirectoryError."""
     paths = [os.path.abspath(path) for path in data_dirs]
-    paths.sort(key=lambda path: not os.path.exists(f"{path}/coordinator.db"))
-    with_catalog = [path for path in paths if os.path.exists(f"{path}/coordinator.db")]
+    paths.sort(key=lambda path: (not os.path.exists(f"{path}/{CATALOG_FILE}"), not os.path.lexists(f"{path}/{GROUPS_FILE}")))
+    with_catalog = [path for path in paths if os.path.exists(f"{path}/{CATALOG_FILE}")]
     if len(with_catalog) > 1:
         raise DataDirectoryError(
             f"{' and '.join(with_catalog)} both have a catalog: they belong to different appliances. Serve one of them, or start one for each."

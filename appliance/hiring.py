@@ -23,12 +23,11 @@ from shm.doorbell import Doorbell
 from shm.layout import ProcessWord, Role
 from shm.region import RegionError
 from shm.runtime.process import process_name
+from tailrace.formats.data_directory import GROUPS_FILE
 
 logger = logging.getLogger("appliance.supervisor")
 
 HIRE_AGAIN_MS = 5_000
-GROUPS_DATABASE = "groups.db"
-"""In the first data directory (see `appliance.groups.store`)."""
 
 
 class Hiring:
@@ -63,7 +62,7 @@ class Hiring:
 
     def add_groups_of(self, data_dir: str) -> None:
         """At start, before any process runs: where the database of groups exists, their process is among the first. Without memory for it the rest starts."""
-        self._had_groups = os.path.lexists(f"{data_dir}/{GROUPS_DATABASE}")
+        self._had_groups = os.path.lexists(f"{data_dir}/{GROUPS_FILE}")
         if self._had_groups and self._make_groups():
             first_front = next(at for at, child in enumerate(self._children) if child.role is Role.FRONT)
             self._children.insert(first_front, Child(Role.GROUPS, 0, self._cores))  # a front that starts later sees that there is one

@@ -28,7 +28,6 @@ from appliance.groups.service import GroupService
 from appliance.groups.share.share_groups import ShareGroups
 from appliance.groups.store import GroupStore
 from appliance.groups.topics_view import CatalogTopics
-from appliance.hiring import GROUPS_DATABASE
 from shm.catalog_messages import Assignment, LaneKind
 from shm.control import ProcessSlot
 from shm.crash_points import crash_point
@@ -39,6 +38,7 @@ from shm.outbox import Outbox
 from shm.runtime.boundary import Boundary
 from shm.runtime.process import ProcessContext, configure_logging, process_name, run, start
 from tailrace.errors import StorageError, TailraceError
+from tailrace.formats.data_directory import GROUPS_FILE
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.requests import decode_json, encode_error
 from tailrace.protocol.wire import WireError
@@ -407,7 +407,7 @@ def build(context: ProcessContext) -> GroupsAgent:
     answer_max = min(front.answers.payload_max for front in fronts)
 
     def open_service(topics: CatalogTopics, now_ns: int) -> Opened:
-        store = GroupStore(f"{spec.data_dirs[0]}/{GROUPS_DATABASE}")
+        store = GroupStore(f"{spec.data_dirs[0]}/{GROUPS_FILE}")
         try:
             share = ShareGroups(store, topics, limits, answer_max, now_ns, context.clock.wall_us)
             return store, GroupService(store, topics, limits, answer_max, now_ns, context.clock.wall_us, share=share)

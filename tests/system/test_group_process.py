@@ -322,6 +322,43 @@ def test_a_full_disk_refuses_commits_with_a_sentence_and_takes_them_again(tmp_pa
             assert running.stop() == 0
 
 
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="a /dev/shm of one's own needs root")
+def test_without_shared_memory_for_it_requests_are_refused_until_there_is_some(tmp_path: pathlib.Path) -> None:
+    """In a mount namespace of its own, with a /dev/shm that holds the appliance and no more."""
+    log = tmp_path / "log"
+    command = f"mount -t tmpfs -o size=48m tmpfs /dev/shm && exec {sys.executable} -P -m appliance.supervisor --data-dir {tmp_path}/data"
+    command += (
+        f" --listen ipc://{tmp_path}/s --set ring_bytes={4 << 20} --set lane_bytes=1048576 --set ring_descriptors=1024 --set http.listen="
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_")}
+    with log.open("wb") as file:
+        process = subprocess.Popen(["unshare", "-m", "sh", "-c", command], stdout=file, stderr=file, env=environment)
+    try:
+        wait_until(lambda: " ready " in log.read_text() or process.poll() is not None, "it serves")
+        inside = pathlib.Path(f"/proc/{process.pid}/root/dev/shm/filler")
+        with inside.open("wb", buffering=0) as filler:
+            try:
+                while filler.write(bytes(1 << 16)):
+                    pass
+            except OSError:
+                pass  # full
+        with RawClient(f"ipc://{tmp_path}/s") as client:
+            insist(client, Api.CREATE_TOPICS, {"topics": [{"name": "orders", "partitions": 4}]})
+            member = RawMember(client, "g", ["orders"])
+            assert member.heartbeat() is ErrorCode.NOT_READY
+            code, answer = client.ask(Api.LIST_GROUPS, {"after": ""})
+            assert (code, "/dev/shm" in answer["message"]) == (ErrorCode.NOT_READY, True)
+            assert "no_process_of_groups" in log.read_text()
+            with Producer(f"ipc://{tmp_path}/s") as producer:
+                producer.send("orders", b"x").result(60)
+            inside.unlink()
+            member.settle(4)
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+
+
 def test_the_console_shows_it_once_it_is_there(tmp_path: pathlib.Path) -> None:
     running = start(tmp_path, **{"http.listen": "127.0.0.1:0"})
     try:

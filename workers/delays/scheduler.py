@@ -18,7 +18,6 @@ import itertools
 import logging
 import os
 import select
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
 from shm.lane import LaneError, LaneReader, LaneWriter
 from shm.layout import Phase, RegionKind, Role, SlotState
+from shm.outbox import Outbox
 from shm.partition_table import PartitionTable
 from shm.runtime.boundary import Boundary
 from shm.runtime.process import ProcessContext, configure_logging, process_name, run, start
@@ -63,6 +63,10 @@ class WorkerLink:
     bell: Doorbell
 
 
+_Answer = tuple[int, int, int, bytes]
+"""(error code, session, correlation id, JSON)."""
+
+
 @dataclass(slots=True)
 class FrontLink:
     """The way from one front, and back."""
@@ -70,8 +74,15 @@ class FrontLink:
     requests: LaneReader
     answers: LaneWriter
     bell: Doorbell
-    queue: deque[tuple[int, int, int, bytes]] = field(default_factory=deque)
-    """(error code, session, correlation id, JSON) of answers that do not fit the lane yet; about ANSWERS_MAX, each smaller than the lane."""
+    outbox: Outbox[_Answer] = field(init=False)
+    """About ANSWERS_MAX answers wait there, each smaller than the lane."""
+
+    def __post_init__(self) -> None:
+        self.outbox = Outbox(self.answers, self.bell, self._write)
+
+    def _write(self, answer: _Answer) -> bool:
+        code, session, correlation_id, payload = answer
+        return self.answers.try_write(LaneKind.RESPONSE, 0, code, session, correlation_id, 0, (payload,))
 
 
 @dataclass(slots=True)
@@ -175,7 +186,7 @@ class Scheduler:
         if self._due_us is not None:
             deadlines.append(self._now_ns + max(0, self._due_us - self._wall_us()) * 1000)
         deadlines += self._requests.deadlines()
-        if self._requests.are_waiting or any(front.queue for front in self._fronts):
+        if self._requests.are_waiting or any(front.outbox.waiting for front in self._fronts):
             deadlines.append(self._now_ns + TRY_AGAIN_NS)
         return min(deadlines, default=None)
 
@@ -302,20 +313,14 @@ class Scheduler:
                 link.bell.ring()
                 crash_point("scheduler.after_publish")
         for front in self._fronts:
-            while front.queue:
-                code, session, correlation_id, payload = front.queue[0]
-                if not front.answers.try_write(LaneKind.RESPONSE, 0, code, session, correlation_id, self._now_ns, (payload,)):
-                    break
-                front.queue.popleft()
-            if front.answers.publish():
-                front.bell.ring()
+            front.outbox.flush()
 
     # ---- requests --------------------------------------------------------------------------------------------------------------------
 
     def _read_requests(self, front: int) -> int:
         link, lane = self._fronts[front], self._fronts[front].requests
         count = 0
-        while count < REQUESTS_AT_ONCE and len(link.queue) < ANSWERS_MAX and (message := lane.peek()) is not None:
+        while count < REQUESTS_AT_ONCE and len(link.outbox.waiting) < ANSWERS_MAX and (message := lane.peek()) is not None:
             requester, api, payload = Requester(front, message.session, message.correlation_id), message.slot, bytes(message.payload)
             lane.advance(message)
             lane.consume()  # whatever comes of it, it is not read again
@@ -326,7 +331,7 @@ class Scheduler:
     def _respond(self, requester: Requester, code: ErrorCode, value: dict[str, Any]) -> None:
         link = self._fronts[requester.front]
         code, body = encode_reply(code, value, link.answers.payload_max)
-        link.queue.append((code, requester.session, requester.correlation_id, body))
+        link.outbox.put((code, requester.session, requester.correlation_id, body))
 
 
 def _incarnations(name: str) -> Iterator[int]:

@@ -148,7 +148,7 @@ def test_answers_that_nobody_takes_hold_back_requests(monkeypatch: pytest.Monkey
         sent += 1
         running.ask(Api.LIST_DELAYS, {"topic": "x" * 200, "limit": sent})
         running.step()
-        if len(running.scheduler._fronts[0].queue) >= 3:
+        if len(running.scheduler._fronts[0].outbox.waiting) >= 3:
             break
     answered = 0
     for _ in range(600):
@@ -156,7 +156,7 @@ def test_answers_that_nobody_takes_hold_back_requests(monkeypatch: pytest.Monkey
             running.ask_lane.publish()
             sent += 1
         running.step()
-        assert len(running.scheduler._fronts[0].queue) <= 3 + module.REQUESTS_AT_ONCE
+        assert len(running.scheduler._fronts[0].outbox.waiting) <= 3 + module.REQUESTS_AT_ONCE
     for _ in range(400):
         answered += len(list(running.answered()))
         running.step()
