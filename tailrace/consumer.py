@@ -46,6 +46,7 @@ from tailrace.topics import TopicInfo, topics_from_metadata
 
 if TYPE_CHECKING:
     from tailrace.groups.group_reading import GroupReading
+    from tailrace.retry_later import RetryLater
 
 
 @documented(ConsumerSettings)
@@ -91,6 +92,7 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
         self.settings = build(ConsumerSettings, merged(first, given))
         self._deserializes = self.settings.key_deserializer is not None or self.settings.value_deserializer is not None
         self._connection = Connection(self.settings.bootstrap, self.settings.client_id, environment, "consumer")
+        self._environment = environment
         self._now_ns = environment.monotonic_ns
         self._reading = Reading(self._connection, self.settings, self._now_ns, self._offsets)
         self._infos: dict[str, TopicInfo] = {}
@@ -98,6 +100,7 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
         self._closed = False
         self._counters = {"records_consumed": 0, "batches_consumed": 0, "bytes_consumed": 0}
         self._group: GroupReading | None = None if self.settings.group_id is None else self._make_group(environment)
+        self._retries: RetryLater | None = None
         self._iterating: Iterator[Record] | None = None
         if names:
             try:
@@ -128,6 +131,11 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
             self._connection.close()
             raise
 
+    def _make_retries(self) -> RetryLater:
+        from tailrace.retry_later import RetryLater
+
+        return RetryLater(self.settings, self._connection, self._reading, self._call, self._info, self._environment)
+
     def __enter__(self) -> Consumer:
         self._check_open()
         return self
@@ -149,6 +157,8 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
             if self._group is not None and self._connection.is_usable:
                 self._group.close(autocommit=autocommit, is_handled=is_handled)
         finally:
+            if self._retries is not None and self._connection.is_usable:
+                self._retries.close()
             self._connection.close()
 
     # ---- topics ----------------------------------------------------------------------------------------------------------------------

@@ -48,6 +48,8 @@ class PartitionCursor:
         self.is_delivery_paused = False
         self.from_committed = False
         """Of a group: its position is to be the committed offset, which is not known yet."""
+        self.begins_at_earliest = False
+        """Without a position it begins at the first record, whatever auto_offset_reset says."""
         self.high_watermark: int | None = None
         self.leader_epoch = -1
         self.taken_epoch = -1

@@ -16,6 +16,7 @@ from tailrace.settings import ConsumerSettings
 if TYPE_CHECKING:
     from tailrace.groups.group_reading import GroupReading
     from tailrace.groups.offsets import Offsets
+    from tailrace.retry_later import RetryLater
 
 NO_GROUP = "this consumer has no group: give it a group_id"
 
@@ -25,6 +26,10 @@ class GroupMethods:
 
     settings: ConsumerSettings
     _group: GroupReading | None
+    _retries: RetryLater | None
+
+    def _make_retries(self) -> RetryLater:
+        raise NotImplementedError
 
     def _check_open(self) -> None:
         raise NotImplementedError
@@ -41,6 +46,22 @@ class GroupMethods:
         if self._group is None:
             raise InvalidRequestError(NO_GROUP)
         return self._group
+
+    # ---- retries ---------------------------------------------------------------------------------------------------------------------
+
+    def retry_later(self, record: Record, delay: Any) -> int:
+        """Have a record come to this group again after `delay` (a timedelta, seconds, or text such as "30s"): returns when that is on the disk, so that the
+        record may be committed. It comes from the group's retry topic, with headers that say where from, and as which attempt
+        (`tailrace.retry_later`); consumers of the group read that topic by themselves.
+
+        Returns the number of the attempt that will be; 0: it has been tried again retry_attempts_max times, and went to the dead-letter topic. Raises
+        InvalidRequestError, InvalidTopicNameError (the group's name cannot be part of a topic's), NotSupportedError (a topic with a schema), and what the
+        appliance refuses to write.
+        """
+        self._group_of()
+        if self._retries is None:
+            self._retries = self._make_retries()
+        return self._retries.retry(record, delay)
 
     # ---- subscribing -----------------------------------------------------------------------------------------------------------------
 

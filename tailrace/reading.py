@@ -52,6 +52,10 @@ class Reading:
         undecided = {
             cursor.key: cursor for cursor in cursors if cursor.position is None and cursor.error is None and not cursor.from_committed
         }
+        from_beginning = [key for key, cursor in undecided.items() if cursor.begins_at_earliest]
+        if from_beginning:
+            for key, offset in self._offsets(from_beginning, "earliest").items():
+                undecided.pop(key).seek(offset)
         if not undecided:
             return
         reset = self._settings.auto_offset_reset

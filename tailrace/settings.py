@@ -125,6 +125,7 @@ class ConsumerSettings:
         default="latest",
         metadata={"doc": "Where to begin without a position, or after falling out of the log: earliest, latest or none (raise)."},
     )
+    retry_attempts_max: int = _number(5, "How often retry_later() has a record come again before it goes to the dead-letter topic.")
     max_poll_records: int = _number(500, "Most records that one poll() returns.", 1)
     fetch_min_bytes: int = _number(1, "A fetch waits for this many bytes.", 1)
     fetch_max_bytes: int = _number(8 << 20, "Most bytes that one fetch brings (one batch always fits).", 1024, 64 << 20)
@@ -194,6 +195,7 @@ class ConsumerOptions(TypedDict, total=False):
     max_poll_interval_ms: int | str
     partition_assignment_strategy: str | list[str]
     auto_offset_reset: str
+    retry_attempts_max: int | str
     max_poll_records: int | str
     fetch_min_bytes: int | str
     fetch_max_bytes: int | str

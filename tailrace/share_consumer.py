@@ -28,7 +28,7 @@ from tailrace.groups.membership import MemberIdentity, Phase
 from tailrace.other_names import OtherNames
 from tailrace.protocol.session import Response
 from tailrace.protocol.wire import Api
-from tailrace.records import Record
+from tailrace.records import Record, TopicPartition
 from tailrace.serializers import deserialized, failure_at
 from tailrace.settings import build, documented, merged
 from tailrace.share.held import OUTCOMES, REJECTING, Held
@@ -101,6 +101,8 @@ class ShareConsumer(OtherNames):
         self._reading = ShareReading(self._connection, s.for_reading(), self._call)
         self._requests = ShareRequests(self._connection, self._thread, self._held, self._reading.topic_id, s.request_timeout_ms)
         self._undeliverable = Undeliverable(s, self._call, environment, self._held)
+        self._ready: list[ShareRecord] = []
+        """Acquired and read, behind a record whose deserializer failed."""
         self._is_explicit = False
         """Whether acknowledge() was called for a record of the last poll."""
         self._acquire_at_ns = 0
@@ -180,7 +182,8 @@ class ShareConsumer(OtherNames):
         return membership.phase is Phase.MEMBER
 
     def _lose_locks(self, reason: str) -> None:
-        count = self._held.clear() + self._reading.forget_runs()
+        count = self._held.clear() + self._reading.forget_runs() + len(self._ready)
+        self._ready = []
         self._undeliverable.forget()
         self._acquire_at_ns = 0
         if count:
@@ -202,11 +205,13 @@ class ShareConsumer(OtherNames):
             raise InvalidRequestError("nothing is subscribed to: name topics at construction, or call subscribe()")
         deadline_ns = self._now_ns() + int(timeout_ms_of(timeout_ms) * NS_PER_MS)
         self._accept_last()
-        result: list[ShareRecord] = []
-        while True:
-            self._turn(limit)
+        if self._held.has_said:
+            self._acquire_at_ns = 0  # it is not to wait for news
+        result = self._take_ready(limit)
+        while len(result) < limit:
+            self._turn(limit - len(result))
             result += self._read(limit - len(result))
-            if (result and (len(result) >= limit or not self._reading.has_runs)) or self._now_ns() >= deadline_ns:
+            if (result and not self._reading.has_runs) or self._now_ns() >= deadline_ns:
                 break
             self._wait(deadline_ns)
         if result and (self.settings.key_deserializer or self.settings.value_deserializer):
@@ -228,9 +233,6 @@ class ShareConsumer(OtherNames):
             requests.begin(limit)
         if requests.is_busy:
             self._step_requests()
-            if requests.refused_count > self._counters["acknowledgements_refused"]:
-                self._counters["acknowledgements_refused"] = requests.refused_count
-                logger.warning("share_acknowledgements_refused group=%s: commit() says which", self.settings.group_id)
 
     def _step_requests(self) -> None:
         try:
@@ -242,6 +244,7 @@ class ShareConsumer(OtherNames):
             return
         if answer is None:
             return
+        self._note_refused()
         now_ns = self._now_ns()
         if not answer.is_acquire:
             self._acquire_at_ns = now_ns + TRY_AGAIN_NS if self._requests.lost_locks else 0
@@ -252,6 +255,11 @@ class ShareConsumer(OtherNames):
         else:
             self._acquire_at_ns = now_ns + LOOK_AGAIN_NS
             self._reading.wait_at(answer.ends)
+
+    def _note_refused(self) -> None:
+        if self._requests.refused_count > self._counters["acknowledgements_refused"]:
+            self._counters["acknowledgements_refused"] = self._requests.refused_count
+            logger.warning("share_acknowledgements_refused group=%s: commit() says which", self.settings.group_id)
 
     def _read(self, limit: int) -> list[ShareRecord]:
         """Records that were acquired and have come, held from now on; dead ones are written to the dead-letter topic."""
@@ -292,17 +300,27 @@ class ShareConsumer(OtherNames):
             connection.wait(wait_ns, self._thread.news.fd if self._environment.has_threads else self._thread.beats.connection.fileno())
             connection.process()
 
+    def _take_ready(self, limit: int) -> list[ShareRecord]:
+        """Records that an earlier poll has read and not handed out; held from now on."""
+        result, self._ready = self._ready[:limit], self._ready[limit:]
+        for record in result:
+            self._held.hold(TopicPartition(record.topic, record.partition), record.offset, record.offset)
+        return result
+
     def _deserialized(self, records: list[ShareRecord]) -> list[ShareRecord]:
-        """What the deserializers make of records. One that fails is released, and met when it is the first; those behind it are kept for the next poll."""
+        """What the deserializers make of records. One that fails is met when it is the first, and released; those behind it wait for the next poll."""
         done, error = deserialized(records, self.settings.key_deserializer, self.settings.value_deserializer)
         self._undeliverable.keep_raw(records)
         result: list[ShareRecord] = list(done)  # type: ignore[arg-type]
         if error is not None:
-            for record in records[len(result) + (not result) :]:
-                self._held.say(record.topic, record.partition, record.offset, "release")
+            first = records[0]
+            for record in records[max(1, len(result)) :]:
+                self._held.drop(record.topic, record.partition, record.offset)
+                self._ready.append(record)
             if not result:
-                self._held.say(records[0].topic, records[0].partition, records[0].offset, "release")
-                raise failure_at(records[0], error) from error
+                self._held.say(first.topic, first.partition, first.offset, "release")
+                self._is_explicit = True
+                raise failure_at(first, error) from error
         return result
 
     def __iter__(self) -> Iterator[ShareRecord]:
@@ -311,7 +329,7 @@ class ShareConsumer(OtherNames):
         while not self._closed:
             for record in self.poll(timeout_ms=1000):
                 yield record
-                if self._closed:
+                if not self._connection.is_usable:
                     return
                 if (
                     self.settings.share_acknowledgement_mode == "implicit"
@@ -368,6 +386,7 @@ class ShareConsumer(OtherNames):
                 self._requests.begin(None)
             answer = self._requests.step()
             if answer is not None:
+                self._note_refused()
                 if answer.is_acquire:
                     self._reading.acquired(answer.acquired)
                 continue

@@ -36,6 +36,7 @@ from tailrace.offset_lookup import Call
 from tailrace.protocol.errors import ErrorCode
 from tailrace.reading import Reading
 from tailrace.records import ConsumerGroupMetadata, OffsetAndMetadata, Record, TopicBatch, TopicPartition
+from tailrace.retry_topics import is_retry_topic, with_retry_topics
 from tailrace.settings import ConsumerSettings
 from tailrace.topics import TopicInfo
 
@@ -135,7 +136,8 @@ class GroupReading:
             subscription.match(self._all_topics())
             subscription.listed_version = version
         with self._lock:
-            self.membership.subscribe(subscription.topics, bool(subscription.patterns), self._now_ns())
+            topics = with_retry_topics(subscription.topics, self.group_id)
+            self.membership.subscribe(topics, bool(subscription.patterns), self._now_ns())
         self._ring()
 
     def unsubscribe(self) -> None:
@@ -369,6 +371,7 @@ class GroupReading:
             info = infos[topic_id]
             key = TopicPartition(info.name, partition)
             cursors[key] = cursor = PartitionCursor(key, info)
+            cursor.begins_at_earliest = is_retry_topic(info.name, self.group_id)
             cursor.pause(delivery=topic_id in self.membership.paused_topics)
             self._keys[topic_id, partition] = key
         self._lookup.add(cursors.values())

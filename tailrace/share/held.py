@@ -41,6 +41,10 @@ class Held:
         """Offsets `first` to `last` are held from now on. `outcome`: what is said of them already."""
         self._outcomes.setdefault(key, {}).update(dict.fromkeys(range(first, last + 1), outcome))
 
+    def drop(self, topic: str, partition: int, offset: int) -> None:
+        """The record was not handed out after all."""
+        self._outcomes.get(TopicPartition(topic, partition), {}).pop(offset, None)
+
     def say(self, topic: str, partition: int, offset: int, outcome: str) -> None:
         """What is to become of a record. Raises InvalidRequestError for one that is not held."""
         outcomes = self._outcomes.get(TopicPartition(topic, partition))

@@ -132,7 +132,7 @@ class ShareRequests:
             self._refuse(Refused(TopicPartition(names.get(topic_id) or topic_id, partition), first, last))
         locked_until_ns = since_ns + int(answer.get("lock_ms", 0)) * NS_PER_MS
         acquired = [
-            Acquired(*run, is_dead, locked_until_ns)
+            Acquired(run[0], run[1], run[2], run[3], run[4], is_dead, locked_until_ns)
             for is_dead, runs in ((False, "acquired"), (True, "dead"))
             for run in answer.get(runs, ())
         ]
