@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import redis
 import sqlalchemy
 
-from tailrace import CommitFailedError, Consumer, Record, TopicPartition
+from tailrace import CommitFailedError, Consumer, Record, ShareConsumer, TopicPartition
 from tailrace.idempotent import DedupTable, OffsetsMovedError, RedisGuard, SqlSink, update_if_version
 
 GROUP = "billing"
@@ -41,6 +41,8 @@ class Plan:
     side_by_side: int = 1
     """Victims at once, each with so many lives."""
     redis_socket: str = ""
+    count: int = 600
+    """Records in the topic."""
 
 
 def run(plan: Plan) -> int:
@@ -184,6 +186,21 @@ def _with_dedup(plan: Plan, fate: Fate) -> None:
     _each_record_again(plan, fate, handle)
 
 
+def _from_a_queue(plan: Plan, fate: Fate) -> None:
+    connection = _connect(plan)
+    table = DedupTable(connection)
+    with ShareConsumer(plan.topic, bootstrap=plan.address, group_id=f"queue-{plan.topic}", auto_offset_reset="earliest") as consumer:
+        fate.begin()
+        while connection.execute("SELECT count(*) FROM sales").fetchone() != (plan.count,):
+            for record in consumer.poll(100, AT_ONCE):
+                fate.step()
+                if table.first_time(record):
+                    connection.execute("INSERT INTO sales VALUES (?, ?, ?)", (record.partition, record.offset, int(record.value)))
+                connection.commit()
+                fate.step()
+                consumer.acknowledge(record)
+
+
 def _with_versions(plan: Plan, fate: Fate) -> None:
     """Record n asks to make version n of its partition's account version n + 1, worth what all before it are worth and n."""
     connection = _connect(plan)
@@ -245,6 +262,7 @@ MODES: dict[str, Callable[[Plan, Fate], None]] = {
     "effect first": lambda plan, fate: _in_order(plan, fate, "effect first"),
     "auto commit": lambda plan, fate: _in_order(plan, fate, "auto commit"),
     "dedup": _with_dedup,
+    "queue": _from_a_queue,
     "versions": _with_versions,
     "redis, guard first": lambda plan, fate: _with_redis(plan, fate, "guard first"),
     "redis, effect first": lambda plan, fate: _with_redis(plan, fate, "effect first"),

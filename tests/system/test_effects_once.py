@@ -95,6 +95,14 @@ def test_consumers_killed_anywhere_that_read_everything_again_apply_each_key_onc
     assert killed >= 4
 
 
+def test_consumers_of_a_queue_killed_anywhere_apply_each_record_once_with_a_dedup_table(
+    appliance: EmbeddedAppliance, filled: str, database: str
+) -> None:
+    killed = run(Plan("queue", appliance.address, filled, database, seed=16, lives=4, side_by_side=2, count=COUNT))
+    assert sorted(value for (value,) in rows(database, "SELECT value FROM sales")) == list(range(COUNT))
+    assert killed >= 4
+
+
 def test_consumers_killed_anywhere_that_read_everything_again_make_each_version_once(
     appliance: EmbeddedAppliance, filled: str, database: str
 ) -> None:
