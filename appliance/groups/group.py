@@ -30,8 +30,8 @@ class ConsumerGroup:
     """One group."""
 
     __slots__ = (
-        "assignor", "by_instance", "created_ms", "empty_since_ms", "epoch", "freed", "group_id", "is_dirty", "is_row_changed", "members", "name",
-        "owners", "paused", "rebalances", "signature", "target_owners", "touched", "trouble", "unsettled",
+        "assign_after_ns", "assignor", "by_instance", "created_ms", "empty_since_ms", "epoch", "freed", "group_id", "is_dirty",
+        "is_row_changed", "members", "name", "owners", "paused", "rebalances", "signature", "target_owners", "touched", "trouble", "unsettled",
     )  # fmt: skip
 
     def __init__(self, group_id: int, name: str, now_ms: int) -> None:
@@ -59,11 +59,13 @@ class ConsumerGroup:
         """Ids of subscribed topics whose delivery is paused."""
         self.is_dirty = False
         self.is_row_changed = True
+        self.assign_after_ns = 0
+        """Not before: it is a large group, and was assigned a moment ago."""
 
     # ---- rows ------------------------------------------------------------------------------------------------------------------------
 
     def row(self) -> GroupRow:
-        detail = orjson.dumps({"topics": self.signature, "trouble": self.trouble}).decode()
+        detail = orjson.dumps({"topics": self.signature, "trouble": self.trouble, "is_dirty": self.is_dirty}).decode()
         return GroupRow(
             self.group_id, self.name, CONSUMER, self.epoch, self.assignor, self.rebalances, self.created_ms, self.empty_since_ms, detail
         )
@@ -79,7 +81,7 @@ class ConsumerGroup:
         for member_row in members:
             group.add(Member.of_row(member_row, now_ns))
         group.touched.clear()
-        group.is_row_changed = group.is_dirty = False
+        group.is_row_changed, group.is_dirty = False, detail["is_dirty"]
         group.unsettled = {one.member_id for one in group.members.values() if not one.is_settled(group.epoch)}
         return group
 
@@ -197,7 +199,9 @@ class ConsumerGroup:
 
     def next_owners(self) -> set[str]:
         """Who is to have the partitions that came free; those are forgotten."""
-        found = {self.target_owners[one] for one in self.freed if one in self.target_owners and one not in self.owners}
+        found = {
+            self.target_owners[one] for one in self.freed if one in self.target_owners and one not in self.owners
+        } & self.members.keys()
         self.freed.clear()
         return found
 

@@ -17,7 +17,7 @@ import orjson
 from appliance.groups import membership
 from appliance.groups.assignor_plugins import Assignors
 from appliance.groups.group import ConsumerGroup
-from appliance.groups.limits import GroupLimits
+from appliance.groups.limits import ASSIGN_PAUSE_NS_PER_MEMBER, ASSIGNED_AT_ONCE_MEMBERS, GroupLimits
 from appliance.groups.members import AWAY_EPOCH, REVOKING, Member, MemberSettings, by_topic
 from appliance.groups.messages import Partition, Requester, SessionKey, TopicsView
 from appliance.groups.outgoing import NOTHING, Outgoing
@@ -44,6 +44,8 @@ class Heartbeats:
         self._limits = limits
         self._assignors = assignors
         self._catalog_version = catalog_version
+        self._delayed: dict[str, int] = {}
+        """Names of groups that are to be assigned, and when."""
         self._waiting: list[tuple[Requester, ConsumerGroup, Member, frozenset[Partition] | None]] = []
 
     def try_quiet(self, requester: Requester, request: dict[str, Any], now_ns: int) -> bool:
@@ -186,7 +188,7 @@ class Heartbeats:
         """Compute targets, answer who waits, write what has changed. Raises StorageError, DiskFullError."""
         groups = self._table.changed_groups()
         for group in groups:
-            if group.is_dirty:
+            if group.is_dirty and self._may_assign(group, now_ns):
                 group.assign(self._topics, self._assignors)
                 group.paused = membership.paused_of(group.signature, self._topics)
                 for member in group.with_news():
@@ -198,6 +200,26 @@ class Heartbeats:
             for member_id in group.next_owners():
                 self._push(group, group.members[member_id])
             self._table.write(group)
+
+    def _may_assign(self, group: ConsumerGroup, now_ns: int) -> bool:
+        """A large group that was assigned a moment ago waits; who joins it meanwhile has nothing yet."""
+        if group.epoch and now_ns < group.assign_after_ns and group.members:
+            self._delayed[group.name] = group.assign_after_ns
+            return False
+        self._delayed.pop(group.name, None)
+        group.assign_after_ns = now_ns + max(0, len(group.members) - ASSIGNED_AT_ONCE_MEMBERS) * ASSIGN_PAUSE_NS_PER_MEMBER
+        return True
+
+    def advance(self, now_ns: int) -> None:
+        """Groups that have waited long enough are assigned when the step is settled."""
+        for name in [name for name, due_ns in self._delayed.items() if now_ns >= due_ns]:
+            del self._delayed[name]
+            group = self._table.get(name)
+            if group is not None:
+                self._table.change(group)
+
+    def next_deadline_ns(self) -> int | None:
+        return min(self._delayed.values(), default=None)
 
     def _answer(self, requester: Requester, group: ConsumerGroup, member: Member, said: frozenset[Partition] | None, now_ns: int) -> None:
         if group.members.get(member.member_id) is not member:  # removed behind its heartbeat, in the same step
@@ -218,7 +240,8 @@ class Heartbeats:
         self._outgoing.is_answered(SessionKey(*requester[:2]))
 
     def rolled_back(self, error: TailraceError) -> None:
-        """Those who still waited are refused."""
+        """Those who still waited are refused; the groups that the step changed are looked at again."""
+        self._delayed |= dict.fromkeys(self._table.changed.values(), 0)
         waiting, self._waiting = self._waiting, []
         for requester, *_ in waiting:
             self._outgoing.refuse(requester, error)

@@ -26,6 +26,9 @@ OFFSET_MAX = 1 << 62
 
 CLOSED_GRACE_NS = 1_000_000_000
 """How long a dynamic member whose connection has closed may take to come back over another one."""
+ASSIGNED_AT_ONCE_MEMBERS = 500
+ASSIGN_PAUSE_NS_PER_MEMBER = 20_000
+"""A larger group is assigned anew only so long after the last time, for each member more: a thousand joins in a row do not cost a thousand assignments."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,10 +62,11 @@ class Sessions:
         member.last_heartbeat_ns = now_ns
         self.watch(group_id, member)
 
-    def closed(self, session: SessionKey, now_ns: int) -> None:
-        """The connection is gone."""
+    def closed(self, session: SessionKey, now_ns: int, *, with_front: bool) -> None:
+        """The connection is gone. `with_front`: the client is not told of that before it sends something."""
         for member, group_id in self._members.pop(session, {}).items():
-            member.session, member.closed_ns = None, now_ns
+            member.session = None
+            member.closed_ns = now_ns + (member.settings.heartbeat_interval_ms * 1_000_000 if with_front else 0)
             self.watch(group_id, member)
 
     def _unbind(self, member: Member) -> None:
@@ -152,7 +153,7 @@ def full(group: ConsumerGroup) -> GroupFullError:
 def join_again(group: ConsumerGroup, member: Member, settings: MemberSettings) -> None:
     """A member that the group has begins anew: it has nothing."""
     if member.settings.topics != settings.topics:
-        group.is_dirty = True
+        group.is_dirty = group.is_row_changed = True
     if member.instance_id != settings.instance_id:
         if member.instance_id is not None:
             del group.by_instance[member.instance_id]
@@ -206,7 +207,8 @@ def subscribe_anew(group: ConsumerGroup, member: Member, request: Mapping[str, A
         follows_catalog=member.settings.follows_catalog if follows is None else follows,
     )
     if changed != member.settings:
-        group.is_dirty = group.is_dirty or changed.topics != member.settings.topics
+        if changed.topics != member.settings.topics:
+            group.is_dirty = group.is_row_changed = True
         member.settings, member.has_new_settings = changed, True
         group.changed(member)
 

@@ -153,10 +153,12 @@ class GroupService:
             return group.summary()
         return self._share.summary(name) if self._share is not None and self._share.has(name) else None
 
-    def session_closed(self, session: SessionKey, now_ns: int) -> None:
-        """The connection is gone: its dynamic members have CLOSED_GRACE_NS to come over another one."""
+    def session_closed(self, session: SessionKey, now_ns: int, *, with_front: bool = False) -> None:
+        """The connection is gone: its dynamic members have CLOSED_GRACE_NS to come over another one; and a heartbeat's time more `with_front`: of a front
+        that was killed they learn by their next heartbeat only.
+        """
         self._now_ns = now_ns
-        self._sessions.closed(SessionKey(*session), now_ns)
+        self._sessions.closed(SessionKey(*session), now_ns, with_front=with_front)
         if self._share is not None:
             self._share.session_closed(session, now_ns)
 
@@ -202,6 +204,7 @@ class GroupService:
         """Timers: members that are silent, offsets that are old. Before the commit. Raises StorageError, DiskFullError: then roll back."""
         self._now_ns = now_ns
         self._sessions.advance(now_ns)
+        self._heartbeats.advance(now_ns)
         if self._expiry.is_due(now_ns):
             self._book.settle()
             for group_id in self._expiry.step(now_ns, self._wall_ms()):
@@ -214,7 +217,7 @@ class GroupService:
 
     def next_deadline_ns(self) -> int | None:
         """When `step` next has something to do; None: never."""
-        deadlines = [self._sessions.next_deadline_ns(), self._expiry.next_deadline_ns()]
+        deadlines = [self._sessions.next_deadline_ns(), self._heartbeats.next_deadline_ns(), self._expiry.next_deadline_ns()]
         if self._share is not None:
             deadlines.append(self._share.next_deadline_ns())
         return min((one for one in deadlines if one is not None), default=None)

@@ -52,7 +52,10 @@ class GroupTable:
         for row in self._store.all_members():
             rows.setdefault(row.group_id, []).append(row)
         for group_row in self._store.groups(CONSUMER):
-            self._take_in(ConsumerGroup.of_rows(group_row, rows.get(group_row.group_id, ()), now_ns))
+            group = ConsumerGroup.of_rows(group_row, rows.get(group_row.group_id, ()), now_ns)
+            self._take_in(group)
+            if group.is_dirty:
+                self.change(group)
 
     def _take_in(self, group: ConsumerGroup) -> None:
         self._by_name[group.name] = self._by_id[group.group_id] = group
@@ -126,7 +129,7 @@ class GroupTable:
         if row is None:
             return
         group = ConsumerGroup.of_rows(row, self._store.members(group_id), now_ns)
-        group.is_dirty = bool(group.members) and group.subscribed(self._topics) != group.signature
+        group.is_dirty = group.is_dirty or (bool(group.members) and group.subscribed(self._topics) != group.signature)
         if group.is_dirty:
             self.change(group)
         self._take_in(group)

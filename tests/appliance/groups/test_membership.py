@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.groups import heartbeats
 from appliance.groups.messages import SessionKey
 from tailrace.errors import (
     FencedMemberError,
@@ -492,3 +493,45 @@ def test_what_a_member_asked_for_last_is_what_is_kept(bench: Bench) -> None:
     bench.restart()
     member, _ = bench.ask(Api.DESCRIBE_GROUP, group="billing")["members"]
     assert (member["topics"], member["session_timeout_ms"]) == (["clicks", "orders"], 20_000)
+
+
+def test_members_of_a_front_that_was_killed_have_a_heartbeats_time_more(bench: Bench) -> None:
+    one, two = Client(bench, member_id="m1", heartbeat_interval_ms=3_000), Client(bench, member_id="m2", heartbeat_interval_ms=3_000)
+    settle(one, two)
+    for client in (one, two):
+        bench.service.session_closed(client.session, bench.now_ns, with_front=True)
+    bench.wait(3.9)
+    one.session = SessionKey(0, 99)
+    one.heartbeat()
+    assert bench.summary("billing")["members"] == 2
+    bench.wait(0.2)
+    assert bench.summary("billing")["members"] == 1
+
+
+def test_a_large_group_is_assigned_anew_at_intervals(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeats, "ASSIGNED_AT_ONCE_MEMBERS", 2)
+    monkeypatch.setattr(heartbeats, "ASSIGN_PAUSE_NS_PER_MEMBER", 10_000_000)
+    clients = [Client(bench, member_id=f"m{number}") for number in range(6)]
+    for one in clients[:3]:
+        one.heartbeat()
+    assert bench.summary("billing")["epoch"] == 3
+    for one in clients[3:]:
+        one.heartbeat()
+        assert (one.epoch, one.partitions) == (3, [])
+    assert (bench.summary("billing")["epoch"], bench.summary("billing")["state"]) == (3, "ASSIGNING")
+    bench.restart()
+    assert bench.summary("billing")["epoch"] == 4, "what was not assigned yet is at the next start"
+    bench.wait(0.1)
+    clients[0].leave()
+    assert bench.summary("billing")["epoch"] == 5
+    clients[1].leave()
+    bench.pushes.clear()
+    bench.wait(0.02)
+    assert bench.summary("billing")["state"] == "ASSIGNING"
+    bench.wait(0.02)
+    assert bench.summary("billing")["epoch"] == 6
+    settle(*clients[2:])
+    assert [len(one.partitions) for one in clients[2:]] == [1, 1, 1, 1]
+    for one in clients[2:]:
+        one.leave()
+    assert bench.summary("billing")["state"] == "EMPTY"
