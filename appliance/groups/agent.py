@@ -115,7 +115,7 @@ class Service(Protocol):
 
     def handle(self, requester: Requester, api: int, request: dict[str, object], now_ns: int) -> None: ...
 
-    def session_closed(self, session: SessionKey, now_ns: int) -> None: ...
+    def session_closed(self, session: SessionKey, now_ns: int, *, with_front: bool = False) -> None: ...
 
     def topics_changed(self, now_ns: int) -> None: ...
 
@@ -353,11 +353,12 @@ class GroupsAgent:
         """The front was killed, and every connection with it."""
         sessions, front.sessions = front.sessions, set()
         for word in sorted(sessions):
-            self._end_session(front, word)
+            self._end_session(front, word, with_front=True)
 
-    def _end_session(self, front: FrontLink, word: int) -> None:
+    def _end_session(self, front: FrontLink, word: int, *, with_front: bool = False) -> None:
         if self._opened is not None:
-            self._guarded("session_closed", partial(self._opened[1].session_closed, SessionKey(front.index, word)), self._now_ns)
+            closed = partial(self._opened[1].session_closed, SessionKey(front.index, word), with_front=with_front)
+            self._guarded("session_closed", closed, self._now_ns)
 
     # ---- requests --------------------------------------------------------------------------------------------------------------------
 

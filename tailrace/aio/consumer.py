@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, Unpack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from tailrace.aio.client import AsyncClient
 from tailrace.aio.driver import IN_A_LOOP, Answers, Driver, Question
+from tailrace.aio.group_methods import AsyncGroupMethods
 from tailrace.arguments import by_partition, name_list, partition_list, partitions_named, timeout_ms_of, timeout_s_of, whole
 from tailrace.connection import Connection
 from tailrace.consumer import Consumer
@@ -26,6 +28,11 @@ from tailrace.protocol.wire import Api
 from tailrace.records import OffsetAndTimestamp, Record, TopicBatch, TopicPartition, to_timestamp_us
 from tailrace.settings import ConsumerOptions
 from tailrace.time_search import first_buffered
+
+if TYPE_CHECKING:
+    from tailrace.aio.group import LoopGroup
+    from tailrace.groups.group_reading import GroupReading
+    from tailrace.groups.offsets import Offsets
 
 NS_PER_MS = 1_000_000
 Found = TypeVar("Found", list[Record], list[TopicBatch])
@@ -43,6 +50,15 @@ class LoopConsumer(Consumer):
     def _call(self, api: Api, request: dict[str, Any]) -> dict[str, Any]:
         return self.answers.take(Question(api, request, self.settings.request_timeout_ms, None))
 
+    @property
+    def group(self) -> GroupReading | None:
+        return self._group
+
+    def close_without_group(self) -> None:
+        """Its group is left already."""
+        self._group = None
+        self.close()
+
     def now_ns(self) -> int:
         """The consumer's clock."""
         return self._now_ns()
@@ -54,11 +70,18 @@ class LoopConsumer(Consumer):
         tick_ns = self._connection.next_tick_ns()
         times = [] if tick_ns is None else [tick_ns]
         for cursor in self._reading.cursors.values():
-            if cursor.position is None and cursor.error is None:
+            if cursor.position is None and cursor.error is None and not cursor.from_committed:
                 return looked_ns
             if cursor.refusals and cursor.retry_at_ns > looked_ns:
                 times.append(cursor.retry_at_ns)
+        if self._group is not None:
+            times.append(max(looked_ns, self._group.due_ns()))
         return min(times, default=None)
+
+    def offsets_to_commit(self, offsets: Any, message: Record | None) -> tuple[GroupReading, Offsets]:
+        """What `commit` was given. Raises InvalidRequestError."""
+        group = self._group_of()
+        return group, self._offsets_to_commit(group, offsets, message)
 
     def find_time(self, partition: TopicPartition, when_us: int) -> tuple[int, OffsetAndTimestamp | None]:
         """Where to look for the first record at or after a time (-1: there is none), and the record where the appliance knows it."""
@@ -79,7 +102,7 @@ class LoopConsumer(Consumer):
         return first_buffered(cursor, when_us, self.settings)
 
 
-class AsyncConsumer(AsyncClient, OtherNames):
+class AsyncConsumer(AsyncClient, AsyncGroupMethods, OtherNames):
     """`tailrace.Consumer` for coroutines: the same arguments, settings, methods and errors; each method is awaited.
 
         async with AsyncConsumer("orders", bootstrap="tcp://127.0.0.1:7420") as consumer:
@@ -102,6 +125,15 @@ class AsyncConsumer(AsyncClient, OtherNames):
         self._ahead: deque[Record] = deque()
         """What was taken for `async for` and not yet handed out."""
         self._starting = asyncio.Lock()
+        self._is_closing = False
+        self._group: LoopGroup | None = None
+        if self._consumer.group is not None:
+            from tailrace.aio.group import LoopGroup
+
+            self._group = LoopGroup(type(self).__name__, self._consumer, self._consumer.group, self._driver)
+            names, self._topics = self._topics, []
+            if names:
+                self._consumer.subscribe(names)
 
     async def start(self) -> None:
         """Assign all partitions of the topics named at construction. Raises UnknownTopicError, NotReachableError; the consumer is closed then, as when a
@@ -114,12 +146,35 @@ class AsyncConsumer(AsyncClient, OtherNames):
             await self.close()
             raise
 
-    async def close(self) -> None:
-        """End it. Who waits for records gets ClientClosedError, an `async for` ends."""
-        self._end(self._consumer.close)
+    async def close(self, autocommit: bool = True) -> None:
+        """As `Consumer.close`. Who waits for records gets ClientClosedError, an `async for` ends."""
+        await self._close(autocommit, True)
+
+    async def __aexit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
+        await self._close(True, error is None)
+
+    async def _close(self, autocommit: bool, is_handled: bool) -> None:
+        self._driver.enter_to_close()
+        if self._is_closing:
+            return
+        self._is_closing = True
+        try:
+            if self._group is not None and self._consumer.connection.is_usable:
+                self._group.enter_to_close()
+                await self._group.close(list(self._consumer.assignment()), autocommit=autocommit, is_handled=is_handled)
+        finally:
+            self._end(self._consumer.close_without_group)
+
+    def __del__(self) -> None:
+        if getattr(self, "_group", None) is not None and not self._is_closed:
+            assert self._group is not None
+            self._group.forget()
+        super().__del__()
 
     async def _ready(self) -> None:
         self._driver.enter()
+        if self._group is not None:
+            self._group.enter()
         if not self._topics:
             return
         async with self._starting:
@@ -140,13 +195,26 @@ class AsyncConsumer(AsyncClient, OtherNames):
         self._give_back()
         return await self._operate(operation, *arguments)
 
-    def _give_back(self) -> None:
+    def _give_back(self, keys: Iterable[TopicPartition] | None = None) -> None:
+        """What was taken ahead (of `keys` only) is read again."""
+        wanted = None if keys is None else set(keys)
         first: dict[TopicPartition, int] = {}
-        while self._ahead:
+        for _ in range(len(self._ahead)):
             record = self._ahead.popleft()
-            first.setdefault(TopicPartition(record.topic, record.partition), record.offset)
+            key = TopicPartition(record.topic, record.partition)
+            if wanted is None or key in wanted:
+                first.setdefault(key, record.offset)
+            else:
+                self._ahead.append(record)
         for partition, offset in first.items():
             self._consumer.seek(partition, offset)
+        if first:
+            self._tell_ahead()
+
+    def _tell_ahead(self) -> None:
+        """What is ahead now is not to be committed as handed out."""
+        if self._consumer.group is not None:
+            self._consumer.group.iterating(list(self._ahead), self._ahead)
 
     # ---- reading -----------------------------------------------------------------------------------------------------------------------
 
@@ -154,10 +222,27 @@ class AsyncConsumer(AsyncClient, OtherNames):
         """What `look` finds, as soon as it finds something; empty when the time is up (None: never)."""
         await asyncio.sleep(0)  # records that are there already must not keep the loop's other tasks waiting
         deadline_ns = None if timeout_ms is None else self._consumer.now_ns() + int(timeout_ms_of(timeout_ms) * NS_PER_MS)
+        if self._group is None:
+            return await self._look_until(look, deadline_ns)
+        self._group.begin_to_wait()
+        try:
+            return await self._look_until(look, deadline_ns)
+        finally:
+            self._group.end_wait()
+            if not self._is_closed:
+                self._group.settle()
+
+    async def _look_until(self, look: Callable[[], Found], deadline_ns: int | None) -> Found:
+        group = self._group
         while True:
             with self._driver.watching() as wait:
                 looked_ns = self._consumer.now_ns()
+                if group is not None:
+                    await group.step(self._give_back)
                 found = await self._driver.run(look)
+                if group is not None:
+                    group.go_on_waiting()
+                    group.settle()
                 if found or (deadline_ns is not None and self._consumer.now_ns() >= deadline_ns):
                     return found
                 times = [at_ns for at_ns in (deadline_ns, self._consumer.look_again_ns(looked_ns)) if at_ns is not None]
@@ -218,6 +303,7 @@ class AsyncConsumer(AsyncClient, OtherNames):
                 raise
         except asyncio.CancelledError:
             self._ahead.extendleft(reversed(result))
+            self._tell_ahead()
             raise
         return result
 
@@ -241,6 +327,7 @@ class AsyncConsumer(AsyncClient, OtherNames):
         """The next record, if it is there. As many as one poll gives are taken ahead."""
         if not self._ahead:
             self._ahead.extend(self._consumer.poll())
+            self._tell_ahead()
             if len(self._ahead) > 1:
                 self._driver.wake_watchers()  # other tasks may have waited for these
         return [self._ahead.popleft()] if self._ahead else []

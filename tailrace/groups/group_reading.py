@@ -15,7 +15,7 @@ Invariants: after a step the cursors are those of the partitions that the member
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import length_hint
 from typing import Any
@@ -27,7 +27,7 @@ from tailrace.decoded_records import DecodedRecords
 from tailrace.environment import Environment
 from tailrace.errors import CommitFailedError, InvalidRequestError, TailraceError, UnknownTopicError
 from tailrace.fetcher import PartitionCursor
-from tailrace.groups.driver import HeartbeatThread
+from tailrace.groups.driver import Heartbeats, HeartbeatThread
 from tailrace.groups.listener import Hook, Hooks
 from tailrace.groups.membership import NEVER_NS, NS_PER_MS, POLLING_NS, Change, ChangeKind, MemberIdentity, Membership, Partition, Phase
 from tailrace.groups.offsets import Callback, Commit, CommitQueue, Offsets, PositionLookup, fetch_committed
@@ -90,7 +90,7 @@ class GroupReading:
         self._abandon = weakref.finalize(consumer, self._thread.abandon)
         self._abandon.atexit = False  # the appliance sees that the connection has closed
         self._subscription: Subscription | None = None
-        self._hooks = Hooks()
+        self.hooks = Hooks()
         self._keys: dict[Partition, TopicPartition] = {}
         """The partitions that are taken, by topic id, and by name."""
         self._commits = CommitQueue(connection, self._who, self._hurry)
@@ -101,15 +101,22 @@ class GroupReading:
         self._commit_at_ns = NEVER_NS
         self._retry_at_ns = NEVER_NS
         self._in_step = False
+        self.leaves_rebalances = False
+        """Whether another makes the steps of a rebalance (an event loop)."""
         self._is_handled = True
         """Whether the program is done with what it was handed out; False: it ends by an exception."""
         self._handed_out: list[Record] | list[TopicBatch] = []
         """By the last poll."""
-        self._iterating: tuple[list[Record], Iterator[Record]] | None = None
+        self._iterating: tuple[list[Record], Iterable[Record]] | None = None
         self._sought: set[TopicPartition] = set()
         """Moved since the last poll: what was handed out of them says nothing of their position."""
 
     # ---- subscribing -----------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def beats(self) -> Heartbeats:
+        """Where no thread makes them, the environment's driver does."""
+        return self._thread.beats
 
     @property
     def is_subscribed(self) -> bool:
@@ -124,7 +131,7 @@ class GroupReading:
         """Want these topics from the next poll on. Raises InvalidRequestError where `assign` has decided what is read."""
         if self._subscription is None and self._reading.cursors:
             raise InvalidRequestError("partitions are assigned by assign(); write unsubscribe() before subscribe()")
-        self._subscription, self._hooks = subscription, hooks
+        self._subscription, self.hooks = subscription, hooks
         if self.membership.phase not in (Phase.OUT, Phase.LEAVING):
             self._want_topics()
 
@@ -147,10 +154,19 @@ class GroupReading:
         try:
             self._give_up()
         finally:
-            self._subscription = None
-            with self._lock:
-                self.membership.leave(self._now_ns())
-            self._ring()
+            self.leave()
+
+    def leave(self) -> None:
+        """Be no member any more; everything is given up already."""
+        self._subscription = None
+        with self._lock:
+            self.membership.leave(self._now_ns())
+        self._ring()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the appliance has heard that this member leaves, or cannot hear it now."""
+        return self.membership.phase is not Phase.LEAVING or not self._thread.beats.connection.is_ready
 
     def metadata(self) -> ConsumerGroupMetadata:
         """Who this consumer is in its group."""
@@ -184,8 +200,8 @@ class GroupReading:
         """These are the caller's now."""
         self._handed_out = found
 
-    def iterating(self, records: list[Record], iterator: Iterator[Record]) -> None:
-        """The last poll's records are handed out one by one."""
+    def iterating(self, records: list[Record], iterator: Iterable[Record]) -> None:
+        """The last poll's records are handed out one by one; `iterator` has those that are left."""
         self._iterating = records, iterator
 
     def left_iteration(self, last: list[Record]) -> None:
@@ -203,7 +219,7 @@ class GroupReading:
         if not self._has_thread:
             self._thread.beats.step()
         now_ns = self._now_ns()
-        if (self.membership.has_news or now_ns >= self._retry_at_ns) and not self._in_step:
+        if not self._in_step and not self.leaves_rebalances and self.is_rebalance_due(now_ns):
             self._in_step = True
             try:
                 self._reconcile()
@@ -229,7 +245,7 @@ class GroupReading:
         while True:
             self.step()
             now_ns = self._now_ns()
-            until_ns = min(deadline_ns, max(now_ns, self._due_ns()), now_ns + POLL_STEP_NS)
+            until_ns = min(deadline_ns, max(now_ns, self.due_ns()), now_ns + POLL_STEP_NS)
             if not self._has_thread:
                 self._reading.wake_fd = self._thread.beats.connection.fileno()
             if self._reading.look(until_ns, self._is_interrupted):
@@ -240,7 +256,8 @@ class GroupReading:
     def _is_interrupted(self) -> bool:
         return self.membership.has_news or bool(self._commits.ended) or not self._has_thread
 
-    def _due_ns(self) -> int:
+    def due_ns(self) -> int:
+        """When `step` has something to do though nothing comes."""
         times: list[int | None] = [self._commit_at_ns if self._auto_commits else NEVER_NS, self._retry_at_ns, self._commits.due_ns()]
         times.append(self._lookup.due_ns())
         if not self._has_thread:
@@ -257,12 +274,20 @@ class GroupReading:
                 self.membership.taking(change.partitions)
         return change
 
-    def _reconcile(self) -> None:
-        """All steps that can be made now. The first thing that a listener raised is raised when they are made."""
+    def is_rebalance_due(self, now_ns: int) -> bool:
+        """Whether there may be a step to make."""
+        return self.membership.has_news or now_ns >= self._retry_at_ns
+
+    def hear_news(self) -> None:
+        """What is known to be due is looked at now."""
         self._retry_at_ns = NEVER_NS
         with self._lock:
             self._thread.news.hush()
             self.membership.has_news = False
+
+    def _reconcile(self) -> None:
+        """All steps that can be made now. The first thing that a listener raised is raised when they are made."""
+        self.hear_news()
         raised: Exception | None = None
         try:
             while (change := self.next_change()) is not None:
@@ -271,14 +296,19 @@ class GroupReading:
                         break
                 except Exception as error:
                     raised = raised or error
-            self._look_at_catalog()
+            self.look_at_catalog()
         except BaseException:
             self.membership.has_news = True
             raise
+        self.raise_after(raised)
+
+    def raise_after(self, raised: Exception | None) -> None:
+        """All steps are made: raise what a listener has raised, or why this consumer cannot be a member."""
         with self._lock:
-            refusal = self.membership.take_error(self._now_ns())
+            refusal = None if raised is not None else self.membership.take_error(self._now_ns())
         self._ring()
         if raised is not None:
+            self.membership.has_news = self.membership.has_news or self.membership.error is not None
             raise raised
         if refusal is not None:
             raise refusal
@@ -293,7 +323,8 @@ class GroupReading:
             return self._assign(change)
         return True
 
-    def _look_at_catalog(self) -> None:
+    def look_at_catalog(self) -> None:
+        """What the appliance says of topics: whose delivery is paused, and whether patterns are to be matched anew."""
         membership, subscription = self.membership, self._subscription
         for partition, key in self._keys.items():
             cursor = self._reading.cursors.get(key)
@@ -310,21 +341,30 @@ class GroupReading:
         keys = self.keys_of(change)
         try:
             self.commit_before_revoking(keys)
-            _tell(self._hooks.revoked, keys)
+            _tell(self.hooks.revoked, keys)
         finally:
             self.drop(change, keys)
 
     def commit_before_revoking(self, keys: list[TopicPartition]) -> None:
         """What was handed out of these (auto commit), behind what was committed before."""
-        wanted = set(keys)
-        offsets = {key: one for key, one in self._uncommitted().items() if key in wanted} if self._auto_commits else {}
-        if not offsets and not self._commits:
+        offsets = self.to_commit_before_revoking(keys)
+        if offsets is None:
             return
         try:
             self.commit(offsets, CLOSE_COMMIT_MS)
         except TailraceError as error:
-            if not isinstance(error, UnknownTopicError):  # a topic that is gone has no offsets
-                logger.warning("a consumer of group %r could not commit before it gave partitions up: %s", self.group_id, error)
+            self.say_not_committed(error)
+
+    def to_commit_before_revoking(self, keys: list[TopicPartition]) -> Offsets | None:
+        """What is to be committed before these are given up; None: nothing is, and nothing is under way."""
+        wanted = set(keys)
+        offsets = {key: one for key, one in self._uncommitted().items() if key in wanted} if self._auto_commits else {}
+        return offsets if offsets or self._commits else None
+
+    def say_not_committed(self, error: TailraceError) -> None:
+        """A commit before a revocation failed: what was handed out is read again."""
+        if not isinstance(error, UnknownTopicError):  # a topic that is gone has no offsets
+            logger.warning("a consumer of group %r could not commit before it gave partitions up: %s", self.group_id, error)
 
     def drop(self, change: Change, keys: list[TopicPartition]) -> None:
         """Read these no more, and let the appliance know."""
@@ -346,16 +386,20 @@ class GroupReading:
         try:
             infos = self.infos_of(change)
         except BaseException as error:
-            with self._lock:
-                self.membership.revoked(change.partitions, self._now_ns())
-            self._retry_at_ns = self._now_ns() + RETRY_NS
+            self.put_back(change)
             if isinstance(error, UnknownTopicError):
                 return False  # the appliance's processes learn of topics one after another
             raise
         keys = self.take(change, infos)
         self._ring()
-        _tell(self._hooks.assigned, keys)
+        _tell(self.hooks.assigned, keys)
         return True
+
+    def put_back(self, change: Change) -> None:
+        """What is assigned cannot be taken now: soon again."""
+        with self._lock:
+            self.membership.revoked(change.partitions, self._now_ns())
+        self._retry_at_ns = self._now_ns() + RETRY_NS
 
     def infos_of(self, change: Change) -> dict[str, TopicInfo]:
         """What is to be known of the topics of a step, by id. Raises UnknownTopicError."""
@@ -380,20 +424,24 @@ class GroupReading:
 
     def _lose(self, change: Change) -> None:
         keys = self.keys_of(change)
-        logger.warning("a consumer of group %r has lost its %d partitions: %s", self.group_id, len(keys), change.reason)
+        self.say_lost(change, keys)
         try:
-            _tell(self._hooks.lost, keys)
+            _tell(self.hooks.lost, keys)
         finally:
             self.drop(change, keys)
 
-    def _give_up(self) -> None:
-        """Everything that is read, in order."""
+    def say_lost(self, change: Change, keys: list[TopicPartition]) -> None:
+        """It is not the program's doing: the log has it."""
+        logger.warning("a consumer of group %r has lost its %d partitions: %s", self.group_id, len(keys), change.reason)
+
+    def last_change(self) -> Change:
+        """The step that gives up everything that is read."""
         with self._lock:
             lost = self.membership.next_change()
-        if lost is not None and lost.kind is ChangeKind.LOSE:
-            self._lose(lost)
-        elif self._keys:
-            self._revoke(Change(ChangeKind.REVOKE, frozenset(self._keys)))
+        return lost if lost is not None and lost.kind is ChangeKind.LOSE else Change(ChangeKind.REVOKE, frozenset(self._keys))
+
+    def _give_up(self) -> None:
+        self._make(self.last_change())
 
     # ---- offsets ---------------------------------------------------------------------------------------------------------------------------
 
@@ -454,24 +502,36 @@ class GroupReading:
 
     def commit(self, offsets: Offsets, timeout_ms: float) -> None:
         """Commit these, behind all that was committed before, and wait for it. Raises what the appliance says, RequestTimeoutError, NotReachableError."""
-        commit = self._commits.add(offsets, None, timeout_ms)
+        commit = self.begin_commit(offsets, timeout_ms)
+        while (until_ns := self.commit_step(commit)) is not None:
+            self._connection.wait(until_ns - self._now_ns())
+        self.end_commit(commit)
+
+    def begin_commit(self, offsets: Offsets, timeout_ms: float) -> Commit:
+        """A commit to be waited for: `commit_step` until that returns None, then `end_commit`."""
+        return self._commits.add(offsets, None, timeout_ms)
+
+    def commit_step(self, commit: Commit) -> int | None:
+        """Take in what has come and send what is due; returns until when to wait for the connection, None: it is done."""
         connection = self._connection
-        while not commit.is_done:
-            connection.check_usable()
-            connection.process()
-            now_ns = self._now_ns()
-            self._commits.pump(now_ns)
-            connection.tick(now_ns)
-            if connection.fatal is not None:
-                raise connection.fatal
-            if not commit.is_done:
-                times = [connection.next_tick_ns(), self._commits.due_ns()]
-                connection.wait(min(at_ns for at_ns in times if at_ns is not None) - now_ns)
-                connection.process()
+        connection.check_usable()
+        connection.process()
+        now_ns = self._now_ns()
+        self._commits.pump(now_ns)
+        connection.process()
+        connection.tick(now_ns)
+        if connection.fatal is not None:
+            raise connection.fatal
+        if commit.is_done:
+            return None
+        return min(at_ns for at_ns in (connection.next_tick_ns(), self._commits.due_ns()) if at_ns is not None)
+
+    def end_commit(self, commit: Commit) -> None:
+        """Make the callbacks of what was committed before. Raises what the appliance says."""
         self._commits.call_back()
         if commit.error is not None:
             raise commit.error
-        self._remember(offsets)
+        self._remember(commit.offsets)
 
     def commit_async(self, offsets: Offsets, callback: Callback | None) -> Commit | None:
         """Commit these; `callback` is called by a later poll, commit or close."""
@@ -514,9 +574,7 @@ class GroupReading:
 
     def close(self, *, autocommit: bool = True, is_handled: bool = True) -> None:
         """Commit, give everything up, leave the group. `is_handled`: what was handed out last is done with. Raises what a listener raises."""
-        self._abandon.detach()
-        self._auto_commits = self._auto_commits and autocommit
-        self._is_handled = is_handled
+        self.begin_to_close(autocommit=autocommit, is_handled=is_handled)
         try:
             if self._subscription is not None:
                 self._give_up()
@@ -526,16 +584,24 @@ class GroupReading:
             try:
                 self._leave()
             finally:
-                self._thread.stop()
-                self._commits.call_back()
+                self.end()
+
+    def begin_to_close(self, *, autocommit: bool, is_handled: bool) -> None:
+        """From now on only what closing needs is done."""
+        self._abandon.detach()
+        self._auto_commits = self._auto_commits and autocommit
+        self._is_handled = is_handled
+
+    def end(self) -> None:
+        """The last of closing."""
+        self._thread.stop()
+        self._commits.call_back()
 
     def _leave(self) -> None:
-        membership, beats = self.membership, self._thread.beats
-        with self._lock:
-            membership.leave(self._now_ns())
-        self._ring()
+        beats = self._thread.beats
+        self.leave()
         until_ns = self._now_ns() + LEAVE_WAIT_NS
-        while membership.phase is Phase.LEAVING and beats.connection.is_ready and (left_ns := until_ns - self._now_ns()) > 0:
+        while not self.has_left and (left_ns := until_ns - self._now_ns()) > 0:
             if self._has_thread:
                 self._environment.sleep_on((self._thread.news.fd,), left_ns)
                 self._thread.news.hush()

@@ -22,19 +22,19 @@ class RebalanceListener:
 
         consumer.subscribe(["orders"], listener=Saves())
 
-    Each method is given a list of TopicPartitions, never an empty one; an exception that it raises reaches the caller of `poll`, once, and the change has
-    happened all the same.
+    Each method is given a list of TopicPartitions, never an empty one; with an AsyncConsumer it may be a coroutine. An exception that it
+    raises reaches the caller of `poll`, once, and the change has happened all the same.
     """
 
-    def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
+    def on_partitions_revoked(self, revoked: list[TopicPartition]) -> Any:
         """These go to another consumer when this returns: the last moment to commit. They can still be asked for their position."""
 
-    def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
+    def on_partitions_assigned(self, assigned: list[TopicPartition]) -> Any:
         """These are read from now on: from their committed offsets, unless this seeks."""
 
-    def on_partitions_lost(self, lost: list[TopicPartition]) -> None:
+    def on_partitions_lost(self, lost: list[TopicPartition]) -> Any:
         """These belong to others already, and nothing of them can be committed. Calls `on_partitions_revoked` where it is not overridden, as Kafka's."""
-        self.on_partitions_revoked(lost)
+        return self.on_partitions_revoked(lost)
 
 
 Hook = Callable[[list[TopicPartition]], Any]

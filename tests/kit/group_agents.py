@@ -82,7 +82,7 @@ class ToldService:
             self.pushes.append(Push(requester.front, requester.session, Api.GROUP_HEARTBEAT, b'{"group":"g"}'))
         self.answers.append(Answer(requester, 0, b"x" * request["size"] if "size" in request else orjson.dumps({"done": request})))
 
-    def session_closed(self, session: SessionKey, now_ns: int) -> None:
+    def session_closed(self, session: SessionKey, now_ns: int, *, with_front: bool = False) -> None:
         self.closed.append(session)
 
     def topics_changed(self, now_ns: int) -> None:

@@ -45,6 +45,12 @@ def member(appliance: EmbeddedAppliance, group: str, *topics: str, **settings: A
     return Consumer(*topics, bootstrap=appliance.address, group_id=group, **{"auto_offset_reset": "earliest", **settings})
 
 
+def heartbeats(consumer: Consumer) -> int:
+    """How many it has sent."""
+    assert consumer._group is not None
+    return consumer._group.membership.heartbeat_count
+
+
 def poll_until(consumers: Iterable[Consumer], condition: Callable[[], object], what: str) -> list[Record]:
     """Poll all of them in turn until the condition holds; returns what they read."""
     everyone, found = list(consumers), list[Record]()

@@ -132,7 +132,7 @@ def test_auto_commit_is_of_what_earlier_polls_have_handed_out(
         assert other.committed(keys[0]) is None
         assert next_offsets() == list(range(10, 20))
         consumer.poll(0)
-        assert other.committed(keys[0]) in (10, 20), "commits of polls do not wait"
+        assert consumer.committed(keys[0]) in (10, 20), "commits of polls do not wait"
         consumer.commit({keys[0]: 3})
         assert other.committed(keys[0]) == 3
     assert committed(appliance, filled, keys[0]) == 30, "close() commits all that was handed out"
@@ -164,12 +164,10 @@ def test_an_iteration_commits_what_it_has_handed_out_and_an_exception_leaves_the
                 break
         assert one.poll(60_000, 1)[0].offset == 42, "what the loop did not take"
     with pytest.raises(ZeroDivisionError), consumer("raise") as one:
-        for record in one:
-            assert 1 / (record.offset - 41)
+        [1 / (record.offset - 41) for record in one]
     assert committed(appliance, filled + "raise", keys[0]) == 41, "the record that failed is read again"
     with pytest.raises(ZeroDivisionError), consumer("poll") as one:
-        assert len(one.poll(60_000, 10)) == len(one.poll(60_000, 10)) == 10
-        assert 1 / 0
+        [one.poll(60_000, 10), one.poll(60_000, 10)][1][1 // 0]
     assert committed(appliance, filled + "poll", keys[0]) == 10
     with consumer("without") as one:
         one.poll(60_000)

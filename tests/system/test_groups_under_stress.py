@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 
 from tailrace import Admin, Producer, Record, TopicPartition
 from tailrace.errors import ClientClosedError, CommitFailedError
 from tailrace.private_appliance import EmbeddedAppliance
-from tests.kit.groups import Remembers, member, offsets_by_partition, poll_until, poll_until_shared, read_until
+from tests.kit.groups import Remembers, heartbeats, member, offsets_by_partition, poll_until, poll_until_shared, read_until
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 from tests.kit.topics import create
 
@@ -46,11 +47,10 @@ def test_heartbeats_go_on_while_user_code_runs_long(appliance: EmbeddedAppliance
         busy.subscribe([filled], listener=told)
         poll_until_shared([busy, other], PARTITIONS)
         told.calls.clear()
-        beats = busy._group.membership  # type: ignore[union-attr]
-        count, until = beats.heartbeat_count, time.monotonic() + 3
+        count, until = heartbeats(busy), time.monotonic() + 3
         while time.monotonic() < until:  # works, and never lets go of the interpreter by itself
             sum(range(1000))
-        assert beats.heartbeat_count > count + 3
+        assert heartbeats(busy) > count + 3
         other.poll(0)
         assert len(other.assignment()) == 2
         busy.commit()
@@ -219,16 +219,13 @@ def test_a_restart_of_the_fronts_or_of_the_group_process_moves_no_partition(appl
         poll_until_shared([one, two], PARTITIONS)
         told.calls.clear()
         other_told.calls.clear()
+
+        def are_known(since: list[int]) -> bool:
+            return all(heartbeats(consumer) > count + 1 for consumer, count in zip((one, two), since, strict=True))
+
         for name in ("tr-groups-0", "tr-front-0"):
             kill_and_wait_for_successor(appliance, name)
-            counts = [consumer._group.membership.heartbeat_count for consumer in (one, two)]  # type: ignore[union-attr]
-            poll_until(
-                [one, two],
-                lambda counts=counts: all(  # type: ignore[misc]
-                    consumer._group.membership.heartbeat_count > count + 1 for consumer, count in zip((one, two), counts, strict=True)
-                ),
-                "both have shown themselves to the successor",
-            )
+            poll_until([one, two], partial(are_known, [heartbeats(one), heartbeats(two)]), "both are known to the successor")
             one.commit()
             two.commit()
         assert told.calls == other_told.calls == []

@@ -40,7 +40,7 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
         "highwater": (KEY,), "lag": (KEY,), "offsets_for_times": ({},), "partitions_for": ("t",), "pause": (), "paused": (), "poll": (), "poll_arrow": (),
         "position": (KEY,), "resume": (), "seek": (KEY, 0), "seek_to_beginning": (), "seek_to_end": (), "topics": (),
         "commit": (), "commit_async": (), "committed": ([],), "consumer_group_metadata": (), "memberid": (), "subscribe": (["t"],), "subscription": (),
-        "unsubscribe": (),
+        "unsubscribe": (), "retry_later": (None, 1),
     },
     Admin: {
         "__enter__": (), "alter_topics": ({},), "bring_online": ("t",), "cancel_delays": ([],), "create_partitions": ({},), "create_topics": ([],),
