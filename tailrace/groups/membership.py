@@ -259,9 +259,11 @@ class Membership:
         return self._token, request
 
     def _report(self) -> Partitions:
-        """What the appliance is to know that this member owns: nothing that is to be taken is held before what is to be given up is free."""
+        """What the appliance is to know that this member owns. Something new is not claimed before what is to be given up is free; what has been confirmed
+        stays claimed, for the consumer may take it at any moment.
+        """
         if self.assigned is None or not self.taken <= self.assigned:
-            return self.taken
+            return self.taken | self.confirmed
         return self.assigned
 
     def answered(self, token: int, code: ErrorCode, detail: str, answer: dict[str, Any], now_ns: int) -> None:

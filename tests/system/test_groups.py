@@ -129,7 +129,7 @@ def test_auto_commit_is_of_what_earlier_polls_have_handed_out(
             return [record.offset for record in consumer.poll(60_000)]
 
         assert next_offsets() == list(range(10))
-        assert other.committed(keys[0]) is None
+        assert other.committed(keys[0]) in (None, 0)
         assert next_offsets() == list(range(10, 20))
         consumer.poll(0)
         assert consumer.committed(keys[0]) in (10, 20), "commits of polls do not wait"
