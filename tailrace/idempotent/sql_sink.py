@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tailrace.arguments import by_partition, partition_list, whole
@@ -110,23 +111,40 @@ class SqlSink:
         Raises OffsetOutOfRangeError when a log ends before what was applied of it; InvalidRequestError; what the consumer and the driver raise.
         """
         if inspect.iscoroutinefunction(getattr(consumer, "seek", None)):
-            raise InvalidRequestError(
-                "an AsyncConsumer cannot be led from here; write `await consumer.seek(partition, offset)` for each of positions([...])"
-            )
-        keys = consumer.assignment() if partitions is None else partition_list(partitions)
+            raise InvalidRequestError("this is an AsyncConsumer; write `await sink.seek_async(consumer)`")
+        steps, answer = self._seeking(consumer, partitions), None
+        while True:
+            try:
+                answer = steps.send(answer)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
+    async def seek_async(self, consumer: Any, partitions: Sequence[TopicPartition] | None = None) -> dict[TopicPartition, int]:
+        """`seek` for a `tailrace.aio.AsyncConsumer`. The sink's own statements hold the event loop."""
+        steps, answer = self._seeking(consumer, partitions), None
+        while True:
+            try:
+                answer = await steps.send(answer)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
+    def _seeking(self, consumer: Any, partitions: Sequence[TopicPartition] | None) -> Generator[Any, Any, dict[TopicPartition, int]]:
+        """The steps of a seek: what the consumer's methods return is yielded, and what comes of it is sent back."""
+        keys: list[TopicPartition] = (yield consumer.assignment()) if partitions is None else partition_list(partitions)
         self._learn_ids(consumer, {key.topic for key in keys})
         found = {key: position for key, position in self.positions(keys).items() if position is not None}
-        ends = consumer.end_offsets(list(found)) if found else {}
-        for key, position in found.items():
-            if position > ends[key]:
-                raise OffsetOutOfRangeError(
-                    f"records of {key.topic}-{key.partition} are applied up to offset {position}, and its log ends at {ends[key]}: it has lost "
-                    f"records in a crash. Look at both, then say where to go on with move({{TopicPartition(...): offset}})"
-                )
+        if found:
+            ends = yield consumer.end_offsets(list(found))
+            for key, position in found.items():
+                if position > ends[key]:
+                    raise OffsetOutOfRangeError(
+                        f"records of {key.topic}-{key.partition} are applied up to offset {position}, and its log ends at {ends[key]}: it has lost "
+                        f"records in a crash. Look at both, then say where to go on with move({{TopicPartition(...): offset}})"
+                    )
         for key in keys:
             if key not in found:
-                found[key] = self._begin_at(key, consumer.position(key))
-            consumer.seek(key, found[key])
+                found[key] = self._begin_at(key, (yield consumer.position(key)))
+            yield consumer.seek(key, found[key])
             self._led_to[key] = found[key]
             self._failed_at.pop(key, None)
         return {key: found[key] for key in keys}
@@ -144,9 +162,12 @@ class SqlSink:
                     self._store(session, key, rows.get(key), offset)
         self._led_to = {key: offset for key, offset in self._led_to.items() if key not in wanted}
 
-    def listener(self, consumer: Any) -> SinkListener:
-        """For `consumer.subscribe([...], listener=sink.listener(consumer))`: each partition that is assigned goes on behind what is applied."""
-        return SinkListener(self, consumer)
+    def listener(self, consumer: Any) -> RebalanceListener:
+        """For `consumer.subscribe([...], listener=sink.listener(consumer))`, of an AsyncConsumer too: each partition that is assigned goes on behind what is
+        applied.
+        """
+        is_async = inspect.iscoroutinefunction(getattr(consumer, "seek", None))
+        return _SinkListener(self, partial(self.seek_async if is_async else self.seek, consumer))
 
     def forget(self, partitions: Sequence[TopicPartition]) -> None:
         """These are no longer this consumer's: the next time `seek` is to lead to them. The stored offsets stay."""
@@ -155,7 +176,7 @@ class SqlSink:
 
     def _learn_ids(self, consumer: Any, topics: set[str]) -> None:
         """A topic that is deleted and made again has another id, and none of its records were applied."""
-        describe = getattr(consumer, "_info", None)
+        describe = getattr(getattr(consumer, "_consumer", consumer), "_info", None)  # of an AsyncConsumer: it knows what is assigned
         if describe is not None:
             self._topic_ids.update({topic: describe(topic).topic_id.hex() for topic in topics})
 
@@ -262,16 +283,16 @@ class SqlSink:
             raise OffsetsMovedError(f"another consumer of {self._group!r} has moved the offset of {key.topic}-{key.partition} meanwhile")
 
 
-class SinkListener(RebalanceListener):
-    """A rebalance listener: partitions that come go on behind what the database has, those that go are forgotten."""
+class _SinkListener(RebalanceListener):
+    """Partitions that come go on behind what the database has, those that go are forgotten."""
 
-    def __init__(self, sink: SqlSink, consumer: Any) -> None:
+    def __init__(self, sink: SqlSink, seek: Callable[[list[TopicPartition]], Any]) -> None:
         self._sink = sink
-        self._consumer = consumer
+        self._seek = seek
 
-    def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
+    def on_partitions_assigned(self, assigned: list[TopicPartition]) -> Any:
         """Start them behind what is applied."""
-        self._sink.seek(self._consumer, assigned)
+        return self._seek(assigned)
 
     def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
         """The database's offsets are right at any moment: there is nothing to commit. Of lost ones a transaction that still runs is rolled back when another

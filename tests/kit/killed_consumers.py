@@ -6,6 +6,7 @@ commit), or at whatever instruction the process is in when a timer of the seed's
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -21,6 +22,7 @@ import redis
 import sqlalchemy
 
 from tailrace import CommitFailedError, Consumer, Record, ShareConsumer, TopicPartition
+from tailrace.aio import AsyncConsumer
 from tailrace.idempotent import DedupTable, OffsetsMovedError, RedisGuard, SqlSink, update_if_version
 
 GROUP = "billing"
@@ -107,19 +109,23 @@ def _sink(plan: Plan, fate: Fate, connection: Any) -> None:
         sink.seek(consumer)
         fate.begin()
         while sink.positions(list(ends)) != ends:
-            apply_batch(sink, consumer, fate)
+            _apply_next(sink, consumer, fate)
 
 
-def apply_batch(sink: SqlSink, consumer: Consumer, fate: Fate) -> None:
+def apply_batch(sink: SqlSink, records: list[Record], fate: Fate) -> None:
+    with sink.transaction(records) as tx:
+        for record in tx.records:
+            fate.step()
+            sale = (record.partition, record.offset, int(record.value))
+            execute = tx.cursor.exec_driver_sql if hasattr(tx.cursor, "exec_driver_sql") else tx.cursor.execute
+            execute("INSERT INTO sales VALUES (?, ?, ?)", sale)
+            fate.step()
+    fate.step()
+
+
+def _apply_next(sink: SqlSink, consumer: Consumer, fate: Fate) -> None:
     try:
-        with sink.transaction(consumer.poll(100, AT_ONCE)) as tx:
-            for record in tx.records:
-                fate.step()
-                sale = (record.partition, record.offset, int(record.value))
-                execute = tx.cursor.exec_driver_sql if hasattr(tx.cursor, "exec_driver_sql") else tx.cursor.execute
-                execute("INSERT INTO sales VALUES (?, ?, ?)", sale)
-                fate.step()
-        fate.step()
+        apply_batch(sink, consumer.poll(100, AT_ONCE), fate)
     except OffsetsMovedError:
         sink.seek(consumer)
 
@@ -131,7 +137,25 @@ def _in_a_group(plan: Plan, fate: Fate) -> None:
         consumer.subscribe([plan.topic], listener=sink.listener(consumer))
         fate.begin()
         while sink.positions(list(ends)) != ends:
-            apply_batch(sink, consumer, fate)
+            _apply_next(sink, consumer, fate)
+
+
+def _in_a_loop(plan: Plan, fate: Fate) -> None:
+    asyncio.run(_in_a_group_of_a_loop(plan, fate))
+
+
+async def _in_a_group_of_a_loop(plan: Plan, fate: Fate) -> None:
+    sink = SqlSink(_connect(plan), GROUP)
+    async with AsyncConsumer(bootstrap=plan.address, group_id=f"of-{plan.topic}", auto_offset_reset="earliest") as consumer:
+        ends = await consumer.end_offsets([TopicPartition(plan.topic, number) for number in await consumer.partitions_for(plan.topic)])
+        await consumer.subscribe([plan.topic], listener=sink.listener(consumer))
+        fate.begin()
+        while sink.positions(list(ends)) != ends:
+            records = await consumer.poll(100, AT_ONCE)
+            try:
+                apply_batch(sink, records, fate)
+            except OffsetsMovedError:
+                await sink.seek_async(consumer)
 
 
 def _in_order(plan: Plan, fate: Fate, order: str) -> None:
@@ -258,6 +282,7 @@ MODES: dict[str, Callable[[Plan, Fate], None]] = {
     "sqlite3": _with_sqlite3,
     "sqlalchemy": _with_sqlalchemy,
     "group": _in_a_group,
+    "group in a loop": _in_a_loop,
     "commit first": lambda plan, fate: _in_order(plan, fate, "commit first"),
     "effect first": lambda plan, fate: _in_order(plan, fate, "effect first"),
     "auto commit": lambda plan, fate: _in_order(plan, fate, "auto commit"),

@@ -58,7 +58,9 @@ def assert_each_once(path: str) -> None:
         assert [offset for its, offset, _ in found if its == partition] == list(range(COUNT // PARTITIONS))
 
 
-@pytest.mark.parametrize(("mode", "side_by_side"), [("sqlite3", 1), ("sqlite3", 2), ("sqlalchemy", 2), ("group", 2)])
+@pytest.mark.parametrize(
+    ("mode", "side_by_side"), [("sqlite3", 1), ("sqlite3", 2), ("sqlalchemy", 2), ("group", 2), ("group in a loop", 2)]
+)
 def test_consumers_killed_anywhere_apply_each_record_once_with_offsets_in_the_transaction(
     mode: str, side_by_side: int, appliance: EmbeddedAppliance, filled: str, database: str
 ) -> None:

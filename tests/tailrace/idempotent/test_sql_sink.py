@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import InvalidRequestError, InvalidSettingError, OffsetOutOfRangeError, Record, TopicBatch, TopicPartition
+from tailrace.aio import AsyncConsumer
 from tailrace.idempotent import OffsetsMovedError, SqlSink
 from tailrace.share.records import with_delivery_count
 from tests.kit.databases import CONNECT, Databases, LogReader, record, write
@@ -255,6 +256,8 @@ def test_bad_input_is_refused_with_a_sentence(tmp_path: pathlib.Path) -> None:
     assert sink.positions([ORDERS]) == {ORDERS: None}
     with pytest.raises(InvalidRequestError, match="an offset is -1"):
         sink.move({ORDERS: -1})
+    with pytest.raises(InvalidRequestError, match=r"write `await sink.seek_async\(consumer\)`"):
+        sink.seek(AsyncConsumer())
     connection.close()
 
 
