@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import InvalidRequestError, InvalidSettingError, OffsetOutOfRangeError, Record, TopicBatch, TopicPartition
-from tailrace.aio import AsyncConsumer
 from tailrace.idempotent import OffsetsMovedError, SqlSink
 from tailrace.share.records import with_delivery_count
 from tests.kit.databases import CONNECT, Databases, LogReader, record, write
@@ -220,6 +219,10 @@ def test_whatever_two_consumers_do_each_record_is_applied_once_and_none_is_misse
         databases.close()
 
 
+class AsyncReader:
+    async def seek(self, key: TopicPartition, offset: int) -> None: ...
+
+
 def test_bad_input_is_refused_with_a_sentence(tmp_path: pathlib.Path) -> None:
     path = str(tmp_path / "results")
     connection = sqlite3.connect(path)
@@ -257,7 +260,7 @@ def test_bad_input_is_refused_with_a_sentence(tmp_path: pathlib.Path) -> None:
     with pytest.raises(InvalidRequestError, match="an offset is -1"):
         sink.move({ORDERS: -1})
     with pytest.raises(InvalidRequestError, match=r"write `await sink.seek_async\(consumer\)`"):
-        sink.seek(AsyncConsumer())
+        sink.seek(AsyncReader())
     connection.close()
 
 
