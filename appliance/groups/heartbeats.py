@@ -80,6 +80,7 @@ class Heartbeats:
         settings, said = membership.joining_in(request, self._limits)
         group = self._table.get(name)
         membership.check_assignor(self._assignors, group, member_id, settings)
+        self._sessions.check_room(settings.topics, is_new=group is None or member_id not in group.members)
         old = None
         if group is None:
             self._table.check_room(name)
@@ -118,8 +119,9 @@ class Heartbeats:
             raise UnknownMemberError(f"there is no group {shown(name)}: it was deleted, or never had a member")
         member = membership.known_member(group, request, member_id)
         said = membership.checked_heartbeat(member, epoch, request)
+        subscription = membership.subscription_in(member, request, self._sessions)
         self._table.change(group)
-        membership.subscribe_anew(group, member, request)
+        membership.subscribe_anew(group, member, subscription)
         self._wait(requester, group, member, said, now_ns)
 
     def _wait(self, requester: Requester, group: ConsumerGroup, member: Member, said: frozenset[Partition] | None, now_ns: int) -> None:
@@ -225,7 +227,7 @@ class Heartbeats:
         if group.members.get(member.member_id) is not member:  # removed behind its heartbeat, in the same step
             self._outgoing.refuse(requester, UnknownMemberError(f"the group {group.name} has no member {member.member_id} any more"))
             return
-        group.reconcile(member, said, now_ns)
+        group.reconcile(member, member.reported if said is None else said, now_ns)
         self._sessions.watch(group.group_id, member)
         answer: dict[str, Any] = {
             "member_id": member.member_id, "member_epoch": member.epoch, "paused_topics": group.paused, "catalog_version": self._catalog_version,

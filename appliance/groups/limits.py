@@ -12,8 +12,14 @@ MEMBER_ID_MAX = 64
 """Characters of a member's id: a uuid has 32, with hyphens 36."""
 CLIENT_TEXT_MAX = 249
 """Characters of a client id or an instance id."""
-TOPICS_MAX = 10_000
-"""Topics that one member subscribes to."""
+TOPICS_MAX = 4_096
+"""Topics that one member subscribes to: as many as an appliance has partitions."""
+MEMBERS_IN_ALL_MAX = 100_000
+"""Members of all consumer groups together."""
+SUBSCRIPTIONS_MAX_BYTES = 1 << 30
+"""What the names take that all members subscribe to, as if no two were equal."""
+NAME_BYTES = 57
+"""What a name takes beside its characters."""
 TOPIC_NAME_MAX = 255
 COMMITS_MAX = 4_096
 """Partitions in one commit."""

@@ -68,6 +68,8 @@ class Member:
     last_heartbeat_ns: int = 0
     revoking_since_ns: int = 0
     timer: Any = None
+    subscription_bytes: int = 0
+    """What `Sessions` counts for its subscription."""
     has_new_settings: bool = True
     """Whether its settings are to be written, too: they may be long, and seldom change."""
     quiet_answer: bytes = b""
@@ -123,9 +125,9 @@ class Member:
 def reconcile(member: Member, group_epoch: int, owners: dict[Partition, str], said: frozenset[Partition] | None, now_ns: int) -> bool:
     """Take the member one step towards its target, and `owners` (partition -> member id) with it; returns whether anything changed.
 
-    `said`: what it says, in this heartbeat, that it owns; None: it says nothing of that. What is to be given back counts as its own until it has
-    said, after it was told, that it has not got it: an earlier word may be from before it took what an answer gave it. `owners` may lose partitions:
-    look for who waits for them.
+    `said`: what it says that it owns, in this heartbeat or, if this one has nothing of that, before; None: not known. What is to be given back counts as
+    its own until a heartbeat that comes after it was told: the word before may be from before it took what an answer gave it, and a member
+    that has not got the answer says again what it owns. `owners` may lose partitions: look for who waits for them.
     """
     if member.state == REVOKING:
         if said is None or not said.isdisjoint(member.revoking):

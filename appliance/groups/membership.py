@@ -16,7 +16,7 @@ from typing import Any
 
 from appliance.groups.assignor_plugins import Assignors
 from appliance.groups.group import ConsumerGroup
-from appliance.groups.limits import CLOSED_GRACE_NS, GroupLimits
+from appliance.groups.limits import CLOSED_GRACE_NS, MEMBERS_IN_ALL_MAX, NAME_BYTES, SUBSCRIPTIONS_MAX_BYTES, GroupLimits
 from appliance.groups.members import REVOKING, STABLE, WAITING, Member, MemberSettings
 from appliance.groups.messages import Partition, SessionKey, TopicsView
 from appliance.groups.requests import flag_in, owned_in, settings_in, shown, topics_in
@@ -42,9 +42,12 @@ class Sessions:
         self._expired = expired
         self._wheel: TimingWheel[tuple[int, Member]] = TimingWheel(now_ns)
         self._members: dict[SessionKey, dict[Member, int]] = {}
+        self._subscription_bytes = 0
 
     def watch(self, group_id: int, member: Member) -> None:
         """See to it that the member's timer fires at its deadline, or before."""
+        if member.has_new_settings or not member.subscription_bytes:
+            self._count(member, subscription_bytes(member.settings.topics))
         deadline_ns = member.deadline_ns(CLOSED_GRACE_NS)
         if member.timer is not None:
             if member.timer.deadline_ns <= deadline_ns:
@@ -75,8 +78,22 @@ class Sessions:
             if not there:
                 del self._members[member.session]
 
+    def _count(self, member: Member, size_bytes: int) -> None:
+        self._subscription_bytes += size_bytes - member.subscription_bytes
+        member.subscription_bytes = size_bytes
+
+    def check_room(self, topics: tuple[str, ...], *, is_new: bool) -> None:
+        """Raises GroupFullError when all groups together have as many members, or subscriptions, as there may be."""
+        if is_new and len(self._wheel) >= MEMBERS_IN_ALL_MAX:
+            raise GroupFullError(f"all groups together have {len(self._wheel)} members, as many as an appliance serves")
+        if self._subscription_bytes + subscription_bytes(topics) > SUBSCRIPTIONS_MAX_BYTES:
+            raise GroupFullError(
+                f"the names of topics that all members subscribe to take {self._subscription_bytes} bytes: subscribe to fewer"
+            )
+
     def forget(self, member: Member) -> None:
         """The member is gone."""
+        self._count(member, 0)
         self._unbind(member)
         if member.timer is not None:
             self._wheel.cancel(member.timer)
@@ -97,6 +114,11 @@ class Sessions:
 
     def next_deadline_ns(self) -> int | None:
         return self._wheel.next_deadline_ns()
+
+
+def subscription_bytes(topics: tuple[str, ...]) -> int:
+    """What a subscription takes in memory."""
+    return NAME_BYTES * len(topics) + sum(map(len, topics))
 
 
 def reason_to_remove(member: Member, now_ns: int) -> str:
@@ -198,14 +220,20 @@ def checked_heartbeat(member: Member, epoch: int, request: Mapping[str, Any]) ->
     return said
 
 
-def subscribe_anew(group: ConsumerGroup, member: Member, request: Mapping[str, Any]) -> None:
-    """Take in other subscriptions, if the heartbeat has any."""
+def subscription_in(member: Member, request: Mapping[str, Any], sessions: Sessions) -> MemberSettings:
+    """What the member asks for now. Raises InvalidRequestError, GroupFullError."""
     topics, follows = topics_in(request), flag_in(request, "follows_catalog")
-    changed = replace(
+    if topics is not None and topics != member.settings.topics:
+        sessions.check_room(topics, is_new=False)
+    return replace(
         member.settings,
         topics=member.settings.topics if topics is None else topics,
         follows_catalog=member.settings.follows_catalog if follows is None else follows,
     )
+
+
+def subscribe_anew(group: ConsumerGroup, member: Member, changed: MemberSettings) -> None:
+    """Take in other subscriptions, if they are others."""
     if changed != member.settings:
         if changed.topics != member.settings.topics:
             group.is_dirty = group.is_row_changed = True

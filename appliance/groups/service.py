@@ -10,11 +10,10 @@ A step of the process that runs it:
 When `commit` raises: `store.rollback()`, `rolled_back(now)`, and then `take_answers` has that error for each request that the step would have
 changed something for. A service is made when the whole catalog is known (see `TopicsView`).
 
-What a client has to keep to, so that no partition has two readers: it says in `owned` what it has given back, and, before or after, what it takes; an
-assignment that comes in an answer to a heartbeat without `owned`, or is another than its `owned`, is followed by a heartbeat with `owned`, also where
-the member has nothing to change; after a heartbeat that was not answered with OK, the next one carries `owned`; from a heartbeat with `owned` until
-one is answered with OK the member takes no partition. (An answer to a heartbeat with `owned` always carries the assignment: what an answer that was lost
-has said may not hold any more.)
+What a client has to keep to, so that no partition has two readers: one heartbeat is under way at a time; it says in `owned` what the member has, when that is
+another than it said last, after a heartbeat that was not answered with OK, and after an answer with an assignment to a heartbeat without `owned`;
+from a heartbeat with `owned` until one is answered with OK the member takes no partition. (An answer to a heartbeat with `owned` always carries the
+assignment: what an answer that was lost has said may not hold any more.)
 
 Owner: one process, one thread.
 Invariants: a heartbeat without news costs no write and no look at other members; a group's target is computed once for all that a step changed.

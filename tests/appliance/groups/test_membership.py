@@ -535,3 +535,29 @@ def test_a_large_group_is_assigned_anew_at_intervals(bench: Bench, monkeypatch: 
     for one in clients[2:]:
         one.leave()
     assert bench.summary("billing")["state"] == "EMPTY"
+
+
+def test_a_member_from_which_something_is_taken_back_before_it_took_it_need_not_say_so(bench: Bench) -> None:
+    one = Client(bench, member_id="m1")
+    settle(one)
+    two = Client(bench, member_id="m2")
+    two.heartbeat()
+    for _ in range(2):
+        one.heartbeat()
+
+    def hear() -> set[int]:
+        """m2 asks, and says nothing of what it has: nothing, as it said when it joined."""
+        answer = bench.ask(Api.GROUP_HEARTBEAT, two.session, group="billing", member_id="m2", member_epoch=two.epoch)
+        two.epoch = answer["member_epoch"]
+        return {partition for partitions in answer["assignment"].values() for partition in partitions}
+
+    told = hear()
+    assert len(told) == 2
+    three = Client(bench, member_id="m3")
+    three.heartbeat()
+    (taken_back,) = told - hear()
+    three.heartbeat()
+    assert three.partitions == [], "m2 may have taken it before it heard"
+    assert hear() == told - {taken_back}
+    three.heartbeat()
+    assert three.partitions == [("orders", taken_back)]

@@ -37,6 +37,10 @@ class Member:
         """The assignment it was told, until it has it so."""
         self.may_take = True
         self.said: set[Partition] | None = None
+        """In the heartbeat under way."""
+        self.last_said: set[Partition] | None = None
+        self.is_terse = number % 2 == 0
+        """It says nothing where nothing has changed for it; others confirm each assignment."""
         self.is_to_report = True
         self.is_joined = False
 
@@ -68,9 +72,10 @@ class Member:
             return
         assert answer["member_epoch"] >= self.epoch, "epochs never go back"
         self.epoch, self.is_joined, self.may_take = answer["member_epoch"], True, True
+        self.last_said = self.last_said if self.said is None else self.said
         if "assignment" in answer:
             self.wanted = {(topic_id, partition) for topic_id, partitions in answer["assignment"].items() for partition in partitions}
-            if self.wanted == self.said:
+            if self.wanted == self.said or (self.is_terse and self.wanted == self.owned == self.last_said):
                 self.wanted = None
 
     def apply(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from appliance.groups import membership
 from appliance.groups.limits import TOPICS_MAX, GroupLimits
 from appliance.groups.messages import Requester
 from appliance.groups.requests import group_in
@@ -146,3 +147,26 @@ def test_whatever_a_request_holds_it_is_answered_or_refused(bench: Bench, api: i
         bench.store.commit()
         assert all(len(answer.body) <= bench.answer_max for answer in bench.service.take_answers())
         bench.service.take_pushes()
+
+
+def test_members_and_subscriptions_of_all_groups_together_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "MEMBERS_IN_ALL_MAX", 2)
+    one, two = Client(bench, group="a", member_id="m1"), Client(bench, group="b", member_id="m2")
+    settle(one, two)
+    with pytest.raises(GroupFullError, match="2 members"):
+        Client(bench, group="c", member_id="m3").heartbeat()
+    assert bench.service.summary("c") is None
+    one.epoch = 0
+    one.heartbeat()
+    bench.restart()
+    with pytest.raises(GroupFullError):
+        Client(bench, group="c", member_id="m3").heartbeat()
+    two.leave()
+    Client(bench, group="c", member_id="m3").heartbeat()
+    monkeypatch.setattr(membership, "SUBSCRIPTIONS_MAX_BYTES", 2_000)
+    long = [f"{number:0100d}" for number in range(10)]
+    one.heartbeat(topics=long)
+    with pytest.raises(GroupFullError, match="subscribe to fewer"):
+        one.heartbeat(topics=[*long, *(f"{number:0200d}" for number in range(10))])
+    one.heartbeat(topics=["orders"])
+    one.heartbeat(topics=long)
