@@ -59,6 +59,8 @@ class PartitionCursor:
         self.buffered: deque[tuple[memoryview, int]] = deque()
         """(batch, next offset behind it)."""
         self.buffered_bytes = 0
+        self.fetch_max_bytes = 0
+        """Most bytes that one fetch is to bring of it (one batch always comes); 0: as the settings say."""
         self.error: TailraceError | None = None
         self.refusals = 0
         """How often in a row it could not be read."""
@@ -168,7 +170,7 @@ class Fetcher:
             if self._under_way.get(key) == cursor.version:
                 continue
             wanted[key] = (cursor, cursor.version)
-            entries.append(FetchEntry(*key, cursor.leader_epoch, offset, s.max_partition_fetch_bytes))
+            entries.append(FetchEntry(*key, cursor.leader_epoch, offset, cursor.fetch_max_bytes or s.max_partition_fetch_bytes))
         if not entries:
             return False
         if self._connection.session.generation != self._connection_generation:

@@ -51,6 +51,10 @@ class PartitionFeed:
         self.info = info
         self.cursor = PartitionCursor(key, info)
         self.runs: deque[Run] = deque()
+        self._is_scattered = False
+        """Whether others take records in between: what lies behind those that are wanted is not worth fetching then."""
+        self._record_bytes = 0.0
+        """About how many a record takes in its batch."""
         self._decoded: tuple[BatchHeader, pa.RecordBatch, int] | None = None
         """The batch that was taken last, and the offset of its first row here: the next run may begin in it."""
 
@@ -64,14 +68,18 @@ class PartitionFeed:
         while cursor.buffered and cursor.buffered[0][1] <= offset:
             data, cursor.position = cursor.buffered.popleft()
             cursor.buffered_bytes -= len(data)
-        if (
-            cursor.position is not None
-            and cursor.error is None
-            and (cursor.position == offset or (cursor.buffered and cursor.position < offset))
-        ):
+        at = cursor.position
+        if at is not None and cursor.error is None and (at == offset or (cursor.buffered and at < offset)):
+            self._is_scattered = self._is_scattered and at != offset
             cursor.position = offset
         else:
+            self._is_scattered = at is not None
             cursor.seek(offset)
+
+    def limit_fetch(self, max_bytes: int) -> None:
+        """Have the next fetch bring what was acquired, and what follows, up to `max_bytes`, only where no other consumer takes records in between."""
+        wanted = sum(run.last - run.first + 1 for run in self.runs)
+        self.cursor.fetch_max_bytes = min(max_bytes, int(wanted * self._record_bytes) + 1) if self._is_scattered else 0
 
     def next_piece(self, settings: ConsumerSettings) -> Piece | None:
         """The next part of what was acquired; None: it is to be fetched first (then the cursor is there), or `cursor.error` says why it cannot be. Raises
@@ -100,6 +108,7 @@ class PartitionFeed:
                 assert behind is not None
                 return self._piece(run, min(run.last, behind - 1), [])
             self._decoded = taken
+            self._record_bytes = taken[0].batch_length / max(1, taken[0].record_count)
             if taken[2] > run.first:
                 return self._piece(run, min(run.last, taken[2] - 1), [])
         return None

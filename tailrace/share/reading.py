@@ -190,7 +190,10 @@ class ShareReading:
             if feed.cursor.error is None:
                 feed.aim(feed.runs[0].first)
         self._connection.process()
-        self._fetcher.begin([feed.cursor for feed in wanted or self._waiting])
+        asked = [feed for feed in wanted or self._waiting if not feed.cursor.buffered]
+        for feed in asked:
+            feed.limit_fetch(self._settings.max_partition_fetch_bytes)
+        self._fetcher.begin([feed.cursor for feed in asked])
         self._connection.process()
         return any(feed.cursor.buffered or feed.cursor.error is not None for feed in wanted)
 
