@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from tailrace import aio as aio
+    from tailrace import idempotent as idempotent
     from tailrace.admin import Admin, PendingDelay
     from tailrace.consumer import Consumer
     from tailrace.errors import (
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     )
     from tailrace.groups.listener import RebalanceListener
     from tailrace.handles import BatchesHandle, Handle
+    from tailrace.ids import IdGenerator
     from tailrace.new_topic import NewTopic
     from tailrace.private_appliance import EmbeddedAppliance, embedded
     from tailrace.producer import Producer
@@ -87,6 +89,7 @@ _HOMES = {
     "Admin": "admin",
     "NewTopic": "new_topic",
     "Consumer": "consumer",
+    "IdGenerator": "ids",
     "ShareConsumer": "share_consumer",
     "ShareRecord": "share.records",
     "EmbeddedAppliance": "private_appliance",
@@ -124,6 +127,7 @@ __all__ = [
     "GroupFullError",
     "GroupNotEmptyError",
     "Handle",
+    "IdGenerator",
     "InstanceIdInUseError",
     "InvalidGroupError",
     "InvalidRecordError",
@@ -179,8 +183,8 @@ if not TYPE_CHECKING:  # a type checker is to find a misspelt name
     def __getattr__(name: str) -> Any:
         import importlib
 
-        if name == "aio":
-            return importlib.import_module("tailrace.aio")
+        if name in ("aio", "idempotent"):
+            return importlib.import_module(f"tailrace.{name}")
         if name not in __all__:
             raise AttributeError(f"module 'tailrace' has no attribute {name!r}")
         value = getattr(importlib.import_module(f"tailrace.{_HOMES.get(name, 'errors')}"), name)
@@ -189,4 +193,4 @@ if not TYPE_CHECKING:  # a type checker is to find a misspelt name
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__", "aio"])
+    return sorted([*__all__, "__version__", "aio", "idempotent"])

@@ -25,7 +25,7 @@ import zmq
 from appliance.cli.main import tailrace
 from appliance.settings import setting_names
 from appliance.topic_settings import LATER, TOPIC_SETTINGS
-from tailrace import Admin, Producer, embedded
+from tailrace import Admin, NewTopic, Producer, embedded
 from tailrace.formats.batch_header import BatchHeader
 from tailrace.protocol import requests, wire
 from tailrace.protocol.errors import ERROR_TABLE
@@ -185,14 +185,25 @@ class Raw:
         header = decode_response_header(response[0])
         assert not header.error, response[1]
         answer = _without_what_varies(requests.decode_json(response[1]))
-        return f"{api.name} {json.dumps(_without_what_varies(value))}\n  {json.dumps(answer)}\n"
+        return _TOPIC_ID.sub('"<topic id>"', f"{api.name} {json.dumps(_without_what_varies(value))}\n  {json.dumps(answer)}\n")
+
+    def push(self) -> list[bytes]:
+        """The next push about a group, in frames."""
+        while True:
+            frames = self.socket.recv_multipart()
+            header = decode_response_header(frames[0])
+            assert header.correlation_id == PUSH_CORRELATION_ID
+            if header.api == Api.GROUP_HEARTBEAT:
+                return frames
 
 
 _VARIES = {
     "topic_id", "schema", "settings", "generation", "cluster_id", "delay_id", "due_us", "next_due_us", "max_timestamp_us", "size_bytes", "producer_id",
     "processes", "data_dirs", "bytes", "cursor", "saved_cursor", "is_settled", "files", "memory_bytes", "schema_id", "session", "delay_log", "port",
-    "lateness_us", "created_us", "last_append_us",
+    "lateness_us", "created_us", "last_append_us", "catalog_version", "created_ms", "empty_since_ms", "last_heartbeat_ms_ago", "committed_ms",
 }  # fmt: skip
+_TOPIC_ID = re.compile(r'"[0-9a-f]{32}"')
+_WALL_MS_MIN = 1_600_000_000_000
 
 
 def _without_what_varies(value: Any, name: str = "") -> Any:
@@ -200,7 +211,62 @@ def _without_what_varies(value: Any, name: str = "") -> Any:
         return "..."
     if isinstance(value, dict):
         return {key: _without_what_varies(item, key) for key, item in value.items()}
+    if isinstance(value, int) and _WALL_MS_MIN < value < 100 * _WALL_MS_MIN:  # the time in a row of FETCH_OFFSETS
+        return "..."
     return [_without_what_varies(item) for item in value] if isinstance(value, list) else value
+
+
+def a_group(first: Raw, second: Raw, address: str) -> Iterator[str]:
+    """Two members share a topic of two partitions; one commits and leaves; an operator looks, moves the offsets and deletes the group."""
+    with Admin(address) as admin, Producer(address) as producer:
+        admin.create_topics([NewTopic("payments", partitions=2)])
+        for number in range(4):
+            producer.send("payments", b"%d" % number, partition=0).result(60)
+        topic_id = admin.topic_info(["payments"])["payments"].topic_id.hex()
+    one, other = ({"group": "billing", "member_id": f"7c1d9a52-0000-4000-8000-00000000000{number}"} for number in (1, 2))
+    joins = {
+        "member_epoch": 0, "topics": ["payments"], "follows_catalog": False, "assignor": "sticky", "session_timeout_ms": 45_000,
+        "rebalance_timeout_ms": 300_000, "heartbeat_interval_ms": 3_000, "client_id": "dump", "owned": {},
+    }  # fmt: skip
+    beat = Api.GROUP_HEARTBEAT
+    yield "The first member joins, is given both partitions, and says that it has them:\n"
+    yield first.ask(beat, {**one, **joins})
+    yield first.ask(beat, {**one, "member_epoch": 1, "owned": {topic_id: [0, 1]}})
+    yield first.ask(beat, {**one, "member_epoch": 1})
+    yield "A second one joins over another connection, and has to wait:\n"
+    yield second.ask(beat, {**other, **joins})
+    yield "The first is told that there is news, asks, gives a partition back, and the second is told:\n"
+    header, body = first.push()
+    yield dump("the push", [header], [[(24, 32), GENERATION]]) + f"  frame 2: {body.decode()}\n"
+    yield first.ask(beat, {**one, "member_epoch": 1})
+    yield first.ask(
+        Api.COMMIT_OFFSETS, {**one, "member_epoch": 1, "offsets": [["payments", 0, 3, 0, "by hand"], ["payments", 1, 9, -1, ""]]}
+    )
+    yield first.ask(beat, {**one, "member_epoch": 1, "owned": {topic_id: [0]}})
+    second.push()
+    yield second.ask(beat, {**other, "member_epoch": 2})
+    yield second.ask(beat, {**other, "member_epoch": 2, "owned": {topic_id: [1]}})
+    yield "What there is to see:\n"
+    yield first.ask(Api.FETCH_OFFSETS, {"group": "billing", "partitions": [["payments", 0], ["payments", 1]]})
+    yield first.ask(Api.LIST_GROUPS, {"after": ""})
+    yield first.ask(Api.DESCRIBE_GROUP, {"group": "billing", "part": "members", "after": None})
+    yield first.ask(Api.DESCRIBE_GROUP, {"group": "billing", "part": "partitions", "after": None})
+    yield "Both leave; then the group's offsets can be moved, and the group be deleted:\n"
+    yield first.ask(beat, {**one, "member_epoch": -1})
+    second.ask(beat, {**other, "member_epoch": -1})
+    yield first.ask(Api.ALTER_GROUP_OFFSETS, {"group": "billing", "offsets": [["payments", 0, 0, ""], ["payments", 1, None, ""]]})
+    yield first.ask(Api.DELETE_GROUPS, {"groups": ["billing"]})
+    worker = {"group": "workers", "kind": "share", "member_id": one["member_id"]}
+    yield "A share group: a member joins, acquires, has done two records, and gives one back while it acquires again:\n"
+    yield first.ask(beat, {**worker, "member_epoch": 0, "topics": ["payments"], "offset_reset": "earliest", "client_id": "dump"})
+    member = {"group": "workers", "member_id": one["member_id"], "member_epoch": 1}
+    yield first.ask(Api.SHARE_ACQUIRE, {**member, "sequence": 1, "max_records": 3, "acknowledge": []})
+    yield first.ask(Api.SHARE_ACKNOWLEDGE, {**member, "sequence": 2, "acknowledge": [[topic_id, 0, 0, 1, "accept"]]})
+    yield first.ask(Api.SHARE_ACQUIRE, {**member, "sequence": 3, "max_records": 3, "acknowledge": [[topic_id, 0, 2, 2, "release"]]})
+    yield first.ask(Api.DESCRIBE_GROUP, {"group": "workers", "part": "partitions", "after": None})
+    first.ask(beat, {**worker, "member_epoch": -1})
+    first.ask(Api.DELETE_GROUPS, {"groups": ["workers"]})
+    first.ask(Api.DELETE_TOPICS, {"topics": [{"name": "payments"}]})
 
 
 def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
@@ -247,6 +313,10 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
         parts.append(client.ask(Api.LIST_DELAYS, {"topic": "orders", "limit": 10}))
         parts.append(client.ask(Api.CHANGE_DELAYS, {"changes": [{"delay_id": delay.delay_id, "due_us": None}], "topic": "orders"}))
         parts.append(client.ask(Api.DESCRIBE_DELAYS, {}))
+        other = Raw(appliance.address)
+        stack.callback(other.socket.close)
+        other.exchange(Api.HANDSHAKE, [requests.encode_json({"versions": versions, "client_id": "dump"})])
+        parts += a_group(client, other, appliance.address)
         parts.append(client.ask(Api.DELETE_RECORDS, {"topics": [{"name": "orders", "partitions": {"0": -1}}]}))
         parts.append(client.ask(Api.ALTER_TOPICS, {"topics": [{"name": "orders", "configs": {"retention.ms": 3_600_000}}]}))
         parts.append(client.ask(Api.DESCRIBE_CLUSTER, {}))
@@ -259,7 +329,7 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
     check_part(ROOT / "docs/protocol.md", "exchanges", f"```\n{text}```\n")
 
 
-@pytest.mark.parametrize("name", ["guarantees.md", "limits.md"])
+@pytest.mark.parametrize("name", ["groups.md", "guarantees.md", "limits.md"])
 def test_the_tests_that_a_document_names_exist(name: str) -> None:
     text = (ROOT / "docs" / name).read_text()
     named = set(re.findall(r"`(test_\w+)`", text))
@@ -275,7 +345,7 @@ def test_links_lead_to_files(path: pathlib.Path) -> None:
         assert target.startswith("http") or (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "docs/sdk.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "docs/groups.md", ROOT / "docs/sdk.md"], ids=lambda path: path.name)
 def test_python_snippets_run(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     snippets = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
     assert snippets

@@ -58,22 +58,24 @@ class WouldWait(BaseException):
 
 
 class Answers:
-    """What the requests of one operation were answered with, in order."""
+    """What the requests of one operation were answered with, in order. What an answer has settled for good is not asked again: it is passed over."""
 
     def __init__(self) -> None:
-        self._known: list[Response | TailraceError] = []
+        self._known: list[tuple[Api, Response | TailraceError]] = []
         self._next = 0
 
-    def add(self, outcome: Response | TailraceError) -> None:
+    def add(self, api: Api, outcome: Response | TailraceError) -> None:
         """The answer to the question that was open; the operation begins again."""
-        self._known.append(outcome)
+        self._known.append((api, outcome))
         self._next = 0
 
     def take(self, question: Question) -> dict[str, Any]:
         """The answer to the operation's next question, a dict of its own each time. Raises WouldWait when it is not known, and what the answer says."""
+        while self._next < len(self._known) and self._known[self._next][0] != question.api:
+            self._next += 1
         if self._next == len(self._known):
             raise WouldWait(question)
-        outcome = self._known[self._next]
+        outcome = self._known[self._next][1]
         self._next += 1
         if isinstance(outcome, TailraceError):
             raise outcome
@@ -347,9 +349,9 @@ class Driver:
                     raise
             try:
                 body = [requests.encode_json(question.request)]
-                answers.add(await self.call(question.api, body, question.timeout_ms, question.connect_timeout_ms, start_ns))
+                answers.add(question.api, await self.call(question.api, body, question.timeout_ms, question.connect_timeout_ms, start_ns))
             except TailraceError as error:
-                answers.add(error)  # the operation may know what to do
+                answers.add(question.api, error)  # the operation may know what to do
 
     def _attempt(self, operation: Callable[[], T], answers: Answers) -> T:
         before, self._client.answers = self._client.answers, answers

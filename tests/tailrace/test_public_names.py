@@ -26,7 +26,7 @@ assert not {"pyarrow", "numpy", "pandas", "asyncio"} & set(sys.modules)
 
 def test_the_names_are_all_there_and_no_others() -> None:
     shown = set(dir(tailrace))
-    assert shown - {"aio"} == {*tailrace.__all__, "__version__"}
+    assert shown - {"aio", "idempotent"} == {*tailrace.__all__, "__version__"}
     for name in tailrace.__all__:
         assert getattr(tailrace, name).__name__ == name
     raised = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, tailrace.TailraceError)}

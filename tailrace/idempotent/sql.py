@@ -1,0 +1,275 @@
+"""Any SQL connection behind one face: how a transaction begins, how a statement is written, what it has changed, how it ends.
+
+A connection is of DB-API 2.0 (PEP 249) or of SQLAlchemy, an engine makes connections. Statements are written with `?` and rendered in the driver's
+parameter style.
+
+Owner: the caller. A connection is one thread's, and has no open transaction when `Database.transaction` is entered.
+Invariants: what runs inside `Database.transaction` is committed whole or not at all; a connection that would commit each statement by itself is refused.
+Crash: a transaction that did not reach its commit is the database's to undo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tailrace.errors import InvalidRequestError, InvalidSettingError, NotSupportedError
+from tailrace.records import Record
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_STYLES = ("qmark", "format", "pyformat", "numeric", "numeric_dollar", "named")
+
+
+def identifier(what: str, given: object, parts_max: int = 1) -> str:
+    """A name that can stand in a statement as it is. `parts_max` 2 allows `schema.table`. Raises InvalidSettingError."""
+    parts = given.split(".") if isinstance(given, str) else []
+    if not 1 <= len(parts) <= parts_max or not all(_IDENTIFIER.fullmatch(part) for part in parts):
+        raise InvalidSettingError(f"{what} is {given!r:.100}; it takes letters, digits and underscores, and no digit first")
+    return ".".join(parts)
+
+
+def key_bytes(key: object) -> bytes:
+    """What stands for a key of the user's: bytes as they are, text as UTF-8, a number in decimal, a record as its place in the log. Raises
+    InvalidRequestError.
+    """
+    if isinstance(key, bytes):
+        return key
+    if isinstance(key, str):
+        return key.encode()
+    if isinstance(key, Record):
+        return f"{key.topic}/{key.partition}/{key.offset}".encode()
+    if isinstance(key, int) and not isinstance(key, bool):
+        return str(key).encode()
+    raise InvalidRequestError(f"a key is {key!r:.100}; it takes bytes, text, a whole number or a Record")
+
+
+def bound(statement: str, values: Sequence[Any], style: str) -> tuple[str, Any]:
+    """A statement written with `?`, and its values, as a driver of this parameter style takes them."""
+    if style == "qmark":
+        return statement, tuple(values)
+    if style == "format":
+        return statement.replace("?", "%s"), tuple(values)
+    marks = {"pyformat": "%(p{})s", "named": ":p{}", "numeric": ":{}", "numeric_dollar": "${}"}[style]
+    pieces = statement.split("?")
+    text = pieces[0] + "".join(marks.format(number) + piece for number, piece in enumerate(pieces[1:], 1))
+    if style in ("numeric", "numeric_dollar"):
+        return text, tuple(values)
+    return text, {f"p{number}": value for number, value in enumerate(values, 1)}
+
+
+def is_integrity_error(error: BaseException) -> bool:
+    """Whether a unique key, or another constraint, was violated. DB-API prescribes the name of the exception, not its home; for drivers that raise another one
+    (pg8000) the SQLSTATE says it: class 23.
+    """
+    if any(kind.__name__ == "IntegrityError" for kind in type(error).__mro__):
+        return True
+    first = error.args[0] if error.args else None
+    state = getattr(error, "sqlstate", None) or (first.get("C") if isinstance(first, dict) else None)
+    return isinstance(state, str) and state.startswith("23")
+
+
+def _is_sqlalchemy(given: object) -> bool:
+    return hasattr(given, "dialect") and (hasattr(given, "exec_driver_sql") or hasattr(given, "begin"))
+
+
+def paramstyle_of(connection: Any) -> str:
+    """The parameter style of the module that a connection comes from. Raises InvalidSettingError."""
+    if _is_sqlalchemy(connection):
+        return str(connection.dialect.paramstyle)
+    for kind in type(connection).__mro__:
+        module = kind.__module__
+        while module:
+            style = getattr(sys.modules.get(module), "paramstyle", None)
+            if style in _STYLES:
+                return str(style)
+            module = module.rpartition(".")[0]
+    raise InvalidSettingError(
+        f"the parameter style of {type(connection).__module__}.{type(connection).__qualname__} is not known; "
+        f"give paramstyle= as its driver's module has it, or a SQLAlchemy engine"
+    )
+
+
+def _module_of(connection: Any) -> str:
+    """The driver's top module, also of a subclass of its connection."""
+    homes = [kind.__module__.partition(".")[0].lstrip("_") for kind in type(connection).__mro__]
+    return next((home for home in homes if home in ("sqlite3", "duckdb")), homes[0])
+
+
+def commits_each_statement(connection: Any) -> bool:
+    """Whether the driver is known to commit every statement by itself now, so that several are no transaction."""
+    driver = connection.connection.dbapi_connection if _is_sqlalchemy(connection) else connection
+    if _module_of(driver) == "sqlite3":
+        autocommit = getattr(driver, "autocommit", -1)  # from Python 3.12 on; -1: isolation_level decides, as before
+        return (autocommit is True or (autocommit == -1 and driver.isolation_level is None)) and not driver.in_transaction
+    get_autocommit = getattr(driver, "get_autocommit", None)
+    return getattr(driver, "autocommit", None) is True or (callable(get_autocommit) and bool(get_autocommit()))
+
+
+class Session:
+    """Statements on one connection, in whatever transaction it is."""
+
+    def __init__(self, connection: Any, paramstyle: str | None = None) -> None:
+        if paramstyle is not None and paramstyle not in _STYLES:
+            raise InvalidSettingError(f"paramstyle is {paramstyle!r:.100}; it takes one of {', '.join(_STYLES)}")
+        self.connection = connection
+        self._style = paramstyle or paramstyle_of(connection)
+        self._is_sqlalchemy = _is_sqlalchemy(connection)
+        # DuckDB's cursor() is a connection of its own, outside of the transaction.
+        self._is_its_own_cursor = not self._is_sqlalchemy and _module_of(connection) == "duckdb"
+        self.is_begun_here = False
+
+    @contextlib.contextmanager
+    def cursor(self) -> Iterator[Any]:
+        """Of DB-API, in this connection's transaction; of SQLAlchemy the connection, which has no cursors."""
+        if self._is_sqlalchemy or self._is_its_own_cursor:
+            yield self.connection
+        else:
+            with contextlib.closing(self.connection.cursor()) as cursor:
+                yield cursor
+
+    def refuse_ended(self) -> None:
+        """Raises InvalidRequestError when the transaction that was begun here is known to be over."""
+        if self.is_begun_here and getattr(self.connection, "in_transaction", True) is False:
+            raise InvalidRequestError(
+                "the transaction was ended inside the block, so effects and offsets are not committed together; call neither commit() nor rollback() "
+                "there, and write no `with connection:`, which commits"
+            )
+
+    def change(self, statement: str, *values: Any) -> int:
+        """Run it; how many rows it has changed. Raises NotSupportedError where the driver does not say."""
+        with self._done(statement, values) as result:
+            count = int(result.rowcount)
+        if count < 0:
+            raise NotSupportedError(
+                f"{type(self.connection).__module__} does not say how many rows a statement has changed; use SQLAlchemy over it"
+            )
+        return count
+
+    def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Run a query; all its rows."""
+        with self._done(statement, values) as result:
+            # A connection may make dicts of its rows: iterating over one gives its columns' names.
+            return [tuple(row.values() if isinstance(row, Mapping) else row) for row in result.fetchall()]
+
+    def define(self, statement: str) -> None:
+        """Run a statement of the schema."""
+        with self._done(statement, ()):
+            pass
+
+    @contextlib.contextmanager
+    def _done(self, statement: str, values: Sequence[Any]) -> Iterator[Any]:
+        text, given = bound(statement, values, self._style)
+        if self._is_sqlalchemy:
+            with contextlib.closing(self.connection.exec_driver_sql(text, given)) as result:
+                yield result
+            return
+        with self.cursor() as cursor:
+            cursor.execute(*((text, given) if values else (text,)))
+            yield cursor
+
+
+class Database:
+    """What the user gave, a connection or an engine, as something to run transactions on."""
+
+    def __init__(self, given: Any, paramstyle: str | None = None) -> None:
+        if hasattr(given, "sync_engine"):
+            raise InvalidSettingError("an asynchronous engine cannot be used here; give its sync_engine, and call from asyncio.to_thread")
+        if not _is_sqlalchemy(given) and not all(hasattr(given, name) for name in ("cursor", "commit", "rollback")):
+            raise InvalidSettingError(
+                f"{given!r:.100} is no connection; give one of DB-API 2.0 (sqlite3, psycopg, ...), or a SQLAlchemy engine"
+            )
+        self.given = given
+        self.is_engine = _is_sqlalchemy(given) and not hasattr(given, "exec_driver_sql")
+        self._paramstyle = paramstyle
+        if not self.is_engine:
+            Session(given, paramstyle)  # what is wrong with it is said now
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """One transaction: committed at the end of the block, rolled back when it raises. Raises InvalidRequestError, InvalidSettingError, and what the
+        driver raises.
+        """
+        if self.is_engine or _is_sqlalchemy(self.given):
+            with self.given.begin() if self.is_engine else self._of_connection() as connection:
+                session = Session(connection, self._paramstyle)
+                _refuse_autocommit(session.connection)
+                yield session
+            return
+        explicit = self._begin()
+        try:
+            session = Session(self.given, self._paramstyle)
+            session.is_begun_here = bool(explicit)
+            yield session
+            session.refuse_ended()
+            self.given.execute("COMMIT") if explicit else self.given.commit()
+        except BaseException as error:
+            self._roll_back(error, explicit)
+            raise
+
+    @contextlib.contextmanager
+    def _of_connection(self) -> Iterator[Any]:
+        with self.given.begin():
+            yield self.given
+
+    def _begin(self) -> str:
+        """The statement that began it, where the driver does not begin by itself or does so too late. SQLite: a reader that becomes a writer can be refused,
+        so the transaction is a writer's from the start.
+        """
+        module = _module_of(self.given)
+        if module == "sqlite3" and getattr(self.given, "autocommit", -1) is not False:
+            if self.given.in_transaction:
+                raise InvalidRequestError("the connection has an open transaction; commit it or roll it back first")
+            explicit = "BEGIN IMMEDIATE"
+        elif module == "duckdb":
+            explicit = "BEGIN TRANSACTION"
+        else:
+            _refuse_autocommit(self.given)
+            return ""
+        self.given.execute(explicit)
+        return explicit
+
+    def _roll_back(self, error: BaseException, explicit: str) -> None:
+        try:
+            if not explicit:
+                self.given.rollback()
+            elif getattr(self.given, "in_transaction", True):
+                self.given.execute("ROLLBACK")
+        except Exception as second:  # the first error says what happened; a connection that is lost cannot be rolled back
+            error.add_note(f"and the rollback failed: {second!r}")
+
+    def make_table(self, table: str, definition: str) -> None:
+        """Make a table unless it is there. Whoever may not make tables makes it beforehand. Raises what the driver raises."""
+        if self._has(table):
+            return
+        try:
+            with self.transaction() as session:
+                session.define(f"CREATE TABLE {table} ({definition})")
+        except Exception:
+            if not self._has(table):  # else another process has made it meanwhile
+                raise
+
+    def _has(self, table: str) -> bool:
+        try:
+            with self.transaction() as session:
+                session.rows(f"SELECT 1 FROM {table} WHERE 1 = 0")
+        except Exception as error:
+            if not any(kind.__name__ == "DatabaseError" for kind in type(error).__mro__):
+                raise
+            return False
+        return True
+
+
+def _refuse_autocommit(connection: Any) -> None:
+    if commits_each_statement(connection):
+        raise InvalidSettingError("the connection commits each statement by itself; turn its autocommit off")
+
+
+def joined(connection: Any, paramstyle: str | None = None) -> Session:
+    """Statements inside a transaction of the caller's. Raises InvalidRequestError where the connection is known to be in none and to begin none by itself."""
+    session = Session(connection, paramstyle)
+    if commits_each_statement(connection):
+        raise InvalidRequestError("the connection commits each statement by itself; begin a transaction first")
+    return session

@@ -1,0 +1,1 @@
+"""Tests of tailrace.idempotent, without an appliance."""
