@@ -7,6 +7,7 @@ at least. It is written at the end; for a process that is killed, `owned` goes t
 
 from __future__ import annotations
 
+import ctypes
 import json
 import signal
 import sys
@@ -18,7 +19,7 @@ from typing import TextIO
 from tailrace import Consumer, RebalanceListener, TopicPartition
 from tailrace.errors import TailraceError
 
-LONG_NS = 50_000_000
+LONG_NS = 100_000_000
 
 
 class Member(RebalanceListener):
@@ -76,6 +77,7 @@ class Member(RebalanceListener):
 def main() -> None:
     """See the module's docstring."""
     address, group, topic, count, path = sys.argv[1:6]
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: a bench that is killed leaves none of them
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with open(f"{path}.owned", "w", buffering=1, encoding="ascii") as file:
