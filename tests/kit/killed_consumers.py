@@ -63,9 +63,9 @@ class Fate:
         self._steps_left = -1
         self._after_s = 0.0
         if life < plan.lives and life % 2:
-            self._after_s = chance.uniform(0.0005, 0.05)
+            self._after_s = chance.uniform(0.0005, 0.01)
         elif life < plan.lives:
-            self._steps_left = chance.randint(1, 60)
+            self._steps_left = chance.randint(1, 20)
 
     def begin(self) -> None:
         """The victim stands before its first record."""

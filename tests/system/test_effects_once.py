@@ -19,7 +19,7 @@ from tailrace.private_appliance import EmbeddedAppliance
 from tests.kit.killed_consumers import AT_ONCE, Plan, run
 from tests.kit.redis_server import redis_server
 
-COUNT = 600
+COUNT = 3000
 PARTITIONS = 2
 
 
