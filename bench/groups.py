@@ -31,6 +31,7 @@ from bench.measure import machine, percentile
 from bench.suite import RESULTS
 from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer, TopicPartition
 from tailrace.connection import Connection
+from tailrace.errors import UnknownGroupError
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tailrace.protocol.wire import Api
 
@@ -102,6 +103,15 @@ def owners(paths: list[pathlib.Path]) -> dict[int, list[tuple[int, int]]]:
     return found
 
 
+def is_stable(admin: Admin) -> bool:
+    """Whether all consumers are there and have what they are to have."""
+    try:
+        group = admin.describe_groups(["members"], lag_seconds=False)["members"]
+    except UnknownGroupError:
+        return False  # the first of them has not joined yet
+    return group["state"] == "STABLE" and len(group["members"]) == MEMBERS + 1
+
+
 def part_death(found: list[dict[str, Any]]) -> None:
     """Part 1."""
     with tempfile.TemporaryDirectory(prefix="tailrace-members-") as directory, appliance(slots=4096) as running:
@@ -114,10 +124,7 @@ def part_death(found: list[dict[str, Any]]) -> None:
             each = min(CONSUMERS_EACH, MEMBERS)
             processes = [start_members(running.address, directory, f"m{n}", each) for n in range(MEMBERS // each)]
             victim, victim_path = start_members(running.address, directory, "victim", 1)
-            while True:
-                (group,) = admin.describe_groups(["members"]).values()
-                if group["state"] == "STABLE" and len(group["members"]) == MEMBERS + 1:
-                    break
+            while not is_stable(admin):
                 time.sleep(0.2)
             report(
                 f"{MEMBERS + 1} consumers, {PARTITIONS} partitions: from the first's start to stable",
