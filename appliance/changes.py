@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 
 CHANGE_TIMEOUT_NS = 30_000_000_000
 RETRY_NS = 1_000_000_000
-INHERITED_PATIENCE_NS = 5_000_000_000
-"""So long at most clients' processes wait at start for what a predecessor decided (a disk that refuses carries nothing out)."""
 """How soon a catalog that refused a change's end is asked again."""
+INHERITED_PATIENCE_NS = 5_000_000_000
+"""How long fronts and scheduler wait at start, at most, for what a predecessor decided: a disk that refuses carries nothing out."""
 CHANGES_MAX = 32
 DECIDED_AT_ONCE = 16
 ENTRIES_MAX = 1000

@@ -136,6 +136,10 @@ class Settings:
         1 * MIB, "A group of this many bytes is flushed without waiting longer.", minimum=1, name="flush.batch_size"
     )
 
+    def reserve_bytes(self, worker_count: int) -> int:
+        """Room kept free in each data directory, with what the rings of so many workers hold; 0: none is asked for."""
+        return self.disk_reserve_bytes + self.ring_bytes * worker_count if self.disk_reserve_bytes else 0
+
     def check(self, available_cores: set[int]) -> CorePlan:
         """Check the relations between settings; returns the core plan. Raises InvalidSettingError."""
         paths = [os.path.realpath(path) for path in self.data_dirs]

@@ -73,8 +73,7 @@ def check_start(config: str | None, environment: Mapping[str, str], flags: Calla
         refuse_unfit_machine()
     except Halt as halt:
         report.refuse("machine", halt.reason, halt.code)
-    reserve_bytes = settings.disk_reserve_bytes + settings.ring_bytes * workers if settings.disk_reserve_bytes else 0
-    existing = _check_directories(settings, reserve_bytes, report)
+    existing = _check_directories(settings, settings.reserve_bytes(workers), report)
     _check_open_files(settings, existing, workers, report)
     _check_shared_memory(settings, workers, report)
     _check_addresses(settings, report)
@@ -136,7 +135,7 @@ def _say_what_a_directory_holds(path: str, reserve_bytes: int, report: StartRepo
     if free < reserve_bytes:
         report.warn(
             name,
-            f"{text}, less than the reserve of {reserve_bytes >> 20}: producers would get DISK_FULL. Free some, or lower disk_reserve_bytes",
+            f"{text}, less than the reserve of {reserve_bytes >> 20} MiB: producers would get DISK_FULL. Free some, or lower disk_reserve_bytes",
         )
     else:
         report.ok(name, text)

@@ -202,7 +202,7 @@ class Supervisor:
             "lost_memory": self._regions.lost_memory, "spare_workers": list(self._spare_workers()),
             "checkpoint_bytes": s.checkpoint_bytes, "journal_bytes": s.journal_bytes, "producer.id.expiration.ms": s.producer_id_expiration_ms,
             "producer.ids.max": s.producer_ids_max,
-            "reserve_bytes": s.disk_reserve_bytes + s.ring_bytes * len(self._worker_dirs) if s.disk_reserve_bytes else 0,
+            "reserve_bytes": s.reserve_bytes(len(self._worker_dirs)),
             "listen": s.listen, "slots": self._slots,
             "ring_bytes": s.ring_bytes, "lane_bytes": s.lane_bytes, "credit_bytes": s.credit_bytes, "auto_create_topics": s.auto_create_topics,
             "group.members.max": s.group_members_max, "groups.max": s.groups_max, "group.session.timeout.min.ms": s.group_session_timeout_min_ms,

@@ -163,12 +163,10 @@ class PartitionLog:
             self._home.save()
 
     def begin_anew(self, told_epoch: int) -> None:
-        """It takes writes again: what its worker appended meanwhile was refused, and a new epoch says so. It is above `told_epoch`, which readers and worker
-        may have been told of although the disk could not keep it. Raises OSError.
+        """It takes writes again: what its worker appended meanwhile was refused, and a new epoch says so. `told_epoch`: one that readers and worker may know
+        although the disk could not keep it. Raises OSError.
         """
-        self.file.begin_epoch(self.next_offset)
-        while self.file.leader_epoch <= told_epoch:
-            self.file.begin_epoch(self.next_offset)
+        self.file.begin_epoch(self.next_offset, above=told_epoch)
         self._home.save()
 
     # ---- appending -------------------------------------------------------------------------------------------------------------------

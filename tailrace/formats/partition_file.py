@@ -100,9 +100,9 @@ class PartitionFile:
         """Under which leader epoch `offset` was, or would be, written."""
         return next((epoch.number for epoch in reversed(self.epochs) if epoch.start <= offset), self.epochs[0].number)
 
-    def begin_epoch(self, start: int) -> None:
-        """What follows from offset `start` on may differ from what was read there before."""
-        number = self.leader_epoch + 1
+    def begin_epoch(self, start: int, above: int = 0) -> None:
+        """What follows from offset `start` on may differ from what was read there before. The new epoch is above `above`, too."""
+        number = max(self.leader_epoch, above) + 1
         self.epochs = [epoch for epoch in self.epochs if epoch.start < start or not epoch.number]
         self.epochs.append(Epoch(number, start))
 

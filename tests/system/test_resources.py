@@ -10,6 +10,7 @@ import os
 import pathlib
 import random
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -246,8 +247,8 @@ def memory_group() -> Iterator[pathlib.Path]:
 HOG = """
 import os, sys
 group, victim = sys.argv[1:]
-open(f"{group}/cgroup.procs", "w").write(str(os.getpid()))
 open("/proc/self/oom_score_adj", "w").write("-1000")
+open(f"{group}/cgroup.procs", "w").write(str(os.getpid()))
 held = []
 try:
     while open(f"/proc/{victim}/stat").read().split(") ")[1][0] not in "ZX" and len(held) < 200:
@@ -267,8 +268,10 @@ def test_a_process_that_the_kernel_kills_for_memory_comes_back_and_nothing_is_lo
     with steady(running, lost=(victim,)) as client:
         pid = client.pids[victim]
         pathlib.Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
-        # A neighbour in the same cgroup, whom the kernel spares, takes all that is left.
-        subprocess.run([sys.executable, "-c", HOG, str(memory_group), str(pid)], check=True, timeout=60)
+        # A neighbour in the same cgroup, whom the kernel spares, takes all that is left. While the victim is dying, and nobody else may be killed, the kernel
+        # may end the neighbour, too: that is no matter of the appliance.
+        done = subprocess.run([sys.executable, "-c", HOG, str(memory_group), str(pid)], check=False, timeout=60)
+        assert done.returncode in (0, -signal.SIGKILL)
         wait_until(lambda: children(running).get(victim, pid) != pid, f"{victim} is killed and restarted")
         client.goes_on()
         with Admin(running.address) as admin:
