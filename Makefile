@@ -7,58 +7,71 @@ STAMP := $(VENV)/.installed
 # Compiled once at set-up: 21,000 lines cost 112 ms uncompiled, 29 ms compiled.
 PACKAGES := tailrace shm workers netfront appliance spark_bridge
 
-.PHONY: demo test simulate torture torture-delays torture-groups fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-pairs lint java clean
+# The compiled kernel, where a C compiler is; made again when its source or the version changes (docs/adr/0021).
+KERNEL := tailrace/kernel/.made
+PURE_TESTS := tests/tailrace tests/system/test_produce_and_consume.py tests/system/test_callbacks.py tests/system/test_hash_slots.py \
+	tests/system/test_delays.py tests/system/test_fork.py tests/system/test_aio.py tests/system/test_bad_input.py
 
-demo: $(STAMP) java
+.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-pairs lint java clean
+
+demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
 
-test: $(STAMP) java
+# The suites that go through the kernel, with the same functions in Python.
+test-pure: $(KERNEL)
+	TAILRACE_PURE=1 $(BIN)/python -P -m pytest -n 2 --dist loadfile $(PURE_TESTS)
+
+kernel: $(STAMP)
+	@rm -f $(KERNEL)
+	@$(MAKE) --no-print-directory $(KERNEL)
+
+test: $(KERNEL) java
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -P -m pytest -n 2 --dist loadfile
 
-lint: $(STAMP)
+lint: $(KERNEL)
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix . && $(BIN)/mypy && $(BIN)/lint-imports
 
-simulate: $(STAMP)
+simulate: $(KERNEL)
 	@$(BIN)/python -P -m tests.sim $(or $(SECONDS),60) $(SEED)
 
-torture: $(STAMP)
+torture: $(KERNEL)
 	@$(BIN)/python -P -m tests.crash.torture $(or $(SECONDS),60) $(SEED)
 
-torture-delays: $(STAMP)
+torture-delays: $(KERNEL)
 	@$(BIN)/python -P -m tests.crash.delay_torture $(or $(SECONDS),60) $(SEED)
 
-torture-groups: $(STAMP)
+torture-groups: $(KERNEL)
 	@$(BIN)/python -P -m tests.crash.group_torture $(or $(SECONDS),60) $(SEED)
 
 # FUZZ=protocol: what clients send; ARGS='--strict --lines 4' also times the acks of the client beside it, for a machine that does
 # nothing else.
-fuzz: $(STAMP)
+fuzz: $(KERNEL)
 	@$(BIN)/python -P -m tests.fuzz $(or $(FUZZ),protocol) $(or $(SECONDS),60) $(SEED) $(ARGS)
 
-load: $(STAMP)
+load: $(KERNEL)
 	@$(BIN)/python -P -m bench.load $(or $(USERS),20) $(or $(SECONDS),10)
 
-bench-peers: $(STAMP)
+bench-peers: $(KERNEL)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r bench/peers/requirements.txt || echo "the peers' Python clients cannot be had"
 	@$(BIN)/python -P -m bench.peers
 
-bench: $(STAMP)
+bench: $(KERNEL)
 	@$(BIN)/python -P -m bench.suite
 
-bench-delays: $(STAMP)
+bench-delays: $(KERNEL)
 	@$(BIN)/python -P -m bench.delays
 
-bench-groups: $(STAMP)
+bench-groups: $(KERNEL)
 	@$(BIN)/python -P -m bench.groups
 
-bench-pairs: $(STAMP)
+bench-pairs: $(KERNEL)
 	@$(BIN)/python -P -m bench.pairs $(or $(BASE),HEAD~1)
 
-bench-scale: $(STAMP)
+bench-scale: $(KERNEL)
 	@$(BIN)/python -P -m bench.scale
 
 $(STAMP): pyproject.toml requirements.lock examples/clients/javascript/package-lock.json
@@ -72,8 +85,13 @@ $(STAMP): pyproject.toml requirements.lock examples/clients/javascript/package-l
 	@command -v npm >/dev/null && npm ci --silent --prefix examples/clients/javascript || echo "tailrace: without npm the JavaScript example is not tested"
 	@touch $(STAMP)
 
+$(KERNEL): $(STAMP) hatch_build.py tailrace/kernel/_native.pyx tailrace/__init__.py
+	@rm -f tailrace/kernel/_native.*.so
+	@$(BIN)/python hatch_build.py
+	@touch $(KERNEL) || true
+
 java:
 	@sh tools/ensure_java.sh
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(KERNEL) tailrace/kernel/*.so

@@ -188,7 +188,7 @@ class Accumulator:
         """Decide how long open batches may fill beyond their linger."""
         then_ns, then_count = self._load_checked
         open_batches = [batch for _, _, batch in self._lingering if batch.state is BatchState.OPEN]
-        count = self._closed_records + sum(len(batch.rows) // 3 for batch in open_batches)
+        count = self._closed_records + sum(len(batch.rows) for batch in open_batches)
         self._load_checked = now_ns, count
         fast = (count - then_count) * NS_PER_S > FAST_RECORDS_PER_S * (now_ns - then_ns)
         self._held_ns = len(open_batches) * NS_PER_S // SMALL_BATCHES_PER_S if fast and self._linger_ns else 0

@@ -17,15 +17,13 @@ from typing import NamedTuple
 from tailrace.formats import arrow_batch
 from tailrace.formats.arrow_metadata import record_batch_positions
 
-FEW = 16
-"""Up to so many records this is quicker than the library."""
 _PADDING = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 _I64 = struct.Struct("<q")
 _NODES = struct.Struct("<14q")
 _BUFFERS = struct.Struct("<34q")
 
 
-class _Template(NamedTuple):
+class Template(NamedTuple):
     """The metadata of a batch of the default schema, and where its numbers are."""
 
     metadata: bytes
@@ -36,9 +34,10 @@ class _Template(NamedTuple):
 
 
 @cache
-def _template() -> _Template:
+def template() -> Template:
+    """Made once, by pyarrow."""
     message = arrow_batch.default_rows([1], [b"k"], [b"v"], None).serialize().to_pybytes()
-    return _Template(message[: 8 + int.from_bytes(message[4:8], "little")], *record_batch_positions(message))
+    return Template(message[: 8 + int.from_bytes(message[4:8], "little")], *record_batch_positions(message))
 
 
 class _Body:
@@ -80,7 +79,7 @@ class _Body:
 
 def encode(stamps_us: list[int], keys: list[bytes | None], values: list[bytes | None]) -> bytearray:
     """The encapsulated message of these records, which have no headers."""
-    template, count, body = _template(), len(stamps_us), _Body()
+    made, count, body = template(), len(stamps_us), _Body()
     body.add(b"")
     body.add(struct.pack(f"<{count}q", *stamps_us))
     key_nulls = body.add_column(keys, count)
@@ -92,10 +91,10 @@ def encode(stamps_us: list[int], keys: list[bytes | None], values: list[bytes | 
         body.add(b"")
         body.add(bytes(4))
         body.add(b"")
-    message = bytearray(template.metadata)
-    _I64.pack_into(message, template.row_count_at, count)
-    _NODES.pack_into(message, template.nodes_at, count, 0, count, key_nulls, count, value_nulls, count, count, 0, 0, 0, 0, 0, 0)
-    _BUFFERS.pack_into(message, template.buffers_at, *body.buffers)
-    _I64.pack_into(message, template.body_length_at, body.end)
+    message = bytearray(made.metadata)
+    _I64.pack_into(message, made.row_count_at, count)
+    _NODES.pack_into(message, made.nodes_at, count, 0, count, key_nulls, count, value_nulls, count, count, 0, 0, 0, 0, 0, 0)
+    _BUFFERS.pack_into(message, made.buffers_at, *body.buffers)
+    _I64.pack_into(message, made.body_length_at, body.end)
     message += b"".join(body.pieces)
     return message

@@ -71,7 +71,7 @@ class LateFuture(Future[Value]):
 class Handle(tuple[ProducerBatch, int], LateFuture[RecordMetadata]):
     """The fate of one record: what `send` returns.
 
-    (batch, how long its list of rows was behind the record): a tuple of what is at hand, because one is made for every record.
+    (batch, its row there when it was sent): a tuple of what is at hand, because one is made for every record.
     """
 
     if TYPE_CHECKING:
@@ -87,8 +87,7 @@ class Handle(tuple[ProducerBatch, int], LateFuture[RecordMetadata]):
 
     def resolve(self) -> tuple[ProducerBatch, int]:
         """The batch that holds the record now, and its row there; a split moves it."""
-        batch, end = self
-        row = end // 3 - 1
+        batch, row = self
         while batch.children is not None:
             batch, row = batch.children.place(row)
         return batch, row
@@ -169,7 +168,7 @@ class BatchesHandle(LateFuture[list[BatchMetadata]]):
         """Each batch that has not ended, by its first row, for those who wait for one after the other; one that was split is looked at again."""
         for handle in self._handles:
             while (leaf := next((leaf for leaf in _leaves([handle]) if leaf.state is not BatchState.ENDED), None)) is not None:
-                yield Handle((leaf, 3))
+                yield Handle((leaf, 0))
 
     def _follow(self) -> None:
         self._follow_on(self.unended())

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections import deque
 
 from tailrace.formats.batch_header import NO_PRODUCER, REMEMBERED_BATCHES, SEQUENCE_MODULUS
+from tailrace.kernel import FillingQueue
 from tailrace.producer_batch import ProducerBatch
 from tailrace.topics import TopicInfo
 
 
-class PartitionQueue:
+class PartitionQueue(FillingQueue):
     """The batches of one partition, from open to answered."""
 
+    open: ProducerBatch | None
+    """The batch that takes records."""
     __slots__ = (
         "awaits_map",
         "in_flight",
@@ -26,15 +29,14 @@ class PartitionQueue:
         "muted_until_ns",
         "next_ordinal",
         "next_sequence",
-        "open",
         "partition",
         "ready",
     )
 
     def __init__(self, info: TopicInfo, partition: int) -> None:
+        super().__init__()
         self.info = info
         self.partition = partition
-        self.open: ProducerBatch | None = None
         self.ready: deque[ProducerBatch] = deque()
         self.in_flight: deque[ProducerBatch] = deque()
         self.next_sequence = 0

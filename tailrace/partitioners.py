@@ -11,42 +11,17 @@ from __future__ import annotations
 
 import random
 import re
-import struct
 import zlib
 from collections.abc import Callable
 
 from tailrace.errors import InvalidRecordError, InvalidSettingError
 from tailrace.hash_slots import HASH_SLOTS
+from tailrace.kernel import murmur2 as murmur2
 
 Partitioner = Callable[[str, bytes | None, int], int]
 
-_MASK = 0xFFFFFFFF
-_M = 0x5BD1E995
 CACHE_MAX = 100_000
 _DIGITS = re.compile(rb"[+-]?[0-9]{1,4000}")
-
-
-def murmur2(data: bytes) -> int:
-    """Kafka's murmur2 of `data`, as an unsigned 32-bit number."""
-    length = len(data)
-    h = 0x9747B28C ^ length
-    whole = length // 4
-    for k in struct.unpack_from(f"<{whole}I", data):
-        k = k * _M & _MASK
-        k ^= k >> 24
-        h = h * _M & _MASK ^ k * _M & _MASK
-    rest = length & 3
-    if rest:
-        tail = data[whole * 4 :]
-        if rest == 3:
-            h ^= tail[2] << 16
-        if rest >= 2:
-            h ^= tail[1] << 8
-        h ^= tail[0]
-        h = h * _M & _MASK
-    h ^= h >> 13
-    h = h * _M & _MASK
-    return h ^ h >> 15
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:

@@ -23,6 +23,7 @@ from tailrace.errors import DelayNotEnabledError, InvalidRecordError, PartitionO
 from tailrace.formats.arrow_batch import Headers
 from tailrace.handles import BatchesHandle, Handle
 from tailrace.hash_slots import slot_of
+from tailrace.kernel import QuickSender, quick_send
 from tailrace.other_names import OtherProducerNames, TransactionsLater
 from tailrace.partition_queue import PartitionQueue
 from tailrace.partitioners import DefaultPartitioner, ModuloPartitioner, chosen_by
@@ -56,7 +57,7 @@ def close_at_exit() -> None:
 
 
 @documented(ProducerSettings)
-class Producer(TransactionsLater, OtherProducerNames):
+class Producer(QuickSender, TransactionsLater, OtherProducerNames):
     """Sends records to topics. A context manager; any number of threads may share one.
 
         with tailrace.Producer("tcp://127.0.0.1:7420") as producer:
@@ -89,9 +90,15 @@ class Producer(TransactionsLater, OtherProducerNames):
         self._takes_numbers = isinstance(self._partitioner, ModuloPartitioner)
         self._sender = Sender(self.settings, self._on_keyless_batch, environment)
         self._sender.accumulator.tells_every_batch = named is not None and named.tells_every_batch
-        self._routes = Routes(self.settings, self._sender, self._call)
+        self._routes = Routes(
+            self.settings,
+            self._sender,
+            self._call,
+            makes_choices=not self._serializes,
+            by_murmur2=type(self._partitioner) is DefaultPartitioner,
+        )
         self._known = self._routes.known
-        self._acquire, self._release = self._sender.lock.acquire, self._sender.lock.release
+        self._begin_quick_sends(self._known, self._sender.lock)
         _live_producers.add(self)
         live_clients.add(self)
 
@@ -102,6 +109,7 @@ class Producer(TransactionsLater, OtherProducerNames):
 
     # ---- users -----------------------------------------------------------------------------------------------------------------------
 
+    @quick_send(Handle)
     def send(
         self,
         topic: str,
@@ -129,26 +137,6 @@ class Producer(TransactionsLater, OtherProducerNames):
         Raises UnknownTopicError, PartitionOutOfRangeError, InvalidRecordError, SchemaMismatchError, RecordTooLargeError, DelayNotEnabledError,
         NotReachableError, and BufferExhaustedError when `buffer_memory` stayed full. What happens to the record later is on the handle.
         """
-        # Most records are a few bytes for a key that was seen before, in a batch that has room: this much is done for each of them, and no more.
-        if (
-            type(value) is bytes and headers is None and partition is None and timestamp is None and on_delivery is None and deliver_at is None
-            and deliver_after is None and repeat is None
-        ):  # fmt: skip
-            try:
-                queue, key, byte_count = self._known[topic][key]
-            except (KeyError, TypeError):
-                pass
-            else:
-                self._acquire()
-                try:
-                    batch = queue.open
-                    if batch is not None and (room := batch.room - len(value) - byte_count) > 0:
-                        batch.room = room
-                        rows = batch.rows
-                        rows += (key, value, time_ns())
-                        return Handle((batch, len(rows)))
-                finally:
-                    self._release()
         delay = None if deliver_at is None and deliver_after is None and repeat is None else Delay(deliver_at, deliver_after, repeat)
         if self._serializes:
             key = serialized("key", self.settings.key_serializer, key)
@@ -202,7 +190,7 @@ class Producer(TransactionsLater, OtherProducerNames):
             if batch is None or batch.room < size:
                 batch = self._batch_with_room(queue, route, size)
             if batch is not None:
-                row = batch.add(time_ns(), stamp_us, key, value, headers, size)
+                row = batch.add(key, value, time_ns() // 1000 if stamp_us is None else stamp_us, headers, size)
                 if delay is not None:
                     batch.add_due(row, due_us, None if delay.repeat is None else delay.repeat.to_json())
                 if on_delivery is not None:
@@ -222,7 +210,7 @@ class Producer(TransactionsLater, OtherProducerNames):
             return self._send_any(topic, value, key, headers, partition, timestamp, on_delivery, delay)
         if sender.callbacks.due:
             sender.make_callbacks()
-        return Handle((batch, 3 * (row + 1)))
+        return Handle((batch, row))
 
     def _choose(self, route: Route, key: bytes | None, partition_count: int) -> int:
         """A partition for a key."""
@@ -256,8 +244,10 @@ class Producer(TransactionsLater, OtherProducerNames):
         """A delayed record for a key that was seen before, in a batch that has room; None: it needs more thought. Raises InvalidRecordError."""
         try:
             route = self._routes.by_topic[topic]
-            chosen, key, byte_count = self._known[topic][key]
+            chosen: Any = self._known[topic].queue_of(key)
         except (KeyError, TypeError):
+            return None
+        if chosen is None or (key is not None and type(key) is not bytes):
             return None
         settings = route.info.settings
         if delay.repeat is not None or route.delay_route is None or not settings["delay.enabled"] or settings["delay.levels"]:
@@ -267,13 +257,12 @@ class Producer(TransactionsLater, OtherProducerNames):
         queue = route.delay_route.queues[chosen.partition]
         with self._sender.lock:
             batch = queue.open
-            if batch is None or (room := batch.room - len(value) - byte_count - DELAY_OVERHEAD_BYTES) <= 0:
+            size = len(value) + len(key or b"") + RECORD_OVERHEAD_BYTES + DELAY_OVERHEAD_BYTES
+            if batch is None or batch.room <= size:
                 return None
-            batch.room = room
-            rows = batch.rows
-            rows += (key, value, stamp_ns)
-            batch.dues_us.append(due_us)  # type: ignore[union-attr]
-            return Handle((batch, len(rows)))
+            row = batch.add(key, value, stamp_ns // 1000, None, size)
+            batch.add_due(row, due_us, None)
+            return Handle((batch, row))
 
     def _delayed(self, route: Route, delay: Delay) -> tuple[Route, int]:
         """(the topic's delay log, when the record is due). Raises DelayNotEnabledError, InvalidRecordError."""
@@ -358,7 +347,7 @@ class Producer(TransactionsLater, OtherProducerNames):
             if queue.info.slot_map_version != route.info.slot_map_version and not route.info.delay_of:
                 sender.delivery.rerouting.sort_in(queue, batch)
             sender.pump()
-        return Handle((batch, 3))
+        return Handle((batch, 0))
 
     def flush(self, timeout: float | None = None) -> None:
         """Send everything now and wait until every record sent before this call has ended; errors of records are on their handles. Raises
@@ -372,7 +361,7 @@ class Producer(TransactionsLater, OtherProducerNames):
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for batch in batches:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-            BatchesHandle([Handle((batch, 3))]).exception(remaining)
+            BatchesHandle([Handle((batch, 0))]).exception(remaining)
         self._sender.wait_until_received(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def partitions_for(self, topic: str) -> list[int]:

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from tailrace import few_rows
 from tailrace.delays import DUE_COLUMN, DelayIds, delay_id
 from tailrace.errors import TailraceError
-from tailrace.few_rows import FEW
 from tailrace.formats import arrow_batch
 from tailrace.formats.arrow_batch import Headers
-from tailrace.formats.batch_header import NO_PRODUCER, NO_SEQUENCE, stamp_producer
+from tailrace.formats.batch_header import HEADER_BYTES, NO_PRODUCER, NO_SEQUENCE, BatchHeader, fill_header, stamp_producer
 from tailrace.hash_slots import slot_of
+from tailrace.kernel import RECORD_OVERHEAD_BYTES as RECORD_OVERHEAD_BYTES
+from tailrace.kernel import FillingBatch, ObjectBuffer
 from tailrace.records import BatchMetadata, RecordMetadata
 from tailrace.topics import TopicInfo
 
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from tailrace.handles import Handle
 
 Value = TypeVar("Value")
-RECORD_OVERHEAD_BYTES = 24
-"""What a record costs in a batch beside key and value: timestamp, three offsets, bits."""
 BATCH_OVERHEAD_BYTES = 2048
 STAYS = -1
 """In the place of a slot: the record stays in its partition."""
@@ -97,16 +95,19 @@ class Halves(NamedTuple):
         return (self.left, row) if row < self.middle else (self.right, row - self.middle)
 
 
-class ProducerBatch:
-    """Records of one partition that are sent together: a flat list of rows while it is open, bytes once it is encoded."""
+class ProducerBatch(FillingBatch):
+    """Records of one partition that are sent together: rows while it is open, bytes once it is encoded."""
 
     __slots__ = (
         "attempts", "base_offset", "base_sequence", "callbacks", "children", "count", "created_ns", "data", "dues_us", "epoch", "error",
-        "frame", "headers", "info", "last_refusal", "order", "ordinal", "partition", "pinned", "producer_id", "repeats", "reserved_bytes",
-        "room", "rows", "slots", "stamps_us", "state", "timestamps_us", "waiter", "waits", "was_sent",
+        "frame", "info", "last_refusal", "order", "ordinal", "partition", "pinned", "producer_id", "repeats", "reserved_bytes",
+        "slots", "stamps_us", "state", "waiter", "waits", "was_sent",
     )  # fmt: skip
 
     def __init__(self, waits: Waits, info: TopicInfo, partition: int, created_ns: int, order: tuple[int, ...]) -> None:
+        super().__init__()
+        if info.typed:
+            self.rows = ObjectBuffer()
         self.waits = waits
         self.info = info
         self.partition = partition
@@ -116,15 +117,8 @@ class ProducerBatch:
         self.state = BatchState.OPEN
         self.count = 0
         """How many records it has; known once it is closed."""
-        self.rows: list[Any] = []
-        """key, value, nanoseconds since 1970, and so on: one list, so that a record is one addition (see `Producer.send`)."""
         self.reserved_bytes = BATCH_OVERHEAD_BYTES
         """What it takes of the producer's buffer_memory."""
-        self.room = 0
-        """How much of that is not used yet."""
-        self.timestamps_us: dict[int, int] | None = None
-        """row -> the timestamp that was given for it, in the place of the time of its `send`."""
-        self.headers: dict[int, Headers] | None = None
         self.dues_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]] = [] if info.delay_of else ()
         """When each row of a delay log's batch is due."""
         self.repeats: dict[int, str] | None = None
@@ -168,16 +162,9 @@ class ProducerBatch:
         batch.state = BatchState.READY
         return batch
 
-    def add(self, stamp_ns: int, timestamp_us: int | None, key: bytes | None, value: Any, headers: Headers, byte_count: int) -> int:
+    def add(self, key: bytes | None, value: Any, stamp_us: int, headers: Headers, byte_count: int) -> int:
         """Append a record for which there is room; returns its row."""
-        row = len(self.rows) // 3
-        if headers:
-            self.headers = self.headers or {}
-            self.headers[row] = headers
-        if timestamp_us is not None:
-            self.timestamps_us = self.timestamps_us or {}
-            self.timestamps_us[row] = timestamp_us
-        self.rows += (key, value, stamp_ns)
+        row = self.rows.add(key, value, stamp_us, headers)
         self.room -= byte_count
         return row
 
@@ -189,10 +176,10 @@ class ProducerBatch:
     def close(self) -> int:
         """It takes no more records; returns how many bytes of its reservation it did not need."""
         self.state = BatchState.READY
-        self.count = len(self.rows) // 3
+        self.count = len(self.rows)
         if self.info.slot_map_version:
             pinned = self.pinned or ()
-            self.slots = [STAYS if key is None or row in pinned else slot_of(key) for row, key in enumerate(self.rows[0::3])]
+            self.slots = [STAYS if key is None or row in pinned else slot_of(key) for row, key in enumerate(self.rows.keys())]
         unused, self.room = self.room, 0
         self.reserved_bytes -= unused
         return unused
@@ -204,19 +191,13 @@ class ProducerBatch:
     @property
     def ends_without_key(self) -> bool:
         """Whether the last record has no key, so that the partitioner may choose another partition now."""
-        return bool(self.rows) and self.rows[-3] is None
+        return self.rows.ends_without_key()
 
     def _from_rows(self) -> pa.RecordBatch:
-        keys, values, stamps = self.rows[0::3], self.rows[1::3], np.array(self.rows[2::3], np.int64)
-        stamps //= 1000
-        for row, stamp_us in (self.timestamps_us or {}).items():
-            stamps[row] = stamp_us
-        self.stamps_us = stamps
         if self.info.typed:
-            rows = arrow_batch.rows_from_dicts(values, self.info.schema)
+            rows = arrow_batch.rows_from_dicts(self.rows.values(), self.info.schema)
         else:
-            headers = [self.headers.get(row) for row in range(self.count)] if self.headers else None
-            rows = arrow_batch.default_rows(stamps, keys, values, headers)
+            rows = self.rows.frame()
         if self.info.delay_of:
             repeats = [self.repeats.get(row) for row in range(self.count)] if self.repeats else None
             rows = arrow_batch.with_delays(rows, self.info.schema, self.dues_us, repeats)
@@ -224,36 +205,22 @@ class ProducerBatch:
 
     def encode(self, compression: str) -> bytearray:
         """The batch as bytes, kept for retries. Raises InvalidRecordError."""
-        if (
-            self.data is None
-            and self.frame is None
-            and compression == "none"
-            and self.count <= FEW
-            and not self.info.typed
-            and not self.info.delay_of
-            and not self.headers
-        ):
-            self.data = self._encode_few()
-        elif self.data is None:
-            frame = self.frame if self.frame is not None else self._from_rows()
-            self.data = arrow_batch.encode(
-                frame, schema_id=self.info.schema_id, seed=self.info.seeds[self.partition], compression=compression,
-                first_timestamp_us=int(self.stamps_us[0]), max_timestamp_us=int(np.max(self.stamps_us)),
+        if self.data is None:
+            if self.rows:
+                self.stamps_us = self.rows.stamps_us()
+            header = BatchHeader(
+                record_count=self.count, last_offset_delta=self.count - 1, first_timestamp_us=int(self.stamps_us[0]),
+                max_timestamp_us=_largest(self.stamps_us), schema_id=self.info.schema_id,
             )  # fmt: skip
-        self.rows = []
-        self.timestamps_us = self.headers = self.repeats = None
+            seed = self.info.seeds[self.partition]
+            if self.rows and compression == "none" and not self.info.typed and not self.info.delay_of:
+                self.data = fill_header(self.rows.message(HEADER_BYTES), header, seed)
+            else:
+                frame = self.frame if self.frame is not None else self._from_rows()
+                self.data = arrow_batch.encode_as(frame, header, seed, compression)
+        self.rows.clear()
+        self.repeats = None
         return self.data
-
-    def _encode_few(self) -> bytearray:
-        stamps = [stamp_ns // 1000 for stamp_ns in self.rows[2::3]]
-        for row, stamp_us in (self.timestamps_us or {}).items():
-            stamps[row] = stamp_us
-        self.stamps_us = stamps
-        message = few_rows.encode(stamps, self.rows[0::3], self.rows[1::3])
-        return arrow_batch.with_header(
-            message, self.count, schema_id=self.info.schema_id, seed=self.info.seeds[self.partition], first_timestamp_us=stamps[0],
-            max_timestamp_us=max(stamps),
-        )  # fmt: skip
 
     def number(self, producer_id: int, epoch: int, base_sequence: int) -> None:
         """Write the producer's identity and the sequence into the encoded batch."""
@@ -302,9 +269,7 @@ class ProducerBatch:
 
     def take_rows(self, whole: ProducerBatch, start: int, end: int) -> None:
         """Of a half: the rows from `start` to `end` of a batch that is not encoded, with what was given beside them."""
-        self.rows = whole.rows[3 * start : 3 * end]
-        self.timestamps_us = _of_rows(whole.timestamps_us, start, end)
-        self.headers = _of_rows(whole.headers, start, end)
+        self.rows = whole.rows.picked(range(start, end))
         self.repeats = _of_rows(whole.repeats, start, end)
 
     def frame_again(self) -> pa.RecordBatch:
@@ -358,6 +323,10 @@ class ProducerBatch:
         calls = [(callback, None if error else self.metadata(row), error) for row, callback in self.callbacks or ()]
         self.callbacks = None
         return calls
+
+
+def _largest(stamps_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]) -> int:
+    return int(max(stamps_us) if len(stamps_us) <= 32 else np.max(stamps_us))
 
 
 def _of_rows(beside: dict[int, Value] | None, start: int, end: int) -> dict[int, Value] | None:

@@ -13,20 +13,17 @@ from typing import Any
 
 from tailrace.errors import InvalidRecordError, InvalidSettingError, TailraceError, UnknownTopicError, error_for
 from tailrace.hash_slots import HASH_SLOTS, SLOT_COUNT, Owners
+from tailrace.kernel import Choices
 from tailrace.new_topic import create_request
 from tailrace.partition_queue import PartitionQueue
-from tailrace.producer_batch import RECORD_OVERHEAD_BYTES
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
 from tailrace.sender import Sender
 from tailrace.settings import ProducerSettings
 from tailrace.topics import TopicInfo, topics_from_metadata
 
-KNOWN_KEYS_MAX = 100_000
 _ANY: Owners = bytes(SLOT_COUNT)
 """While the map is not known: everything is routed anew before it is sent."""
-Choice = tuple[PartitionQueue, bytes | None, int]
-"""Where records of a key go, the key, and what a record of it takes in a batch beside its value, bytes."""
 
 
 class Route:
@@ -50,15 +47,27 @@ class Route:
 class Routes:
     """See the module's docstring."""
 
-    def __init__(self, settings: ProducerSettings, sender: Sender, call: Callable[[Api, dict[str, Any], int], dict[str, Any]]) -> None:
-        """`call`: asks the appliance, with the lock held: (API, request, timeout in ms) -> answer."""
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        sender: Sender,
+        call: Callable[[Api, dict[str, Any], int], dict[str, Any]],
+        *,
+        makes_choices: bool,
+        by_murmur2: bool,
+    ) -> None:
+        """`call`: asks the appliance, with the lock held: (API, request, timeout in ms) -> answer. `makes_choices`: records are sent as they are given, so that
+        some need no more thought. `by_murmur2`: keys go by Kafka's default partitioner.
+        """
+        self._makes_choices = makes_choices
+        self._by_murmur2 = by_murmur2
         self._call = call
         self._settings = settings
         self._sender = sender
         self.by_topic: dict[str, Route] = {}
         """By name, delay logs among them; `Producer.send` looks here."""
-        self.known: dict[str, dict[object, Choice]] = {}
-        """topic -> key -> choice of the default partitioner; without a key, for as long as the batch is open. `Producer.send` looks here first."""
+        self.known: dict[str, Choices] = {}
+        """topic -> where its records go, of topics that are not typed. `Producer.send` looks here first."""
         self._warned: set[str] = set()
         self._rerouting = sender.delivery.rerouting
         self._rerouting.on_moved = self._on_moved
@@ -104,14 +113,13 @@ class Routes:
 
     def remember(self, topic: str, key: bytes | None, queue: PartitionQueue) -> None:
         """What the default partitioner has chosen. Without a key that is until its batch is closed."""
-        known = self.known.setdefault(topic, {})
-        if len(known) >= KNOWN_KEYS_MAX:
-            known.clear()
-        known[key] = queue, key, len(key or b"") + RECORD_OVERHEAD_BYTES
+        if topic in self.known:
+            self.known[topic].remember(key, queue)
 
     def forget_keyless(self, topic: str) -> None:
         """The batch of records without a key is closed."""
-        self.known.get(topic, {}).pop(None, None)
+        if topic in self.known:
+            self.known[topic].forget_keyless()
 
     def _described(self, topic: str) -> TopicInfo:
         return topics_from_metadata(self._call(Api.METADATA, {"topics": [topic]}, self._settings.max_block_ms), topic)[topic]
@@ -138,6 +146,9 @@ class Routes:
         queues = [accumulator.queue(info, partition) for partition in range(len(info.partitions))]
         delay_route = None if info.delay_log is None else self._adopt(info.delay_log)
         self.known.pop(info.name, None)
+        if self._makes_choices and not info.typed and not info.delay_of:
+            has_slots = bool(info.slot_map_version)
+            self.known[info.name] = Choices(queues, takes_partitions=not has_slots, by_murmur2=self._by_murmur2 and not has_slots)
         route = self.by_topic[info.name] = Route(info, queues, delay_route, self._settings)
         if info.slot_map_version and info.owners is None:
             self._rerouting.begin(info)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tailrace.accumulator import NS_PER_MS, Accumulator
 from tailrace.connection import Connection
@@ -182,7 +182,8 @@ class Rerouting:
         parts = _scatter(batch, targets, wanted)
         self._accumulator.unended_count += len(parts) - 1
         batch.state = BatchState.ENDED
-        batch.rows, batch.data, batch.frame = [], None, None
+        batch.rows.clear()
+        batch.data = batch.frame = None
         if batch.waiter is not None:
             batch.waiter.set()
         return [(part.partition, part) for part in parts]
@@ -223,8 +224,7 @@ def _scatter(batch: ProducerBatch, targets: list[int], wanted: list[int]) -> lis
         part.slots = [int(batch.slots[row]) for row in rows] if batch.slots is not None else None
         part.stamps_us = [int(batch.stamps_us[row]) for row in rows] if len(batch.stamps_us) == batch.count else batch.stamps_us
         if frame is None:
-            part.rows = [field for row in rows for field in batch.rows[3 * row : 3 * row + 3]]
-            part.timestamps_us, part.headers = _picked(batch.timestamps_us, rows), _picked(batch.headers, rows)
+            part.rows = batch.rows.picked(rows)
         else:
             part.frame = frame.take(rows)
         parts.append(part)
@@ -234,8 +234,3 @@ def _scatter(batch: ProducerBatch, targets: list[int], wanted: list[int]) -> lis
     batch.callbacks = None
     batch.children = Scattered(parts, places)
     return parts
-
-
-def _picked(beside: dict[int, Any] | None, rows: list[int]) -> dict[int, Any] | None:
-    """What is given beside these rows, which are counted from 0 now."""
-    return {there: beside[row] for there, row in enumerate(rows) if row in beside} if beside else None

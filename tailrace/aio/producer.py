@@ -405,7 +405,7 @@ class AsyncProducer(AsyncClient, TransactionsLater, OtherProducerNames):
         sender = self._producer.sender
         with sender.lock:
             sender.check_usable()
-            batches = [Handle((batch, 3)) for queue in sender.accumulator.queues.values() for batch in queue.batches()]
+            batches = [Handle((batch, 0)) for queue in sender.accumulator.queues.values() for batch in queue.batches()]
             sender.close_all()
         self._driver.turn_soon()
         for handle in BatchesHandle(batches).unended():

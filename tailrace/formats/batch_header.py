@@ -303,13 +303,22 @@ def insert_header(message: Readable, header: BatchHeader, seed: int) -> bytearra
     if continuation != CONTINUATION or metadata_size % 8:
         raise BatchFormatError("not an encapsulated Arrow message")
     body_start = PREFIX_BYTES + metadata_size
-    header.batch_length = len(view) + HEADER_BYTES
-    header.extension_length = 0
     prefix = _PREFIX.pack(CONTINUATION, metadata_size + HEADER_BYTES)
-    header.body_crc32c = crc32c(view[body_start:], crc32c(view[PREFIX_BYTES:body_start], crc32c(prefix)))
-    batch = bytearray(b"").join((prefix, view[PREFIX_BYTES:body_start], header.to_bytes(), view[body_start:]))
-    with memoryview(batch) as writable:
-        seal_header(writable, body_start, 0, seed)
+    return fill_header(bytearray(b"").join((prefix, view[PREFIX_BYTES:body_start], bytes(HEADER_BYTES), view[body_start:])), header, seed)
+
+
+def fill_header(batch: bytearray, header: BatchHeader, seed: int) -> bytearray:
+    """An Arrow IPC message whose metadata padding ends with HEADER_BYTES for our header, which is written there; returns it. `header` as of
+    `insert_header`.
+    """
+    body_start = PREFIX_BYTES + _PREFIX.unpack_from(batch, 0)[1]
+    position = body_start - HEADER_BYTES
+    header.batch_length = len(batch)
+    header.extension_length = 0
+    with memoryview(batch) as view:
+        header.body_crc32c = crc32c(view[body_start:], crc32c(view[:position]))
+        view[position:body_start] = header.to_bytes()
+        seal_header(view, position, 0, seed)
     return batch
 
 

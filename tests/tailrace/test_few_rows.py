@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from tailrace import few_rows
 from tailrace.formats import arrow_batch
+from tailrace.kernel.reference import FEW
 
 CELL = st.none() | st.binary(max_size=20)
-ROWS = st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), CELL, CELL), min_size=1, max_size=3 * few_rows.FEW)
+ROWS = st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), CELL, CELL), min_size=1, max_size=3 * FEW)
 
 
 @given(ROWS)

@@ -55,7 +55,8 @@ class SlowOrFast:
             self.now_ns += MS
             for queue in self.queues:
                 batch = queue.open or self.sender.accumulator.open_batch(queue)
-                batch.rows += (None, b"x", self.now_ns) * (per_second // 1000 // PARTITIONS)
+                for _ in range(per_second // 1000 // PARTITIONS):
+                    batch.rows.add(None, b"x", self.now_ns // 1000)
             self.sender.pump()
 
     def closed_count(self) -> int:

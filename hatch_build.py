@@ -1,0 +1,131 @@
+"""Compiles the kernel (`tailrace/kernel/_native.pyx`): for a wheel, for an editable install, and as a program in place (`python hatch_build.py`).
+
+Where Cython, a C compiler or Python's headers are missing, one line says so and the build goes on: the same functions in Python are used then (docs/adr/0021).
+With TAILRACE_PURE=1 nothing is compiled.
+
+Invariants: the compiled file appears whole or not at all, under its final name; it carries the stamp that `tailrace.kernel` compares.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import zlib
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # as a program: nothing but Cython is needed
+    BuildHookInterface = object  # type: ignore[assignment,misc]
+
+ROOT = pathlib.Path(__file__).parent
+KERNEL = pathlib.Path("tailrace", "kernel")
+NAME = "_native" + sysconfig.get_config_var("EXT_SUFFIX")
+TIMEOUT_S = 600
+
+
+class NotCompiledError(Exception):
+    """Why there is no compiled kernel: a clause."""
+
+
+def stamp_of(root: pathlib.Path) -> str:
+    """What the kernel is compiled from: as `tailrace.kernel` reckons it."""
+    version = re.search(r'^__version__ = "([^"]+)"', (root / "tailrace" / "__init__.py").read_text(), re.MULTILINE)
+    if version is None:
+        raise NotCompiledError("tailrace/__init__.py says no __version__")
+    return f"{version[1]}-{zlib.crc32((root / KERNEL / '_native.pyx').read_bytes()):08x}"
+
+
+def _run(command: list[str], what: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotCompiledError(f"{what} cannot be run: {error}") from None
+    if done.returncode:
+        sys.stderr.write(done.stdout + done.stderr)
+        raise NotCompiledError(f"{what} failed with exit status {done.returncode}")
+
+
+def compile_kernel(root: pathlib.Path, directory: pathlib.Path) -> pathlib.Path:
+    """The compiled kernel in `directory`. Raises NotCompiledError."""
+    if os.environ.get("TAILRACE_PURE") == "1":
+        raise NotCompiledError("TAILRACE_PURE=1 is set")
+    try:
+        import Cython  # noqa: F401
+    except ImportError:
+        raise NotCompiledError("Cython is not installed here") from None
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    if shutil.which(compiler[0]) is None:
+        compiler = ["cc"]
+    if shutil.which(compiler[0]) is None:
+        raise NotCompiledError("there is no C compiler (apt-get install gcc)")
+    headers = sysconfig.get_paths()["include"]
+    if not pathlib.Path(headers, "Python.h").exists():
+        raise NotCompiledError(f"Python's headers are not in {headers} (apt-get install python3-dev)")
+    stamp = stamp_of(root)
+    with tempfile.TemporaryDirectory(prefix="tailrace-kernel-") as scratch:
+        source, made = pathlib.Path(scratch, "_native.c"), pathlib.Path(scratch, NAME)
+        _run([sys.executable, "-m", "cython", "-3", str(root / KERNEL / "_native.pyx"), "-o", str(source)], "Cython")
+        flags = [
+            "-O2",
+            "-fPIC",
+            "-shared",
+            "-fvisibility=hidden",
+            "-fwrapv",
+            "-DNDEBUG",
+            "-w",
+            f'-DTAILRACE_KERNEL_STAMP="{stamp}"',
+            f"-I{headers}",
+        ]
+        _run([*compiler, *flags, *shlex.split(os.environ.get("CFLAGS", "")), str(source), "-o", str(made)], "the C compiler")
+        final, beside = directory / NAME, directory / f".{NAME}.{os.getpid()}"
+        try:
+            shutil.copyfile(made, beside)
+            os.replace(beside, final)
+        except OSError as error:
+            raise NotCompiledError(f"{directory} cannot be written: {error.strerror}") from None
+    return final
+
+
+class CompiledKernel(BuildHookInterface):  # type: ignore[misc,valid-type]
+    """hatchling's hook: puts the compiled kernel into the wheel; for an editable install, into the tree."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        root = pathlib.Path(self.root)
+        if self.target_name != "wheel":
+            return
+        try:
+            if version == "editable":
+                compile_kernel(root, root / KERNEL)
+                return
+            self._scratch = tempfile.mkdtemp(prefix="tailrace-wheel-")
+            made = compile_kernel(root, pathlib.Path(self._scratch))
+        except NotCompiledError as error:
+            self.app.display_warning(_without(error))
+            return
+        build_data["force_include"][str(made)] = str(KERNEL / NAME)
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        scratch = getattr(self, "_scratch", None)
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _without(error: NotCompiledError) -> str:
+    return f"tailrace: the kernel is not compiled: {error}. The same functions in Python are used; see CONTRIBUTING.md, The kernel"
+
+
+if __name__ == "__main__":
+    try:
+        print(f"tailrace: compiled {compile_kernel(ROOT, ROOT / KERNEL).relative_to(ROOT)}")
+    except NotCompiledError as error:
+        print(_without(error))

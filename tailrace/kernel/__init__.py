@@ -1,0 +1,102 @@
+"""The kernel: what is done for each record, compiled where that was possible, else the same in Python.
+
+`reference.py` is the truth; `_native.pyx` does the same, byte for byte, several times as fast. Nothing but this module knows which of them is used.
+`TAILRACE_PURE=1` has the reference used; `TAILRACE_PURE=0` refuses to go on without the compiled one.
+
+Invariant: a compiled kernel that was made from another source or for another version than this package's is never used.
+Raises KernelError (an ImportError) at import, with what to do, for one that is there and cannot be used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import os
+import pathlib
+import zlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import tailrace
+from tailrace.kernel import reference
+from tailrace.kernel.reference import RECORD_OVERHEAD_BYTES
+
+__all__ = [
+    "IS_COMPILED",
+    "KIND",
+    "RECORD_OVERHEAD_BYTES",
+    "Choices",
+    "FillingBatch",
+    "FillingQueue",
+    "ObjectBuffer",
+    "QuickSender",
+    "RecordBuffer",
+    "murmur2",
+    "quick_send",
+]
+VARIABLE = "TAILRACE_PURE"
+_HERE = pathlib.Path(__file__).parent
+_REMEDY = "run `make kernel` in a checkout, else install tailrace again; or set TAILRACE_PURE=1 to use the same functions in Python"
+
+
+class KernelError(ImportError):
+    """The compiled kernel cannot be used; the sentence says what to do."""
+
+
+def stamp() -> str:
+    """What a compiled kernel has to be made from: the version of the package and the checksum of the source. (`hatch_build.py` reckons the same.)"""
+    source = _HERE / "_native.pyx"
+    return f"{tailrace.__version__}-{zlib.crc32(source.read_bytes()):08x}" if source.exists() else tailrace.__version__
+
+
+def compiled_file() -> pathlib.Path | None:
+    """Where a compiled kernel for this interpreter lies; None: there is none."""
+    found = [_HERE / f"_native{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    return next((path for path in found if path.exists()), None)
+
+
+def load_compiled() -> ModuleType | None:
+    """The compiled kernel; None: there is none. Raises KernelError."""
+    path = compiled_file()
+    if path is None:
+        return None
+    try:
+        module = importlib.import_module("tailrace.kernel._native")
+    except ImportError as error:
+        raise KernelError(f"the compiled kernel {path} cannot be loaded ({error}): {_REMEDY}") from None
+    made_from, wanted = str(module.STAMP), stamp()
+    if made_from != wanted and not made_from.startswith(f"{wanted}-"):
+        raise KernelError(f"the compiled kernel {path} was made from {made_from}, and this is tailrace {wanted}: {_REMEDY}")
+    return module
+
+
+def _chosen() -> tuple[ModuleType | None, str]:
+    """(the compiled kernel, or None for the reference; which it is and why, a clause)."""
+    wish = os.environ.get(VARIABLE, "")
+    if wish not in ("", "0", "1"):
+        raise KernelError(f"{VARIABLE} is {wish[:40]!r}; it takes 1 (use Python), 0 (go on with the compiled kernel only), or nothing")
+    if wish == "1":
+        return None, f"Python, because {VARIABLE}=1"
+    module = load_compiled()
+    if module is not None:
+        return module, f"compiled, {module.STAMP}"
+    if wish == "0":
+        raise KernelError(
+            f"{VARIABLE}=0, and no compiled kernel lies in {_HERE}: run `make kernel` in a checkout, else install a wheel for this Python"
+        )
+    return None, "Python, because none is compiled here"
+
+
+_native, KIND = _chosen()
+IS_COMPILED = _native is not None
+"""Whether the compiled kernel is used. For reports; nothing depends on it."""
+
+ObjectBuffer = reference.RecordBuffer
+"""For records whose values are no bytes: rows of typed topics."""
+
+if TYPE_CHECKING or _native is None:
+    from tailrace.kernel.reference import Choices, FillingBatch, FillingQueue, QuickSender, RecordBuffer, murmur2, quick_send
+else:
+    Choices, FillingBatch, FillingQueue = _native.Choices, _native.FillingBatch, _native.FillingQueue
+    QuickSender, RecordBuffer = _native.QuickSender, _native.RecordBuffer
+    murmur2, quick_send = _native.murmur2, _native.quick_send

@@ -1,0 +1,6 @@
+"""`python -m tailrace.kernel` says which kernel is used."""
+
+from tailrace.kernel import IS_COMPILED, KIND
+
+if __name__ == "__main__":
+    print(f"tailrace: kernel: {KIND}" + ("" if IS_COMPILED else "; several times slower (see CONTRIBUTING.md, The kernel)"))

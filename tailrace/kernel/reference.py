@@ -1,0 +1,257 @@
+"""The kernel in Python: the truth that the compiled one is held against (`tests/tailrace/test_kernel.py`), and what is used where none is compiled.
+
+Producing: `quick_send` takes a record that needs no thought into the open batch of its partition; a `RecordBuffer` holds the records of a batch and makes
+the Arrow message of them. Consuming: `records` makes Record tuples of columns.
+
+Owner: objects belong to one client; but for `records` and `murmur2`, which are pure, they are used under its lock.
+Invariants: a record that was taken does not change with what the caller does afterwards; a call that raises has taken nothing; `room` never falls below
+    what the records of the batch, by `RECORD_OVERHEAD_BYTES` and their bytes, leave of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from time import time_ns
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    import threading
+
+    import numpy as np
+    import pyarrow as pa
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Headers = Sequence[tuple[str, bytes | None]] | None
+
+RECORD_OVERHEAD_BYTES = 24
+"""What a record costs in a batch beside key and value: timestamp, three offsets, bits."""
+KNOWN_KEYS_MAX = 100_000
+DATA_MAX = 2**31 - 1
+"""Bytes of a column: Arrow's offsets have 32 bits."""
+FEW = 16
+"""Up to so many records `tailrace.few_rows` is quicker than Arrow's library."""
+_MASK = 0xFFFFFFFF
+_M = 0x5BD1E995
+
+
+def murmur2(data: bytes) -> int:
+    """Kafka's murmur2 of `data`, as an unsigned 32-bit number."""
+    length = len(data)
+    h = 0x9747B28C ^ length
+    whole = length // 4
+    for k in struct.unpack_from(f"<{whole}I", data):
+        k = k * _M & _MASK
+        k ^= k >> 24
+        h = h * _M & _MASK ^ k * _M & _MASK
+    rest = length & 3
+    if rest:
+        tail = data[whole * 4 :]
+        if rest == 3:
+            h ^= tail[2] << 16
+        if rest >= 2:
+            h ^= tail[1] << 8
+        h ^= tail[0]
+        h = h * _M & _MASK
+    h ^= h >> 13
+    h = h * _M & _MASK
+    return h ^ h >> 15
+
+
+class RecordBuffer:
+    """The records of a batch, from its first to its encoding."""
+
+    __slots__ = ("_data_max", "cells", "headers")
+
+    def __init__(self, data_max: int = DATA_MAX) -> None:
+        self._data_max = data_max
+        self.cells: list[Any] = []
+        """key, value, nanoseconds since 1970, and so on: one list, so that a record is one addition (see `quick_send`)."""
+        self.headers: dict[int, Headers] = {}
+
+    def __len__(self) -> int:
+        return len(self.cells) // 3
+
+    def add(self, key: bytes | None, value: Any, stamp_us: int, headers: Headers = None) -> int:
+        """Append a record; returns its row. `headers`: (text that is UTF-8, bytes or None) pairs."""
+        row = len(self.cells) // 3
+        if headers:
+            self.headers[row] = list(headers)
+        self.cells += (key, value, stamp_us * 1000)
+        return row
+
+    def keys(self) -> list[bytes | None]:
+        """The key of each record."""
+        return self.cells[0::3]
+
+    def values(self) -> list[Any]:
+        """The value of each record."""
+        return self.cells[1::3]
+
+    def stamps_us(self) -> Sequence[int]:
+        """The timestamp of each record."""
+        return [stamp_ns // 1000 for stamp_ns in self.cells[2::3]]
+
+    def ends_without_key(self) -> bool:
+        """Whether there is a last record, and it has no key."""
+        return bool(self.cells) and self.cells[-3] is None
+
+    def picked(self, rows: Iterable[int]) -> RecordBuffer:
+        """The records of some rows, in that order. Raises IndexError."""
+        chosen = RecordBuffer(self._data_max)
+        cells, count = self.cells, len(self)
+        for there, row in enumerate(rows):
+            if not 0 <= row < count:
+                raise IndexError(f"there are rows 0 to {count - 1}, not {row}")
+            chosen.cells += cells[3 * row : 3 * row + 3]
+            if row in self.headers:
+                chosen.headers[there] = self.headers[row]
+        return chosen
+
+    def clear(self) -> None:
+        """Forget all records."""
+        self.cells = []
+        self.headers = {}
+
+    def frame(self) -> pa.RecordBatch:
+        """The records as a batch of the default schema. Raises InvalidRecordError, OverflowError."""
+        from tailrace.formats import arrow_batch
+
+        self._check_sizes()
+        headers = [self.headers.get(row) for row in range(len(self))] if self.headers else None
+        return arrow_batch.default_rows(self._stamps(), self.keys(), self.values(), headers)  # type: ignore[arg-type]
+
+    def message(self, gap: int = 0) -> bytearray:
+        """The records as an encapsulated Arrow message of the default schema whose metadata has `gap` more bytes of padding, zeros, a multiple of 8, than it
+        needs. There is a record at least. Raises InvalidRecordError, OverflowError.
+        """
+        from tailrace import few_rows
+
+        self._check_sizes()
+        message: Any
+        if len(self) <= FEW and not self.headers:
+            message = few_rows.encode(list(self.stamps_us()), self.keys(), self.values())
+        else:
+            message = self.frame().serialize()
+        view = memoryview(message)
+        size = int.from_bytes(view[4:8], "little")
+        return bytearray(b"").join(
+            (b"\xff\xff\xff\xff", (size + gap).to_bytes(4, "little"), view[8 : 8 + size], bytes(gap), view[8 + size :])
+        )
+
+    def _stamps(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        import numpy as np
+
+        try:
+            stamps = np.array(self.cells[2::3], np.int64)
+        except OverflowError:  # of a timestamp that was given: further from 1970 than nanoseconds can say
+            return np.array(self.stamps_us(), np.int64)
+        stamps //= 1000
+        return stamps
+
+    def _check_sizes(self) -> None:
+        for column in (self.keys(), self.values()):
+            if sum(map(len, filter(None, column))) > self._data_max:
+                raise OverflowError(f"the keys, or the values, of a batch have more than {self._data_max} bytes")
+
+
+class FillingBatch:
+    """Of a batch of a producer: what `quick_send` adds to."""
+
+    __slots__ = ("room", "rows")
+
+    def __init__(self) -> None:
+        self.rows = RecordBuffer()
+        """Its records until it is encoded."""
+        self.room = 0
+        """How much of its reservation in the producer's buffer_memory is not used yet."""
+
+
+class FillingQueue:
+    """Of a partition's queue: which batch takes records."""
+
+    __slots__ = ("open",)
+
+    def __init__(self) -> None:
+        self.open: Any = None
+        """A FillingBatch, or None."""
+
+
+class Choices(dict[object, tuple[Any, "bytes | None", int]]):
+    """Where the records of a topic go: what is known without asking a partitioner again.
+
+    Key -> (queue, the key, what a record of it takes in a batch beside its value); without a key that is so for as long as the batch is open.
+    """
+
+    def __init__(self, queues: Sequence[Any], *, takes_partitions: bool, by_murmur2: bool) -> None:
+        """`takes_partitions`: a record whose partition is named needs no more thought. `by_murmur2`: keys go by Kafka's default partitioner."""
+        super().__init__()
+
+    def remember(self, key: bytes | None, queue: Any) -> None:
+        """What the partitioner has chosen."""
+        if len(self) >= KNOWN_KEYS_MAX:
+            self.clear()
+        self[key] = queue, key, len(key or b"") + RECORD_OVERHEAD_BYTES
+
+    def queue_of(self, key: object) -> Any:
+        """Where records of a key that was seen before go; None: ask the partitioner."""
+        try:
+            return self[key][0]
+        except (KeyError, TypeError):
+            return None
+
+    def forget_keyless(self) -> None:
+        """The batch of records without a key is closed."""
+        self.pop(None, None)
+
+
+class QuickSender:
+    """Of a producer: what its `send` needs for a record that needs no thought."""
+
+    def _begin_quick_sends(self, choices: dict[str, Choices], lock: threading.RLock) -> None:
+        """`choices`: topic -> what is known of it, kept by the producer. `lock`: the producer's."""
+        self._choices = choices
+        self._acquire, self._release = lock.acquire, lock.release
+
+
+def quick_send(handle_type: Callable[[tuple[Any, int]], Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """For `Producer.send`, of a QuickSender: adds a record to its partition's open batch, where that has room and the record is of plain types and needs no
+    thought; else the decorated function is called. `handle_type`: makes the handle, of (batch, row).
+    """
+
+    def decorate(send: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(send)
+        def quick(
+            self: Any, topic: Any, value: Any = None, key: Any = None, headers: Any = None, partition: Any = None, timestamp: Any = None, *,
+            on_delivery: Any = None, deliver_at: Any = None, deliver_after: Any = None, repeat: Any = None,
+        ) -> Any:  # fmt: skip
+            # Most records are a few bytes for a key that was seen before, in a batch that has room: this much is done for each of them, and no more.
+            if (
+                type(value) is bytes and headers is None and partition is None and timestamp is None and on_delivery is None and deliver_at is None
+                and deliver_after is None and repeat is None
+            ):  # fmt: skip
+                try:
+                    queue, key, byte_count = self._choices[topic][key]
+                except (KeyError, TypeError):
+                    pass
+                else:
+                    self._acquire()
+                    try:
+                        batch = queue.open
+                        if batch is not None and (room := batch.room - len(value) - byte_count) > 0:
+                            batch.room = room
+                            cells = batch.rows.cells
+                            cells += (key, value, time_ns())
+                            return handle_type((batch, len(cells) // 3 - 1))
+                    finally:
+                        self._release()
+            return send(
+                self, topic, value, key, headers, partition, timestamp, on_delivery=on_delivery, deliver_at=deliver_at, deliver_after=deliver_after,
+                repeat=repeat,
+            )  # fmt: skip
+
+        return quick  # type: ignore[return-value]
+
+    return decorate
