@@ -18,7 +18,7 @@ from tailrace.formats import arrow_batch
 from tailrace.formats.batch_header import BatchHeader
 from tailrace.records import Record, TopicPartition
 
-DECODED_RECORDS_MAX = 16_384
+DECODED_RECORDS_MAX = 2_048
 """So many rows of a batch are made Records at a time."""
 
 

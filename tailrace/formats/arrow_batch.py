@@ -10,13 +10,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from tailrace import kernel
 from tailrace.errors import CorruptBatchError, InvalidRecordError, RecordTooLargeError, UnsupportedBatchError
 from tailrace.formats.batch_header import (
     ATTRIBUTE_COMPRESSED,
@@ -27,7 +27,6 @@ from tailrace.formats.batch_header import (
     insert_header,
     verify_batch,
 )
-from tailrace.formats.checksum import Readable
 from tailrace.formats.structure import ROWS_FREE, UNPACKED_MAX_BYTES, UnsafeBatchError, unpacked_bytes
 from tailrace.records import CREATE_TIME, LOG_APPEND_TIME, Record
 from tailrace.schema import DEFAULT_SCHEMA, HEADER_TYPE
@@ -111,16 +110,6 @@ def encode_as(batch: pa.RecordBatch, header: BatchHeader, seed: int, compression
     return insert_header(stream[start:end], header, seed)
 
 
-def with_header(
-    message: Readable | pa.Buffer, count: int, *, schema_id: int, seed: int, first_timestamp_us: int, max_timestamp_us: int
-) -> bytearray:
-    """An encapsulated message of `count` rows, not compressed, as a batch."""
-    header = BatchHeader(
-        record_count=count, last_offset_delta=count - 1, first_timestamp_us=first_timestamp_us, max_timestamp_us=max_timestamp_us, schema_id=schema_id,
-    )  # fmt: skip
-    return insert_header(message, header, seed)
-
-
 def decode(
     data: memoryview, schema: pa.Schema, seed: int, *, trust: bool = False, unpacked_max_bytes: int = UNPACKED_MAX_BYTES
 ) -> tuple[BatchHeader, pa.RecordBatch]:
@@ -182,9 +171,6 @@ def timestamps_of(batch: pa.RecordBatch, header: BatchHeader, *, is_typed: bool)
     return batch.column(index).cast(pa.int64()).fill_null(header.max_timestamp_us)
 
 
-_new_record = partial(tuple.__new__, Record)
-
-
 @contextmanager
 def _no_collections() -> Iterator[None]:
     """Many objects at once, none of them in a cycle: the collector would look at each several times, and at the whole program's objects with them (half
@@ -223,16 +209,12 @@ def _to_records(topic: str, partition: int, first_offset: int, batch: pa.RecordB
     else:
         column = batch.column(0).view(pa.int64())
         stamps = (column.fill_null(header.max_timestamp_us) if column.null_count else column).to_numpy()
-    header_column = batch.column(3)
-    if header_column.null_count == count:
-        headers: list[list[tuple[str, bytes]]] = [[] for _ in range(count)]
-    else:
-        headers = [[(item["key"], item["value"]) for item in row] if row else [] for row in header_column.to_pylist()]
-    columns = (
-        repeat(topic, count), repeat(partition, count), offsets, (stamps // 1000).tolist(), repeat(timestamp_type, count), batch.column(1).to_pylist(),
-        batch.column(2).to_pylist(), headers, stamps.tolist(),
-    )  # fmt: skip
-    return list(map(_new_record, zip(*columns, strict=True)))
+    try:
+        return kernel.records(
+            Record, topic, partition, first_offset, timestamp_type, stamps, batch.column(1), batch.column(2), batch.column(3)
+        )
+    except ValueError as error:  # of a batch that was trusted
+        raise CorruptBatchError(f"batch at offset {header.base_offset} contradicts itself: {error}") from None
 
 
 def rows_from_dicts(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:

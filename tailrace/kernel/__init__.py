@@ -13,6 +13,7 @@ import importlib
 import importlib.machinery
 import os
 import pathlib
+import struct
 import zlib
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ __all__ = [
     "RecordBuffer",
     "murmur2",
     "quick_send",
+    "records",
 ]
 VARIABLE = "TAILRACE_PURE"
 _HERE = pathlib.Path(__file__).parent
@@ -44,9 +46,14 @@ class KernelError(ImportError):
 
 
 def stamp() -> str:
-    """What a compiled kernel has to be made from: the version of the package and the checksum of the source. (`hatch_build.py` reckons the same.)"""
+    """What a compiled kernel has to be made from: the version of the package and the checksum of the source. (`tailrace/kernel/build.py` reckons the same.)"""
     source = _HERE / "_native.pyx"
     return f"{tailrace.__version__}-{zlib.crc32(source.read_bytes()):08x}" if source.exists() else tailrace.__version__
+
+
+def compiled_name() -> str:
+    """What a compiled kernel for this interpreter is called."""
+    return f"_native{importlib.machinery.EXTENSION_SUFFIXES[0]}"
 
 
 def compiled_file() -> pathlib.Path | None:
@@ -55,14 +62,27 @@ def compiled_file() -> pathlib.Path | None:
     return next((path for path in found if path.exists()), None)
 
 
+def _is_whole(path: pathlib.Path) -> bool:
+    """Whether a shared library (ELF, 64 bits) is as long as its header says: its last part is the table of its sections."""
+    with path.open("rb") as file:
+        head, size = file.read(64), file.seek(0, os.SEEK_END)
+    if len(head) < 64:
+        return False
+    (sections_at,) = struct.unpack_from("<Q", head, 40)
+    section_bytes, section_count = struct.unpack_from("<HH", head, 58)
+    return bool(size >= sections_at + section_bytes * section_count)
+
+
 def load_compiled() -> ModuleType | None:
     """The compiled kernel; None: there is none. Raises KernelError."""
     path = compiled_file()
     if path is None:
         return None
     try:
+        if not _is_whole(path):  # to load it would end the process: SIGBUS
+            raise ImportError("the file is cut short")
         module = importlib.import_module("tailrace.kernel._native")
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise KernelError(f"the compiled kernel {path} cannot be loaded ({error}): {_REMEDY}") from None
     made_from, wanted = str(module.STAMP), stamp()
     if made_from != wanted and not made_from.startswith(f"{wanted}-"):
@@ -95,8 +115,8 @@ ObjectBuffer = reference.RecordBuffer
 """For records whose values are no bytes: rows of typed topics."""
 
 if TYPE_CHECKING or _native is None:
-    from tailrace.kernel.reference import Choices, FillingBatch, FillingQueue, QuickSender, RecordBuffer, murmur2, quick_send
+    from tailrace.kernel.reference import Choices, FillingBatch, FillingQueue, QuickSender, RecordBuffer, murmur2, quick_send, records
 else:
     Choices, FillingBatch, FillingQueue = _native.Choices, _native.FillingBatch, _native.FillingQueue
     QuickSender, RecordBuffer = _native.QuickSender, _native.RecordBuffer
-    murmur2, quick_send = _native.murmur2, _native.quick_send
+    murmur2, quick_send, records = _native.murmur2, _native.quick_send, _native.records

@@ -12,7 +12,7 @@ import functools
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_SET_ITEM
@@ -37,6 +37,7 @@ cdef extern from *:
     object ALLOC(PyTypeObject* type, Py_ssize_t count)
     PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    object PyUnicode_DecodeUTF8(const char* data, Py_ssize_t length, const char* errors)
 
 
 STAMP = TAILRACE_KERNEL_STAMP.decode()
@@ -49,6 +50,7 @@ cdef enum:
 
 cdef int64_t TIMESTAMP_MAX_MS = 9223372036854775  # records.TIMESTAMP_MAX_MS
 cdef int64_t DATA_MAX = 2147483647
+cdef const char* NOTHING = ""
 
 # ---- hashing ------------------------------------------------------------------------------------------------------------------------------
 
@@ -176,6 +178,15 @@ cdef inline bint is_valid(Column* column, Py_ssize_t row) noexcept:
 
 cdef inline int32_t offset_at(Column* column, Py_ssize_t row) noexcept:
     return (<int32_t*>column.offsets.at)[row]
+
+
+cdef inline const char* where(Column* column, Py_ssize_t row) noexcept:
+    """The bytes of a cell; NULL: it is null."""
+    if not is_valid(column, row):
+        return NULL
+    if column.data.at == NULL:  # all cells are empty
+        return NOTHING
+    return column.data.at + offset_at(column, row)
 
 
 cdef object cell(Column* column, Py_ssize_t row):
@@ -368,9 +379,9 @@ cdef class RecordBuffer:
             if self.lists.count > row and is_valid(&self.lists, row):
                 pairs = [(cell(&self.names, header), cell(&self.contents, header)) for header in range(offset_at(&self.lists, row), offset_at(&self.lists, row + 1))]
             chosen.append(
-                keys.data.at + offset_at(keys, row) if is_valid(keys, row) else NULL,
+                where(keys, row),
                 offset_at(keys, row + 1) - offset_at(keys, row),
-                values.data.at + offset_at(values, row) if is_valid(values, row) else NULL,
+                where(values, row),
                 offset_at(values, row + 1) - offset_at(values, row),
                 (<int64_t*>self.stamps.at)[row],
                 pairs,
@@ -440,6 +451,130 @@ cdef class RecordBuffer:
         memcpy(at + buffers_at, places, sizeof(places))
         memcpy(at + body_length_at, &body_length, 8)
         return message
+
+
+# ---- reading ------------------------------------------------------------------------------------------------------------------------------
+
+
+# A column of bytes or text in memory of Arrow's, or the offsets of a column of lists.
+cdef struct Cells:
+    const uint8_t* valid  # NULL: all are
+    const int32_t* offsets
+    const char* data
+    Py_ssize_t first  # the column's first cell is this one of the memory
+    Py_ssize_t count
+    int64_t end  # no offset may exceed this
+
+
+cdef int find(Cells* cells, object array, bint is_list) except -1:
+    """The memory of an Arrow array, which must outlive `cells`. Raises ValueError where it is too small."""
+    cdef list buffers = array.buffers()
+    cells.first, cells.count = array.offset, len(array)
+    cells.valid, cells.offsets, cells.data, cells.end = NULL, NULL, NULL, 0
+    if not cells.count:
+        return 0
+    if array.null_count:
+        if buffers[0] is None or <int64_t>buffers[0].size * 8 < cells.first + cells.count:
+            raise ValueError("a validity bitmap is too short")
+        cells.valid = <const uint8_t*><size_t>buffers[0].address
+    if buffers[1] is None or <int64_t>buffers[1].size < 4 * (cells.first + cells.count + 1):
+        raise ValueError("offsets are too short")
+    cells.offsets = <const int32_t*><size_t>buffers[1].address
+    if is_list:
+        cells.end = len(array.values)
+    elif buffers[2] is not None:
+        cells.data, cells.end = <const char*><size_t>buffers[2].address, buffers[2].size
+    return 0
+
+
+cdef inline int bounds(Cells* cells, Py_ssize_t row, int32_t* start, int32_t* end) except -1:
+    """Where the cell of a row begins and ends. Returns whether it is valid. Raises ValueError for offsets that descend or exceed the data."""
+    cdef Py_ssize_t at = cells.first + row
+    if cells.valid != NULL and not (cells.valid[at >> 3] >> (at & 7)) & 1:
+        return 0
+    start[0], end[0] = cells.offsets[at], cells.offsets[at + 1]
+    if not 0 <= start[0] <= end[0] <= cells.end:
+        raise ValueError("offsets exceed the data")
+    return 1
+
+
+cdef inline object bytes_at(Cells* cells, Py_ssize_t row):
+    cdef int32_t start, end
+    if not bounds(cells, row, &start, &end):
+        return None
+    return PyBytes_FromStringAndSize(cells.data + start, end - start)
+
+
+cdef object text_at(Cells* cells, Py_ssize_t row):
+    cdef int32_t start, end
+    if not bounds(cells, row, &start, &end):
+        return None
+    return PyUnicode_DecodeUTF8(cells.data + start, end - start, NULL)
+
+
+cdef list headers_at(Cells* lists, Cells* names, Cells* contents, Py_ssize_t row):
+    cdef int32_t start = 0, end = 0
+    cdef Py_ssize_t header
+    cdef list found = []
+    if bounds(lists, row, &start, &end):
+        for header in range(start, end):
+            found.append((text_at(names, header), bytes_at(contents, header)))
+    return found
+
+
+cdef inline void give(object record, Py_ssize_t place, object part) noexcept:
+    Py_INCREF(part)
+    PyTuple_SET_ITEM(record, place, part)
+
+
+def records(record_type, topic, partition, int64_t first_offset, timestamp_type, const int64_t[:] stamps_us, keys, values, headers):
+    """Tuples of `record_type` of columns of the default schema: see `reference.records`."""
+    if not issubclass(record_type, tuple):
+        raise TypeError("a record is a tuple")
+    cdef Py_ssize_t row, count = len(values)
+    cdef int64_t stamp_us
+    cdef Cells key_cells, value_cells, list_cells, name_cells, content_cells
+    cdef bint has_headers = headers.null_count != count
+    cdef list header_lists = None
+    cdef object record, items = None, names = None, contents = None
+    if len(keys) != count or len(headers) != count or stamps_us.shape[0] != count:
+        raise ValueError("the columns have different lengths")
+    find(&key_cells, keys, False)
+    find(&value_cells, values, False)
+    if has_headers:
+        find(&list_cells, headers, True)
+        items = headers.values
+        if items.null_count:  # not of ours; let the same happen as in Python
+            from tailrace.kernel.reference import header_lists as in_python
+
+            header_lists = in_python(headers)
+        else:
+            names, contents = items.field(0), items.field(1)
+            find(&name_cells, names, False)
+            find(&content_cells, contents, False)
+            if len(names) < list_cells.end or len(contents) < list_cells.end:
+                raise ValueError("headers are too short")
+    cdef list made = PyList_New(count)
+    for row in range(count):
+        stamp_us = stamps_us[row]
+        record = ALLOC(<PyTypeObject*>record_type, 9)
+        give(record, 0, topic)
+        give(record, 1, partition)
+        give(record, 2, first_offset + row)
+        give(record, 3, stamp_us // 1000 - (stamp_us % 1000 < 0))  # cdivision cuts towards 0; this is the floor
+        give(record, 4, timestamp_type)
+        give(record, 5, bytes_at(&key_cells, row))
+        give(record, 6, bytes_at(&value_cells, row))
+        if not has_headers:
+            give(record, 7, [])
+        elif header_lists is not None:
+            give(record, 7, header_lists[row])
+        else:
+            give(record, 7, headers_at(&list_cells, &name_cells, &content_cells, row))
+        give(record, 8, stamp_us)
+        Py_INCREF(record)
+        PyList_SET_ITEM(made, row, record)
+    return made
 
 
 # ---- sending ------------------------------------------------------------------------------------------------------------------------------

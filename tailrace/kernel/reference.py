@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from time import time_ns
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -214,6 +215,36 @@ class QuickSender:
         """`choices`: topic -> what is known of it, kept by the producer. `lock`: the producer's."""
         self._choices = choices
         self._acquire, self._release = lock.acquire, lock.release
+
+
+def header_lists(column: pa.Array) -> list[list[tuple[str, bytes | None]]]:
+    """The headers of each record, from their column."""
+    if column.null_count == len(column):
+        return [[] for _ in range(len(column))]
+    return [[(item["key"], item["value"]) for item in row] if row else [] for row in column.to_pylist()]
+
+
+def records(
+    record_type: type[R],
+    topic: str,
+    partition: int,
+    first_offset: int,
+    timestamp_type: int,
+    stamps_us: np.ndarray[Any, np.dtype[np.int64]],
+    keys: pa.Array,
+    values: pa.Array,
+    headers: pa.Array,
+) -> list[R]:
+    """Tuples of `record_type` (see `tailrace.records.Record`) of columns of the default schema, all of one length; the first has `first_offset`. The columns
+    have passed Arrow's validation, else the compiled kernel raises ValueError, and this one does what Arrow does.
+    """
+    count = len(values)
+    columns = (
+        repeat(topic, count), repeat(partition, count), range(first_offset, first_offset + count), (stamps_us // 1000).tolist(),
+        repeat(timestamp_type, count), keys.to_pylist(), values.to_pylist(), header_lists(headers), stamps_us.tolist(),
+    )  # fmt: skip
+    new: Any = tuple.__new__
+    return list(map(functools.partial(new, record_type), zip(*columns, strict=True)))
 
 
 def quick_send(handle_type: Callable[[tuple[Any, int]], Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:

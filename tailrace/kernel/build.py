@@ -1,4 +1,4 @@
-"""Compiles the kernel (`tailrace/kernel/_native.pyx`): for a wheel, for an editable install, and as a program in place (`python hatch_build.py`).
+"""Compiles the kernel (`_native.pyx`): for a wheel, for an editable install, and as a program in place (`python tailrace/kernel/build.py`).
 
 Where Cython, a C compiler or Python's headers are missing, one line says so and the build goes on: the same functions in Python are used then (docs/adr/0021).
 With TAILRACE_PURE=1 nothing is compiled.
@@ -8,6 +8,7 @@ Invariants: the compiled file appears whole or not at all, under its final name;
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import re
@@ -20,14 +21,15 @@ import tempfile
 import zlib
 from typing import Any
 
+Hook: Any
 try:
-    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface as Hook
 except ImportError:  # as a program: nothing but Cython is needed
-    BuildHookInterface = object  # type: ignore[assignment,misc]
+    Hook = object
 
-ROOT = pathlib.Path(__file__).parent
+ROOT = pathlib.Path(__file__).parents[2]
 KERNEL = pathlib.Path("tailrace", "kernel")
-NAME = "_native" + sysconfig.get_config_var("EXT_SUFFIX")
+NAME: str = "_native" + sysconfig.get_config_var("EXT_SUFFIX")
 TIMEOUT_S = 600
 
 
@@ -57,10 +59,8 @@ def compile_kernel(root: pathlib.Path, directory: pathlib.Path) -> pathlib.Path:
     """The compiled kernel in `directory`. Raises NotCompiledError."""
     if os.environ.get("TAILRACE_PURE") == "1":
         raise NotCompiledError("TAILRACE_PURE=1 is set")
-    try:
-        import Cython  # noqa: F401
-    except ImportError:
-        raise NotCompiledError("Cython is not installed here") from None
+    if importlib.util.find_spec("Cython") is None:
+        raise NotCompiledError("Cython is not installed here")
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     if shutil.which(compiler[0]) is None:
         compiler = ["cc"]
@@ -90,11 +90,12 @@ def compile_kernel(root: pathlib.Path, directory: pathlib.Path) -> pathlib.Path:
             shutil.copyfile(made, beside)
             os.replace(beside, final)
         except OSError as error:
+            beside.unlink(missing_ok=True)
             raise NotCompiledError(f"{directory} cannot be written: {error.strerror}") from None
     return final
 
 
-class CompiledKernel(BuildHookInterface):  # type: ignore[misc,valid-type]
+class CompiledKernel(Hook):  # type: ignore[misc]
     """hatchling's hook: puts the compiled kernel into the wheel; for an editable install, into the tree."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

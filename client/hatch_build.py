@@ -1,1 +1,0 @@
-../hatch_build.py
