@@ -40,8 +40,16 @@ class Check:
 
 
 def host_checks(data_dirs: list[str]) -> list[Check]:
-    """Cores, shared memory, limits, and the disks under `data_dirs`."""
-    return [_machine(), _cores(), _memory(), _shared_memory(), _open_files(), *(check for path in data_dirs for check in _disk(path))]
+    """Cores, the kernel of tailrace, shared memory, limits, and the disks under `data_dirs`."""
+    return [
+        _machine(),
+        _cores(),
+        _kernel(),
+        _memory(),
+        _shared_memory(),
+        _open_files(),
+        *(check for path in data_dirs for check in _disk(path)),
+    ]
 
 
 def _machine() -> Check:
@@ -54,6 +62,19 @@ def _cores() -> Check:
     if count < 2:
         return Check("cores", Level.WARNING, f"{count} core: front, worker and flusher take turns; give it two or more")
     return Check("cores", Level.OK, f"{count} cores")
+
+
+def _kernel() -> Check:
+    try:
+        from tailrace import kernel
+    except ImportError as error:
+        return Check("kernel", Level.PROBLEM, str(error))
+    if kernel.IS_COMPILED or kernel.is_wished():
+        return Check("kernel", Level.OK, kernel.KIND)
+    return Check(
+        "kernel", Level.WARNING, f"{kernel.KIND}: what is done for each record is several times slower; install a wheel for this Python, or gcc, python3-dev "
+        "and Cython and then tailrace again",
+    )  # fmt: skip
 
 
 def _memory() -> Check:

@@ -8,12 +8,17 @@ from collections.abc import Generator, Iterator
 import pytest
 from hypothesis import settings
 
+from tailrace import kernel
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tests.kit import appliance_logs
 
 settings.register_profile("deterministic", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("deterministic")
 appliance_logs.install()
+
+
+def pytest_report_header() -> str:
+    return f"kernel: {kernel.KIND}"
 
 
 @pytest.hookimpl(tryfirst=True)

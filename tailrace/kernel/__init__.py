@@ -111,6 +111,12 @@ _native, KIND = _chosen()
 IS_COMPILED = _native is not None
 """Whether the compiled kernel is used. For reports; nothing depends on it."""
 
+
+def is_wished() -> bool:
+    """Whether the reference is used because TAILRACE_PURE=1 says so."""
+    return os.environ.get(VARIABLE) == "1"
+
+
 ObjectBuffer = reference.RecordBuffer
 """For records whose values are no bytes: rows of typed topics."""
 

@@ -90,7 +90,8 @@ def compile_kernel(root: pathlib.Path, directory: pathlib.Path) -> pathlib.Path:
             shutil.copyfile(made, beside)
             os.replace(beside, final)
         except OSError as error:
-            beside.unlink(missing_ok=True)
+            if beside.exists():
+                beside.unlink()
             raise NotCompiledError(f"{directory} cannot be written: {error.strerror}") from None
     return final
 

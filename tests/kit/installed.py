@@ -25,7 +25,9 @@ def build_wheel(project: pathlib.Path, to: pathlib.Path) -> pathlib.Path:
     subprocess.run([*command, "sdist"], cwd=project, check=True, capture_output=True, timeout=60)
     (packed,) = to.glob("*.tar.gz")
     subprocess.run(["tar", "-xzf", str(packed), "-C", str(to)], check=True, timeout=60)
-    subprocess.run([*command, "wheel"], cwd=to / packed.name.removesuffix(".tar.gz"), check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        [*command, "wheel"], cwd=to / packed.name.removesuffix(".tar.gz"), check=True, capture_output=True, timeout=180
+    )  # it compiles
     (wheel,) = to.glob("*.whl")
     return wheel
 

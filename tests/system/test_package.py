@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -17,7 +19,8 @@ import pytest
 import appliance as server
 import tailrace
 from appliance.restart_policy import ExitCode
-from tailrace import launcher
+from tailrace import kernel, launcher
+from tailrace.kernel.build import NotCompiledError, compile_kernel
 from tailrace.private_appliance import EmbeddedAppliance
 from tests.kit.installed import ROOT, build_wheel, install, requirements, top_level_names
 
@@ -95,6 +98,49 @@ def test_the_packages_ask_for_what_the_table_of_dependencies_says(whole: Install
     assert requirements(whole.wheel, "spark") == of["spark"]
     assert requirements(whole.wheel, "demo") - {"tailrace"} == of["demo"]
     assert requirements(whole.wheel, "load") == of["load"]
+
+
+def test_wheels_hold_the_compiled_kernel_where_it_can_be_compiled_and_need_no_compiler_then(whole: Installed, client: Installed) -> None:
+    is_compiled = bool(importlib.util.find_spec("Cython") and shutil.which("cc")) and os.environ.get("TAILRACE_PURE") != "1"
+    for installed in (whole, client):
+        assert ("-linux_" in installed.wheel.name) is is_compiled, "a wheel with compiled code is for one platform"
+        assert installed.wheel.name.endswith("-py3-none-any.whl") is not is_compiled
+        environment = {"PATH": "/nowhere"}
+        said = run(installed.programs / "python", "-m", "tailrace.kernel", cwd=installed.programs, environment=environment)
+        assert said.startswith(
+            f"tailrace: kernel: {f'compiled, {kernel.stamp()}' if is_compiled else 'Python, because none is compiled here'}"
+        )
+        pure = run(
+            installed.programs / "python",
+            "-m",
+            "tailrace.kernel",
+            cwd=installed.programs,
+            environment={**environment, "TAILRACE_PURE": "1"},
+        )
+        assert pure.startswith("tailrace: kernel: Python, because TAILRACE_PURE=1")
+
+
+@pytest.mark.parametrize(
+    ("prepared", "reason"),
+    [({"CC": "/bin/false"}, "the C compiler failed with exit status 1"), ({"PATH": "/nowhere", "CC": "nowhere"}, "there is no C compiler"),
+     ({"TAILRACE_PURE": "1"}, "TAILRACE_PURE=1 is set")],
+)  # fmt: skip
+def test_a_build_goes_on_without_a_compiler_and_says_so_in_one_line(tmp_path: pathlib.Path, prepared: dict[str, str], reason: str) -> None:
+    if importlib.util.find_spec("Cython") is None and "TAILRACE_PURE" not in prepared:
+        reason = "Cython is not installed here"
+    command = [sys.executable, "-P", "-m", "hatchling", "build", "-d", str(tmp_path), "-t", "wheel"]
+    built = subprocess.run(command, cwd=ROOT, env={**os.environ, **prepared}, capture_output=True, text=True, timeout=180, check=True)
+    (line,) = [line for line in (built.stdout + built.stderr).splitlines() if "kernel" in line]
+    assert line.startswith(f"tailrace: the kernel is not compiled: {reason}")
+    assert [path.name for path in tmp_path.glob("*.whl")] == [f"tailrace-{tailrace.__version__}-py3-none-any.whl"]
+
+
+def test_a_tree_that_cannot_be_written_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("Cython") is None or shutil.which("cc") is None:
+        pytest.skip("nothing can be compiled here")
+    monkeypatch.delenv("TAILRACE_PURE", raising=False)
+    with pytest.raises(NotCompiledError, match="^/proc/self cannot be written: "):
+        compile_kernel(ROOT, pathlib.Path("/proc/self"))
 
 
 def test_server_and_client_have_one_version() -> None:
