@@ -93,7 +93,7 @@ class RecordBuffer:
 
     def stamps_us(self) -> Sequence[int]:
         """The timestamp of each record."""
-        return [stamp_ns // 1000 for stamp_ns in self.cells[2::3]]
+        return self._stamps() if len(self) > FEW else [stamp_ns // 1000 for stamp_ns in self.cells[2::3]]  # type: ignore[return-value]
 
     def ends_without_key(self) -> bool:
         """Whether there is a last record, and it has no key."""
@@ -118,11 +118,17 @@ class RecordBuffer:
 
     def frame(self) -> pa.RecordBatch:
         """The records as a batch of the default schema. Raises InvalidRecordError, OverflowError."""
+        from tailrace.errors import InvalidRecordError
         from tailrace.formats import arrow_batch
 
-        self._check_sizes()
+        if self._data_max < DATA_MAX:
+            self._check_sizes()
         headers = [self.headers.get(row) for row in range(len(self))] if self.headers else None
-        return arrow_batch.default_rows(self._stamps(), self.keys(), self.values(), headers)  # type: ignore[arg-type]
+        try:
+            return arrow_batch.default_rows(self._stamps(), self.keys(), self.values(), headers)  # type: ignore[arg-type]
+        except InvalidRecordError:
+            self._check_sizes()
+            raise
 
     def message(self, gap: int = 0) -> bytearray:
         """The records as an encapsulated Arrow message of the default schema whose metadata has `gap` more bytes of padding, zeros, a multiple of 8, than it
@@ -130,9 +136,9 @@ class RecordBuffer:
         """
         from tailrace import few_rows
 
-        self._check_sizes()
         message: Any
         if len(self) <= FEW and not self.headers:
+            self._check_sizes()
             message = few_rows.encode(list(self.stamps_us()), self.keys(), self.values())
         else:
             message = self.frame().serialize()
@@ -148,7 +154,7 @@ class RecordBuffer:
         try:
             stamps = np.array(self.cells[2::3], np.int64)
         except OverflowError:  # of a timestamp that was given: further from 1970 than nanoseconds can say
-            return np.array(self.stamps_us(), np.int64)
+            return np.array([stamp_ns // 1000 for stamp_ns in self.cells[2::3]], np.int64)
         stamps //= 1000
         return stamps
 
