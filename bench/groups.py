@@ -1,8 +1,6 @@
 """What consumer groups and queues cost: `make bench-groups`. A table and a results file.
 
-1. MEMBERS consumers in processes of CONSUMERS_EACH share PARTITIONS partitions under a light load; one more consumer, in a process of its own, is killed with
-   SIGKILL. From then: how long until each of its partitions is owned again, how many other partitions changed hands (none need to), and the longest gap in a
-   partition that its consumer kept, beside the longest gap in as much time before.
+1. A member of a large group dies, ours and Kafka's: rebalance.py. MEMBERS and PARTITIONS say how large.
 2. Commits: 50 consumers that commit synchronously as fast as they can; one consumer alone, its median.
 3. CPU of the groups process for a heartbeat without news; for a commit.
 4. The lag of 10,000 partitions.
@@ -13,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import signal
 import statistics
 import subprocess
@@ -27,21 +24,15 @@ from typing import Any
 
 import psutil
 
+from bench import rebalance
 from bench.measure import machine, percentile
 from bench.suite import RESULTS
 from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer, TopicPartition
 from tailrace.connection import Connection
-from tailrace.errors import UnknownGroupError
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tailrace.protocol.wire import Api
 
-MEMBERS = int(os.environ.get("MEMBERS", "200"))
-CONSUMERS_EACH = 25
-PARTITIONS = int(os.environ.get("PARTITIONS", "1000"))
-WATCHED_EVERY = 50
-"""One partition in so many gets records, RATE a second each: what all of them would get, 2 cores do not carry in batches of one."""
-RATE = 20
-QUIET_S = 10.0
+DEATH = rebalance.Shape(int(os.environ.get("MEMBERS", "200")), int(os.environ.get("PARTITIONS", "1000")))
 COMMITTERS = 50
 COMMIT_S = 5.0
 HEARTBEATS = 5_000
@@ -77,88 +68,11 @@ def cpu_of_groups(running: EmbeddedAppliance) -> float:
 # ---- 1: a member dies ------------------------------------------------------------------------------------------------------------------
 
 
-def start_members(address: str, directory: str, name: str, count: int) -> tuple[subprocess.Popen[bytes], pathlib.Path]:
-    """A process with `count` consumers, and where it writes."""
-    path = pathlib.Path(directory) / name
-    command = [sys.executable, "-P", "-m", "bench.group_member", address, "members", "shared", str(count), str(path)]
-    return subprocess.Popen(command), path
-
-
-def keep_sending(address: str, stop: threading.Event) -> None:
-    """RATE records a second to each watched partition."""
-    with Producer(address, acks=1) as producer:
-        while not stop.wait(1 / RATE):
-            for partition in range(0, PARTITIONS, WATCHED_EVERY):
-                producer.send("shared", b"x" * 100, partition=partition)
-
-
-def owners(paths: list[pathlib.Path]) -> dict[int, list[tuple[int, int]]]:
-    """partition -> [(ns, given or taken)], as the files of several processes have it."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    for path in paths:
-        text = pathlib.Path(f"{path}.owned").read_text()
-        for line in text[: text.rfind("\n") + 1].splitlines():
-            ns, partition, given = map(int, line.split())
-            found.setdefault(partition, []).append((ns, given))
-    return found
-
-
-def is_stable(admin: Admin) -> bool:
-    """Whether all consumers are there and have what they are to have."""
-    try:
-        group = admin.describe_groups(["members"], lag_seconds=False)["members"]
-    except UnknownGroupError:
-        return False  # the first of them has not joined yet
-    return group["state"] == "STABLE" and len(group["members"]) == MEMBERS + 1
-
-
 def part_death(found: list[dict[str, Any]]) -> None:
     """Part 1."""
-    with tempfile.TemporaryDirectory(prefix="tailrace-members-") as directory, appliance(slots=4096) as running:
-        with Admin(running.address) as admin:
-            admin.create_topics([NewTopic("shared", PARTITIONS, {"durability": "memory"})])
-            stop = threading.Event()
-            sender = threading.Thread(target=keep_sending, args=(running.address, stop))
-            sender.start()
-            begun = time.perf_counter()
-            each = min(CONSUMERS_EACH, MEMBERS)
-            processes = [start_members(running.address, directory, f"m{n}", each) for n in range(MEMBERS // each)]
-            victim, victim_path = start_members(running.address, directory, "victim", 1)
-            while not is_stable(admin):
-                time.sleep(0.2)
-            report(
-                f"{MEMBERS + 1} consumers, {PARTITIONS} partitions: from the first's start to stable",
-                "s",
-                time.perf_counter() - begun,
-                found,
-            )
-            time.sleep(QUIET_S)
-            killed_ns = time.monotonic_ns()
-            victim.kill()
-            victim.wait()
-            time.sleep(QUIET_S)
-            end_ns = time.monotonic_ns()
-            stop.set()
-            sender.join()
-            for process, _ in processes:
-                process.send_signal(signal.SIGTERM)
-            for process, _ in processes:
-                process.wait()
-        its_own = {p for p, events in owners([victim_path]).items() if sorted(events)[-1][1] == 1}
-        events = owners([path for _, path in processes])
-        again = [min(ns for ns, given in events.get(p, []) if given and killed_ns < ns < end_ns) for p in its_own]
-        moved = {p for p, rows in events.items() if p not in its_own and any(killed_ns < ns < end_ns for ns, _ in rows)}
-        report("SIGKILL of one consumer: until each of its partitions is owned again", "ms", (max(again) - killed_ns) / 1e6, found)
-        report("partitions of it", "", len(its_own), found)
-        report("other partitions that changed hands", "", len(moved), found)
-        gaps = [gap for _, path in processes for gap in json.loads(path.read_text())["gaps"]]
-        window_ns = int(QUIET_S * 1e9)
-        for name, begin_ns in (("in as much time before", killed_ns - window_ns), ("after the kill", killed_ns)):
-            longest = max(
-                ((end - begin) / 1e6 for p, begin, end in gaps if begin < begin_ns + window_ns and end > begin_ns and p not in its_own),
-                default=0.0,
-            )
-            report(f"longest gap in a partition that was kept, {name}", "ms", longest, found)
+    columns, missing = rebalance.measure_all(DEATH, list(rebalance.CONTENDERS), sys.stderr)
+    print(rebalance.heading(DEATH), "", rebalance.table(columns), *missing, "", sep="\n", flush=True)
+    found += rebalance.as_rows(columns)
 
 
 # ---- 2, 3: commits and heartbeats ------------------------------------------------------------------------------------------------------
@@ -297,6 +211,7 @@ def main() -> int:
     """All parts, or those that are named."""
     where = machine()
     print(f"Groups on {where['cpu']}, {where['cores']} cores, commit {where['commit']}\n")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what is running is stopped and removed
     found: list[dict[str, Any]] = []
     for name in sys.argv[1:] or PARTS:
         PARTS[name](found)
