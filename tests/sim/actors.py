@@ -104,6 +104,7 @@ class ProducerActor:
     delayed: Delayed | None
     next_number: int = 0
     refusals: list[Refusal] = field(default_factory=list)
+    sent_ns: dict[bytes, int] = field(default_factory=dict)
 
     def turn(self) -> None:
         sender = self.producer._sender
@@ -112,6 +113,7 @@ class ProducerActor:
             for _ in range(self.rng.randint(1, 3)):
                 value = value_of(self.name, self.next_number, b"x" * self.rng.randint(0, 60))
                 self.next_number += 1
+                self.sent_ns[value] = sender.now_ns()
                 self.history.send(partition, value)
                 on_delivery = partial(self._on_delivery, partition, value)
                 self.producer.send(TOPIC, value, partition=partition, timestamp=TIME_US, on_delivery=on_delivery)

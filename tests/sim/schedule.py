@@ -59,6 +59,8 @@ class Schedule:
         """Members of a share group."""
         self.actors: list[ProducerActor | ConsumerActor | AdminActor | MemberActor | ShareActor] = []
         self.delayed: Delayed | None = None
+        self.losses_ns: list[int] = []
+        """When the power failed."""
         self.log: list[str] = []
         """What the fates did, for whoever looks into a failure."""
 
@@ -149,6 +151,7 @@ class Schedule:
                 return
             except PowerLost:
                 self.log.append(f"{self.world.steps}: power lost")
+                self.losses_ns.append(self.world.now_ns)
                 self.world.lose_power()
             except AllKilled:
                 self.log.append(f"{self.world.steps}: all killed")
@@ -346,6 +349,9 @@ class Schedule:
                 assert waited < 200, f"the log cannot be read to its end: {[(key, reader.position(key), ends[key]) for key in ends]}"
         if self.delayed is not None:
             self.delayed.check(self._read_delayed(), is_lossless=plan.is_lossless)
+        if self.workers and "disk error" not in plan.faults:
+            sent_ns = {value: sent_ns for actor in self.producers for value, sent_ns in actor.sent_ns.items()}
+            self.workers[0].history.check_losses(readable, sent_ns, self.losses_ns)
         return check(
             self.history,
             readable,

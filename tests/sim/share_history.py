@@ -12,7 +12,7 @@ against the appliance is a suspicion.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -66,8 +66,8 @@ class QueueHistory:
     deliveries: dict[Place, list[Delivery]] = field(default_factory=dict)
     taken: dict[Place, tuple[int, Delivery]] = field(default_factory=dict)
     """What was accepted or rejected: when that was answered, and under which lock."""
-    handled: set[Place] = field(default_factory=set)
-    """What somebody has said to be done with: accepted, rejected or written to the dead letters."""
+    handled: dict[Place, int] = field(default_factory=dict)
+    """What somebody has said to be done with (accepted, rejected or written to the dead letters), and when last."""
     suspicions: dict[str, list[Suspicion]] = field(default_factory=dict)
 
     def given(self, delivery: Delivery) -> None:
@@ -120,3 +120,15 @@ class QueueHistory:
             assert not missed, f"partition {partition}: the queue has passed {missed[:5]} of {len(missed)} records over"
             beyond = [place for place in self.deliveries if place.partition == partition and place.offset >= end]
             assert not beyond, f"given out and not there: {beyond[:5]}"
+
+    def check_losses(
+        self, readable: Mapping[int, Sequence[tuple[int, bytes]]], sent_ns: Mapping[bytes, int], losses_ns: Sequence[int]
+    ) -> None:
+        """What took the place of a record that a power failure took is not passed over with it. `readable`: partition -> (offset, value)."""
+        for partition, records in readable.items():
+            for offset, value in records:
+                lost_ns = max((loss_ns for loss_ns in losses_ns if loss_ns <= sent_ns[value]), default=0)
+                handled_ns = self.handled.get(Place(partition, offset), -1)
+                assert handled_ns >= lost_ns, (
+                    f"{value!r} at {partition}/{offset} was sent after {lost_ns}, and handled last at {handled_ns}"
+                )

@@ -188,7 +188,7 @@ class ShareActor:
             if outcome != "renew":
                 delivery.spoken_ns = now_ns
             if outcome in ("accept", "reject"):
-                self.history.handled.add(delivery.place)
+                self.history.handled[delivery.place] = now_ns
         self.sequence += 1
         body: dict[str, Any] = {
             "group": GROUP, "member_id": self.member_id, "member_epoch": self.epoch, "sequence": self.sequence,
