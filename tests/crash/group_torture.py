@@ -95,9 +95,7 @@ class GroupTorture:
             with Producer(self.address, acks="all", delivery_timeout_ms=120_000, buffer_memory=1 << 20, max_block_ms=600_000) as producer:
                 number = 0
                 while not self._stop.wait(0.002):
-                    kind = (
-                        b"-" + POISON if number % POISON_EVERY == POISON_EVERY - 1 else b"-" + FLAKY if number % FLAKY_EVERY == 7 else b""
-                    )
+                    kind = b"-" + POISON if number % POISON_EVERY == 49 else b"-" + FLAKY if number % FLAKY_EVERY == 7 else b""
                     value = b"%d%b" % (number, kind)
 
                     def done(metadata: RecordMetadata | None, error: TailraceError | None, value: bytes = value) -> None:

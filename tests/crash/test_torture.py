@@ -21,7 +21,7 @@ def test_random_kills_deliver_each_delayed_record_once_and_none_early() -> None:
 
 def test_random_kills_of_members_and_processes_break_no_promise_of_groups_and_queues() -> None:
     counts = group_torture.torture(seed=22, seconds=15, members=2)
-    assert counts.acknowledged > 100
+    assert counts.acknowledged > 50
     assert counts.members_killed
     assert counts.harm.total
     assert (counts.sql_rows, counts.sql_missed, counts.sql_twice) == (counts.acknowledged, 0, 0)
