@@ -19,9 +19,11 @@ from tailrace.errors import CorruptBatchError, TailraceError
 from tests.kit.batches import TIME_US
 from tests.sim import schedule
 from tests.sim.actors import TOPIC
+from tests.sim.group_members import GroupHistory
 from tests.sim.machine_parts import PowerLost, SimGroupStore
 from tests.sim.plan import plan
 from tests.sim.schedule import Schedule, run
+from tests.sim.share_history import QueueHistory
 from tests.sim.world import World
 
 pytestmark = pytest.mark.filterwarnings("ignore:topic '(t|later)' has durability=memory")
@@ -120,6 +122,18 @@ def test_a_process_of_groups_that_answers_before_it_commits_is_found(monkeypatch
     monkeypatch.setattr(SimGroupStore, "commit", forgetful)
     with pytest.raises(AssertionError, match=found):
         list(map(run, range(400)))
+
+
+@pytest.mark.parametrize("history", [GroupHistory, QueueHistory])
+def test_a_check_that_fails_while_an_answer_is_handled_fails_the_schedule(monkeypatch: pytest.MonkeyPatch, history: type) -> None:
+    """A connection takes an exception of its owner's for an answer that it does not understand."""
+
+    def given(*_: object) -> None:
+        raise AssertionError("as it must be")
+
+    monkeypatch.setattr(history, "given", given)
+    with pytest.raises(AssertionError, match="as it must be"):
+        list(map(run, range(50)))
 
 
 @pytest.mark.parametrize(
