@@ -29,6 +29,9 @@ SUFFIX = ".dlq"
 NAME_MAX = 249
 PREFIX = "dlq."
 REASON_MAX = 1_000
+KNOWN_WITHIN_NS = 30_000_000_000
+"""How long a topic that exists may take until it is known; as long as the appliance takes for a change of topics at most."""
+AGAIN_NS = 20_000_000
 
 Call = Callable[[Api, dict[str, Any]], dict[str, Any]]
 
@@ -56,13 +59,22 @@ def dead_letter_topic(info: TopicInfo) -> str:
     return str(name)
 
 
-def make_topic(call: Call, name: str, partitions: int, configs: dict[str, Any] | None = None) -> None:
-    """Make a topic, unless it exists. Raises what the appliance refuses it with."""
-    answer = call(Api.CREATE_TOPICS, {"topics": [create_request(name, partitions, configs)], "validate_only": False})
-    for result in answer["results"]:
-        code = code_of(result["code"])
-        if code not in (ErrorCode.OK, ErrorCode.TOPIC_EXISTS):
-            raise error_for(code, result.get("message", ""))
+def make_topic(call: Call, environment: Environment, name: str, partitions: int, configs: dict[str, Any] | None = None) -> None:
+    """Make a topic, unless it exists, and wait until it is known: TOPIC_EXISTS is also said of one that somebody else is making at the moment, and which no
+    METADATA shows yet. Raises what the appliance refuses it with.
+    """
+    give_up_ns = environment.monotonic_ns() + KNOWN_WITHIN_NS
+    while True:
+        answer = call(Api.CREATE_TOPICS, {"topics": [create_request(name, partitions, configs)], "validate_only": False})
+        (code,) = (code_of(result["code"]) for result in answer["results"])
+        if code is ErrorCode.OK:
+            return
+        if code is not ErrorCode.TOPIC_EXISTS:
+            raise error_for(code, answer["results"][0].get("message", ""))
+        (described,) = call(Api.METADATA, {"topics": [name]})["topics"]
+        if described.get("code") != ErrorCode.UNKNOWN_TOPIC or environment.monotonic_ns() >= give_up_ns:
+            return
+        environment.sleep_on((), AGAIN_NS)
 
 
 class DeadLetters:
@@ -123,7 +135,7 @@ class DeadLetters:
     def _prepare(self, name: str, info: TopicInfo) -> int:
         """How many partitions the dead-letter topic has, which is made where there is none."""
         if name not in self._partitions:
-            make_topic(self._call, name, len(info.partitions), {"max.message.bytes": info.settings["max.message.bytes"]})
+            make_topic(self._call, self._environment, name, len(info.partitions), {"max.message.bytes": info.settings["max.message.bytes"]})
             answer = self._call(Api.METADATA, {"topics": [name]})
             self._partitions[name] = len(answer["topics"][0].get("partitions") or ())
         return self._partitions[name]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from typing import Any
 
@@ -19,11 +22,12 @@ from tailrace import (
     NotSupportedError,
     Producer,
     Record,
+    TopicExistsError,
     TopicPartition,
 )
 from tailrace.aio import AsyncConsumer
 from tailrace.private_appliance import EmbeddedAppliance
-from tests.kit.processes import kill_and_wait_for_successor
+from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 
 LONG_MS = 60_000
 
@@ -162,3 +166,35 @@ def test_an_async_consumer_retries_alike(appliance: EmbeddedAppliance, topic: st
             await consumer.commit()
 
     asyncio.run(main())
+
+
+def test_members_that_make_the_retry_topic_at_once_both_retry(appliance: EmbeddedAppliance, topic: str) -> None:
+    """The second is told that the topic exists while the first still waits for it."""
+    make(appliance, topic, 2)
+    flusher = children(appliance)["tr-flusher-0"]
+    with (
+        group(appliance, topic) as first,
+        group(appliance, topic) as second,
+        ThreadPoolExecutor() as pool,
+        Admin(appliance.address) as admin,
+    ):
+        records = take(first, 2)
+
+        def is_decided() -> bool:
+            try:
+                admin.create_topics(NewTopic(f"{topic}.g.retry"), validate_only=True)
+            except TopicExistsError:
+                return True
+            return False
+
+        os.kill(flusher, signal.SIGSTOP)
+        try:
+            one = pool.submit(first.retry_later, records[0], 0)
+            wait_until(is_decided, "the topic is decided")
+            other = pool.submit(second.retry_later, records[1], 0)
+            wait([other], timeout=0.5)  # so long it may go wrong
+            assert not one.done()
+            assert not other.done(), other.exception()
+        finally:
+            os.kill(flusher, signal.SIGCONT)
+        assert one.result() == other.result() == 1

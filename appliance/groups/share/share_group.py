@@ -89,6 +89,7 @@ class ShareGroup:
             rules = group.rules(share_row.topic_id)
             partition.lock_again(now_ns, 0 if rules is None else rules.lock_ns)
             group.partitions[key] = partition
+            group.follow_log(key)
         group.follow_topics()
         return group
 
@@ -267,6 +268,14 @@ class ShareGroup:
         if partition.follow_log(beginning, end_offset):
             self.changed_partitions.add(key)
         return partition, end_offset, rules
+
+    def follow_log(self, key: Partition) -> None:
+        """Bring a partition's state up to date with its log, if that is known. At a start before the log grows again: what it lost in a power failure and
+        what comes in its place have the same offsets.
+        """
+        beginning, end_offset = self._topics.beginning_offset(*key), self._topics.end_offset(*key)
+        if beginning is not None and end_offset is not None and self.partitions[key].follow_log(beginning, end_offset):
+            self.changed_partitions.add(key)
 
     def acknowledge(
         self, member: ShareMember, given: Iterable[Acknowledgement], runs_max: int, now_ns: int

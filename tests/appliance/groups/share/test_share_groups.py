@@ -112,6 +112,17 @@ def test_locks_and_members_outlive_the_process(world: World) -> None:
     assert member.heartbeat()["member_epoch"] == member.epoch
 
 
+def test_what_a_log_lost_in_a_power_failure_is_not_confused_with_what_comes_in_its_place(world: World) -> None:
+    topic = world.topics.make("t", end=10)
+    member = world.join("g", "m", "t", offset_reset="earliest")
+    member.acquire(10)
+    assert member.acknowledge((topic, 0, 0, 9, "accept")) == []
+    world.topics.ends[topic, 0] = 7
+    world.restart()
+    world.topics.ends[topic, 0] = 12  # producers were quicker than the group's members
+    assert member.acquire(10)["acquired"] == [[topic, 0, 7, 11, 1]]
+
+
 def test_a_commit_that_fails_has_changed_nothing(world: World) -> None:
     topic = world.topics.make("t", end=10)
     member = world.join("g", "m", "t", offset_reset="earliest")
