@@ -116,8 +116,8 @@ class GroupAdmin:
         after: Any = None
         while True:
             answer = self._call(Api.FETCH_OFFSETS, {**request, "after": after})
-            for topic, partition, offset, leader_epoch, metadata, _ in answer["offsets"]:
-                found = None if offset == NO_OFFSET else OffsetAndMetadata(offset, metadata, leader_epoch)
+            for topic, partition, offset, leader_epoch, metadata, committed_ms in answer["offsets"]:
+                found = None if NO_OFFSET in (offset, committed_ms) else OffsetAndMetadata(offset, metadata, leader_epoch)
                 result.append((TopicPartition(topic, partition), found))
             after = answer.get("next")
             if after is None:
