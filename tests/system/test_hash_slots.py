@@ -400,6 +400,43 @@ def test_a_group_reads_every_key_in_order_while_partitions_are_added_and_process
         assert sum(member.count for member in members) == 6
 
 
+@pytest.mark.parametrize("partitioner", ["hash_slots", "producer"])
+def test_a_group_that_begins_at_the_end_misses_nothing_of_partitions_that_are_added_under_load(
+    own: EmbeddedAppliance, partitioner: str
+) -> None:
+    """It is told of the partitions only when they hold records already; with hash slots every key is in order, too."""
+    create(own.address, "orders", 2, partitioner=partitioner)
+    following = dict.fromkeys(KEYS[:60], 0)
+    seen: dict[bytes, set[int]] = {key: set() for key in following}
+    settings: dict[str, Any] = {"group_id": "g", "auto_offset_reset": "latest", "auto_commit_interval_ms": 20}
+    with Consumer("orders", bootstrap=own.address, **settings) as consumer:
+
+        def read() -> bool:
+            for record in consumer.poll(20):
+                assert record.key is not None
+                value = int(record.value or b"")
+                if partitioner == "hash_slots":
+                    assert value == following[record.key], f"{record.key!r} at {record.partition}:{record.offset}"
+                following[record.key] += 1
+                seen[record.key].add(value)
+            return True
+
+        wait_until(lambda: read() and len(consumer.assignment()) == 2, "it has joined")
+        assert [consumer.position(key) for key in consumer.assignment()] == [0, 0]
+        load = Load(own.address, "orders", list(following))
+        for partitions in (4, 5):
+            load.wait_for_rounds(3)
+            add_partitions(own.address, "orders", partitions)
+            load.wait_for_rounds(5)  # nobody polls
+            read()
+        counts = load.end()
+        wait_until(lambda: read() and following == counts, "everything is read")
+        assert len(consumer.assignment()) == 5
+        assert seen == {key: set(range(count)) for key, count in counts.items()}
+        consumer.commit()
+        assert consumer.committed(TopicPartition("orders", 4)) == consumer.position(TopicPartition("orders", 4))
+
+
 def test_operators_see_the_map_and_delayed_records_go_where_the_slot_was(own: EmbeddedAppliance) -> None:
     create(own.address, "orders", 2, **{"delay.enabled": True})
     moving = next(key for key in KEYS if owners_after((2,))[slot_of(key)] == 0 and owners_after((2, 3))[slot_of(key)] == 2)
