@@ -56,11 +56,18 @@ class Assignors:
             if name not in self._plugins:
                 raise NonsenseError("it is not installed any more")
             return checked(self._load(name)(dict(members), dict(topics)), members, topics), ""
-        except Exception as error:  # a plugin is somebody else's code, and may raise anything
-            reason = str(error) if isinstance(error, NonsenseError) else f"it raised {type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:  # a plugin is somebody else's code, and may raise anything
+            reason = str(error) if isinstance(error, NonsenseError) else f"it raised {type(error).__name__}{_said(error)}"
             trouble = f"the assignor {name} cannot be used ({reason[:300]}): {DEFAULT_ASSIGNOR} decides instead"
             logger.warning("group=%s assignor=%s fallback=%s reason=%s", group, name, DEFAULT_ASSIGNOR, reason[:300])
             return BUILT_IN[DEFAULT_ASSIGNOR](members, topics), trouble
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return f": {error}"
+    except Exception:  # its own text may be what is wrong with it
+        return ""
 
 
 def checked(result: Any, members: Members, topics: Topics) -> Assignment:

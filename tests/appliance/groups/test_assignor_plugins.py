@@ -26,6 +26,19 @@ def raises(members: Members, topics: Topics) -> Any:
     raise ZeroDivisionError("no member left")
 
 
+def exits(members: Members, topics: Topics) -> Any:
+    raise SystemExit(3)
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def cannot_be_said(members: Members, topics: Topics) -> Any:
+    raise UnspeakableError
+
+
 def returns_a_list(members: Members, topics: Topics) -> Any:
     return [1, 2, 3]
 
@@ -77,6 +90,8 @@ def test_a_plugin_decides(tmp_path: Path) -> None:
     ("name", "reason"),
     [
         ("raises", "ZeroDivisionError: no member left"),
+        ("exits", "it raised SystemExit: 3"),
+        ("cannot_be_said", "it raised UnspeakableError"),
         ("returns_a_list", "returned a list"),
         ("returns_numbers", "pairs"),
         ("returns_wrong_pairs", "pairs"),
