@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from itertools import islice
 from typing import Any
 
 from appliance.groups.assignors import BUILT_IN, DEFAULT_ASSIGNOR, Assignment, Assignor, Members, Topics
@@ -76,11 +77,12 @@ def checked(result: Any, members: Members, topics: Topics) -> Assignment:
         raise NonsenseError(f"it returned a {type(result).__name__}, not a dict of member ids")
     assignment: Assignment = {member_id: [] for member_id in members}
     seen: set[tuple[str, int]] = set()
+    most = 1 + sum(topics.values())
     for member_id, partitions in result.items():
         if member_id not in members:
             raise NonsenseError(f"it returned a member that there is not: {str(member_id)[:80]}")
         try:
-            pairs = [(topic, partition) for topic, partition in partitions]
+            pairs = [(topic, partition) for topic, partition in islice(partitions, most)]
         except (TypeError, ValueError):
             raise NonsenseError("it returned something else than (topic, partition) pairs") from None
         for topic, partition in pairs:

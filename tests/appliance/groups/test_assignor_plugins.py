@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -59,6 +60,10 @@ def gives_twice(members: Members, topics: Topics) -> Any:
     return {member: [("orders", 0), ("orders", 1), ("orders", 2)] for member in members}
 
 
+def never_ends(members: Members, topics: Topics) -> Any:
+    return {member: itertools.repeat(("orders", 0)) for member in members}
+
+
 def forgets_one(members: Members, topics: Topics) -> Any:
     return {member: partitions[1:] for member, partitions in all_to_the_last(members, topics).items()}
 
@@ -97,6 +102,7 @@ def test_a_plugin_decides(tmp_path: Path) -> None:
         ("returns_wrong_pairs", "pairs"),
         ("gives_to_a_stranger", "stranger"),
         ("gives_twice", "two members"),
+        ("never_ends", "two members"),
         ("forgets_one", "1 partitions to no member"),
         ("makes_one_up", "orders-99"),
         ("ignores_subscriptions", "does not subscribe"),
