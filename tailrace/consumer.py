@@ -92,9 +92,9 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
         self._connection = Connection(self.settings.bootstrap, self.settings.client_id, environment, "consumer")
         self._environment = environment
         self._now_ns = environment.monotonic_ns
-        self._reading = Reading(self._connection, self.settings, self._now_ns, self._offsets)
-        self._infos = TopicInfos(self._call)
         self._decoded = DecodedRecords()
+        self._reading = Reading(self._connection, self.settings, self._now_ns, self._offsets, self._decoded.first_offset)
+        self._infos = TopicInfos(self._call)
         self._closed = False
         self._counters = {"records_consumed": 0, "batches_consumed": 0, "bytes_consumed": 0}
         self._group: GroupReading | None = None if self.settings.group_id is None else self._make_group(environment)

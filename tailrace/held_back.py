@@ -26,9 +26,13 @@ Sources = list[tuple[PartitionCursor, int]]
 class HeldBack:
     """See the module's docstring."""
 
-    def __init__(self, offsets: Callable[[Iterable[TopicPartition], At], dict[TopicPartition, int]], now_ns: Callable[[], int]) -> None:
-        """`offsets`: asks the appliance for an offset of each of some partitions."""
+    def __init__(
+        self, offsets: Callable[[Iterable[TopicPartition], At], dict[TopicPartition, int]], unread: Callable[[TopicPartition], int | None],
+        now_ns: Callable[[], int],
+    ) -> None:  # fmt: skip
+        """`offsets`: asks the appliance for an offset of each of some partitions. `unread`: the first of a partition that was taken and not handed out."""
         self._offsets = offsets
+        self._unread = unread
         self._now_ns = now_ns
         self._known: list[tuple[PartitionCursor, Sources]] = []
         self._waiting: list[tuple[PartitionCursor, Sources]] = []
@@ -68,12 +72,9 @@ class HeldBack:
         self._waiting = waiting
 
     def _is_read(self, source: PartitionCursor, offset: int) -> bool:
-        """What was paused may have records that are decoded and not handed out."""
-        return (
-            not source.is_paused_by_user
-            and source.position is not None
-            and source.position >= min(offset, self._ends.get(source.key, offset))
-        )
+        unread = self._unread(source.key)
+        position = source.position if unread is None else unread
+        return position is not None and position >= min(offset, self._ends.get(source.key, offset))
 
     def _ask_for_ends(self) -> None:
         """A log that a broken disk has cut never comes to the offset."""

@@ -29,15 +29,16 @@ class Reading:
         settings: ConsumerSettings,
         now_ns: Callable[[], int],
         offsets: Callable[[Iterable[TopicPartition], At], dict[TopicPartition, int]],
+        unread: Callable[[TopicPartition], int | None],
     ) -> None:
-        """`offsets`: asks the appliance for an offset of each of some partitions."""
+        """`offsets`: asks the appliance for an offset of each of some partitions. `unread`: the first of a partition that was taken and not handed out."""
         self._connection = connection
         self._settings = settings
         self._now_ns = now_ns
         self._offsets = offsets
         self.fetcher = Fetcher(connection, settings, now_ns)
         self._cursors: dict[TopicPartition, PartitionCursor] = {}
-        self._held_back = HeldBack(offsets, now_ns)
+        self._held_back = HeldBack(offsets, unread, now_ns)
         self.topics_may_go = False
         """Whether a topic that is not there (any more) is no error: the group will say what is to be read."""
         self.wake_fd = -1

@@ -26,7 +26,8 @@ class Reader:
         self.ends: dict[int, int] | None = None
         self.asked = 0
         self.now_ns = 0
-        self.held_back = HeldBack(self._offsets, lambda: self.now_ns)
+        self.unread: dict[TopicPartition, int] = {}
+        self.held_back = HeldBack(self._offsets, self.unread.get, lambda: self.now_ns)
         self.held_back.arm(self.cursors)
 
     def _offsets(self, keys: Iterable[TopicPartition], at: At) -> dict[TopicPartition, int]:
@@ -82,8 +83,9 @@ def test_other_reasons_to_pause_stay(pauses: str) -> None:
     source, waits = reader.cursors.values()
     waits.pause(**{pauses: True})
     source.pause(by_user=True)
-    assert reader.waiting_at(10, 0) == [0, 1], "what was paused may have records that are not handed out"
+    reader.unread[source.key] = 9
+    assert reader.waiting_at(10, 0) == [0, 1], "what was paused has a record that is not handed out"
     assert waits.waits_for_others
-    source.pause(by_user=False)
-    assert reader.waiting_at(10, 0) == [1]
-    assert not waits.waits_for_others
+    reader.unread.clear()
+    assert reader.waiting_at(10, 0) == [0, 1]
+    assert not waits.waits_for_others, "what is paused at its end is read"
