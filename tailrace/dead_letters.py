@@ -23,9 +23,9 @@ from tailrace.producer import Producer
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.wire import Api
 from tailrace.records import Record
+from tailrace.retry_topics import DEAD_LETTER_SUFFIX
 from tailrace.topics import TopicInfo
 
-SUFFIX = ".dlq"
 NAME_MAX = 249
 PREFIX = "dlq."
 REASON_MAX = 1_000
@@ -48,7 +48,7 @@ class Letter(NamedTuple):
 
 def dead_letter_topic(info: TopicInfo) -> str:
     """Where the topic's dead letters go. Raises InvalidTopicNameError for a name that cannot be."""
-    name = info.settings.get("dead.letter.topic") or info.name + SUFFIX
+    name = info.settings.get("dead.letter.topic") or info.name + DEAD_LETTER_SUFFIX
     if len(name) > NAME_MAX:
         raise InvalidTopicNameError(
             f"the dead-letter topic of {info.name!r} would have a name of {len(name)} characters, and {NAME_MAX} are allowed; "

@@ -54,9 +54,10 @@ class GroupAdmin:
         else "".
 
         `partitions`: dicts with `topic`, `partition`, `committed` (the next record to be read; -1: none was committed), `beginning`, `end` (-1: not known now),
-        `lag` (records not consumed yet; None where nothing was committed), `lag_seconds` (how long ago the first of them was made; 0.0 without lag; None where
-        that is not known), `member_id` (whose it is, or None), `metadata` and `committed_ms`; of a share group also `start_offset`, `in_flight` and
-        `deliveries`.
+        `lag` (records not consumed yet; None where nothing was committed, but for a partition that was added while the group was there), `lag_seconds` (how
+        long ago the first of them was made; 0.0 without lag; None where that is not known), `member_id` (whose it is, or None), `metadata` and `committed_ms`;
+        of a partition that was added to hash slots and waits, `waits_for` ({partition: the offset there that the group is to commit first}); of a share group
+        also `start_offset`, `in_flight` and `deliveries`.
 
         With `lag_seconds=False` those are left out: for them a batch is looked at of each partition with lag. With `members=False` the list of members is
         empty. Raises UnknownGroupError.
@@ -116,8 +117,8 @@ class GroupAdmin:
         after: Any = None
         while True:
             answer = self._call(Api.FETCH_OFFSETS, {**request, "after": after})
-            for topic, partition, offset, leader_epoch, metadata, _ in answer["offsets"]:
-                found = None if offset == NO_OFFSET else OffsetAndMetadata(offset, metadata, leader_epoch)
+            for topic, partition, offset, leader_epoch, metadata, committed_ms in answer["offsets"]:
+                found = None if NO_OFFSET in (offset, committed_ms) else OffsetAndMetadata(offset, metadata, leader_epoch)
                 result.append((TopicPartition(topic, partition), found))
             after = answer.get("next")
             if after is None:

@@ -83,7 +83,8 @@ class GroupMethods:
         """Read these topics together with the group's other consumers, from the next `poll` on; in the place of what was subscribed to before.
 
         `topics`: names; those that do not exist yet are read when they do. `pattern`: a regular expression, as text or compiled, matched from the beginning
-        of each topic's name; topics that are made later are read, too. A name that begins with ^ is a pattern. `listener`: a RebalanceListener; or
+        of each topic's name; topics that are made later are read, too, but for retry and dead-letter topics, unless it spells `retry` or `dlq`. A name that
+        begins with ^ is a pattern. `listener`: a RebalanceListener; or
         confluent-kafka's functions `on_assign`, `on_revoke` and `on_lost`, called with (consumer, partitions). Without a group_id all partitions of the named
         topics are read. Raises InvalidRequestError.
         """

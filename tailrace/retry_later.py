@@ -97,7 +97,7 @@ class RetryLater:
         def info(topic: str) -> TopicInfo:
             return topics_from_metadata(call(Api.METADATA, {"topics": [topic]}), topic)[topic]
 
-        found = cls(settings, connection, Reading(connection, settings, REAL.monotonic_ns, lambda *_: {}), call, info, REAL)
+        found = cls(settings, connection, Reading(connection, settings, REAL.monotonic_ns, lambda *_: {}, lambda _: None), call, info, REAL)
         found._owns_connection = True
         return found
 

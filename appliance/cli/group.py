@@ -135,6 +135,14 @@ def _show(found: Mapping[str, Any]) -> None:
                 for row in rows
             ],
         )  # fmt: skip
+    for row in rows:
+        if waits_for := row.get("waits_for"):
+            first = ", ".join(f"{row['topic']}-{source} up to {offset}" for source, offset in waits_for.items())
+            say(
+                one_line(
+                    f"waiting: {row['topic']}-{row['partition']} was added: it is read when the group has committed {first}, where its keys were before"
+                )
+            )
     by_id = {member["member_id"]: member for member in members}
     for member_id in found["stuck_members"]:
         say(one_line(f"stuck: {member_name(by_id[member_id])}: {by_id[member_id]['stuck']}"))

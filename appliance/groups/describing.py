@@ -12,10 +12,11 @@ from typing import Any
 
 import orjson
 
+from appliance.groups.beginnings import Beginnings
 from appliance.groups.group import ConsumerGroup
 from appliance.groups.limits import GROUP_NAME_MAX, PARTITIONS_ASKED_MAX
 from appliance.groups.members import REVOKING, Member, by_topic
-from appliance.groups.messages import Partition, TopicsView
+from appliance.groups.messages import Partition, TopicsView, TopicView
 from appliance.groups.offsets import OffsetBook
 from appliance.groups.requests import place_in, shown
 from appliance.groups.store import GroupStore, OffsetRow
@@ -32,12 +33,14 @@ class Describing:
     """Answers to questions."""
 
     def __init__(
-        self, store: GroupStore, topics: TopicsView, offsets: OffsetBook, answer_max: int, summary: Callable[[str], dict[str, Any] | None]
-    ) -> None:
+        self, store: GroupStore, topics: TopicsView, offsets: OffsetBook, beginnings: Beginnings, answer_max: int,
+        summary: Callable[[str], dict[str, Any] | None],
+    ) -> None:  # fmt: skip
         """`summary`: a group's row in a list, by name; None: it is gone."""
         self._store = store
         self._topics = topics
         self._offsets = offsets
+        self._beginnings = beginnings
         self._answer_max = answer_max
         self._summary = summary
 
@@ -123,14 +126,15 @@ class Describing:
 
     def _partitions(self, group: ConsumerGroup, after: tuple[str, int] | None) -> Iterator[tuple[Any, Any]]:
         """Of the topics that members subscribe to, all; of others, those with an offset."""
-        for name, topic_id, count in self._topics_of(group, after):
+        for topic in self._topics_of(group, after):
+            name, topic_id, count = topic.name, topic.topic_id, topic.partition_count
             offsets = self._offsets.of_topic(group.group_id, topic_id)
             numbers = range(count) if name in group.signature and group.members else sorted(offsets)
             for partition in numbers:
                 if (after is None or (name, partition) > after) and partition < count:
-                    yield [name, partition], self._partition(group, name, (topic_id, partition), offsets.get(partition))
+                    yield [name, partition], self._partition(group, topic, partition, offsets.get(partition))
 
-    def _topics_of(self, group: ConsumerGroup, after: tuple[str, int] | None) -> list[tuple[str, str, int]]:
+    def _topics_of(self, group: ConsumerGroup, after: tuple[str, int] | None) -> list[TopicView]:
         found = {}
         for topic_id in self._offsets.topics_of(group.group_id):
             if (topic := self._topics.by_id(topic_id)) is not None:
@@ -138,15 +142,17 @@ class Describing:
         for name in group.signature if group.members else ():
             if (topic := self._topics.by_name(name)) is not None:
                 found[name] = topic
-        return sorted((one.name, one.topic_id, one.partition_count) for one in found.values() if after is None or one.name >= after[0])
+        return [topic for name, topic in sorted(found.items()) if after is None or name >= after[0]]
 
-    def _partition(self, group: ConsumerGroup, name: str, partition: Partition, offset: OffsetRow | None) -> dict[str, Any]:
+    def _partition(self, group: ConsumerGroup, topic: TopicView, number: int, offset: OffsetRow | None) -> dict[str, Any]:
+        partition = topic.topic_id, number
         end = self._topics.end_offset(*partition)
         beginning = self._topics.beginning_offset(*partition)
         committed = -1 if offset is None else offset.committed
+        begins = self._beginnings.of(group, topic, number) if offset is None else committed
         return {
-            "topic": name, "partition": partition[1], "committed": committed, "beginning": -1 if beginning is None else beginning,
-            "end": -1 if end is None else end, "lag": None if end is None or committed < 0 else max(0, end - max(committed, beginning or 0)),
+            "topic": topic.name, "partition": partition[1], "committed": committed, "beginning": -1 if beginning is None else beginning,
+            "end": -1 if end is None else end, "lag": None if end is None or begins is None else max(0, end - max(begins, beginning or 0)),
             "member_id": group.owners.get(partition), "metadata": "" if offset is None else offset.metadata,
             "committed_ms": -1 if offset is None else offset.committed_ms,
             **({"waits_for": dict(self._hand_over(partition))} if partition in group.held else {}),
@@ -174,12 +180,14 @@ class Describing:
         for name, partition in wanted:
             topic = self._topics.by_name(name)
             row = None if group is None or topic is None else self._offsets.get(group.group_id, topic.topic_id, partition)
-            yield [name, partition], _offset(name, partition, row)
+            begins = None if row is not None or group is None or topic is None else self._beginnings.of(group, topic, partition)
+            yield [name, partition], _offset(name, partition, row) if begins is None else [name, partition, begins, -1, "", -1]
 
     def _all_offsets(self, group: ConsumerGroup, after: tuple[str, int] | None) -> Iterator[tuple[Any, Any]]:
-        for name, topic_id, count in self._topics_of(group, after):
-            for partition, row in self._offsets.of_topic(group.group_id, topic_id).items():
-                if (after is None or (name, partition) > after) and partition < count:
+        for topic in self._topics_of(group, after):
+            name = topic.name
+            for partition, row in self._offsets.of_topic(group.group_id, topic.topic_id).items():
+                if (after is None or (name, partition) > after) and partition < topic.partition_count:
                     yield [name, partition], _offset(name, partition, row)
 
 

@@ -16,6 +16,7 @@ import orjson
 
 from appliance.groups import membership
 from appliance.groups.assignor_plugins import Assignors
+from appliance.groups.beginnings import Beginnings
 from appliance.groups.group import ConsumerGroup
 from appliance.groups.hand_over import HandOvers
 from appliance.groups.limits import ASSIGN_PAUSE_NS_PER_MEMBER, ASSIGNED_AT_ONCE_MEMBERS, GroupLimits
@@ -35,7 +36,7 @@ class Heartbeats:
 
     def __init__(
         self, table: GroupTable, sessions: membership.Sessions, outgoing: Outgoing, topics: TopicsView, limits: GroupLimits, assignors: Assignors,
-        catalog_version: int, hand_overs: HandOvers,
+        catalog_version: int, hand_overs: HandOvers, beginnings: Beginnings,
     ) -> None:  # fmt: skip
         """`catalog_version`: above what any service before said."""
         self._table = table
@@ -46,6 +47,7 @@ class Heartbeats:
         self._assignors = assignors
         self._catalog_version = catalog_version
         self._hand_overs = hand_overs
+        self._beginnings = beginnings
         self._delayed: dict[str, int] = {}
         """Names of groups that are to be assigned, and when."""
         self._waiting: list[tuple[Requester, ConsumerGroup, Member, frozenset[Partition] | None]] = []
@@ -194,7 +196,9 @@ class Heartbeats:
         groups = self._table.changed_groups()
         for group in groups:
             if group.is_dirty and self._may_assign(group, now_ns):
+                before = [topic_id for topic_id, _ in group.signature.values()]
                 group.assign(self._topics, self._assignors)
+                self._beginnings.assigned(group, before)
                 group.paused = membership.paused_of(group.signature, self._topics)
                 for member in group.with_news():
                     self._push(group, member)

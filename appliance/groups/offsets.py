@@ -40,6 +40,11 @@ class OffsetBook:
         found = self._unwritten.get((group_id, topic_id, partition))
         return self._store.offset(group_id, topic_id, partition) if found is None else found
 
+    def has_any(self, group_id: int, topic_id: str) -> bool:
+        """Whether the group has offsets in the topic."""
+        self.settle()
+        return self._store.has_offsets(group_id, topic_id)
+
     def topics_of(self, group_id: int) -> list[str]:
         """The ids of the topics that the group has offsets in."""
         self.settle()

@@ -28,6 +28,7 @@ from typing import Any
 import orjson
 
 from appliance.groups.assignor_plugins import Assignors
+from appliance.groups.beginnings import Beginnings
 from appliance.groups.describing import Describing
 from appliance.groups.expiry import Expiry
 from appliance.groups.hand_over import HandOvers
@@ -70,7 +71,8 @@ class GroupService:
         self._sessions = Sessions(now_ns, self._expired)
         self._table = GroupTable(store, topics, limits, self._sessions, self._share_count, self._wall_ms)
         self._book = OffsetBook(store)
-        self._offset_requests = OffsetRequests(self._table, self._book, topics, limits, answer_max, self._wall_ms)
+        beginnings = Beginnings(topics, self._book)
+        self._offset_requests = OffsetRequests(self._table, self._book, beginnings, topics, limits, answer_max, self._wall_ms)
         self._heartbeats = Heartbeats(
             self._table,
             self._sessions,
@@ -80,8 +82,9 @@ class GroupService:
             Assignors() if assignors is None else assignors,
             self._wall_ms(),
             HandOvers(topics, self._book),
+            beginnings,
         )
-        self._describing = Describing(store, topics, self._book, answer_max, self.summary)
+        self._describing = Describing(store, topics, self._book, beginnings, answer_max, self.summary)
         self._expiry = Expiry(store, topics, limits, now_ns)
         self._table.load(now_ns)
         self._heartbeats.topics_changed()

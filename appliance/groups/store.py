@@ -292,6 +292,9 @@ class GroupStore:
         sql = "SELECT * FROM offsets WHERE group_id = ? AND topic_id = ? ORDER BY partition"
         return [OffsetRow(*row) for row in self.read(sql, (group_id, topic_id))]
 
+    def has_offsets(self, group_id: int, topic_id: str) -> bool:
+        return bool(self.read("SELECT 1 FROM offsets WHERE group_id = ? AND topic_id = ? LIMIT 1", (group_id, topic_id)))
+
     def offset_topics(self, group_id: int) -> list[str]:
         """The ids of the topics that the group has offsets in."""
         return [topic_id for (topic_id,) in self.read("SELECT DISTINCT topic_id FROM offsets WHERE group_id = ?", (group_id,))]

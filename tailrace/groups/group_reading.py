@@ -93,7 +93,8 @@ class GroupReading:
         self._keys: dict[Partition, TopicPartition] = {}
         """The partitions that are taken, by topic id, and by name."""
         self.progress = Progress(connection, settings, self._now_ns, reading, decoded, self._who, self._hurry)
-        self._lookup = PositionLookup(connection, settings.group_id, self.progress.begins_at)
+        self._begins_at_end = settings.auto_offset_reset != "earliest"
+        self._lookup = PositionLookup(connection, settings.group_id, self.progress.begins_at, begins_at_end=self._begins_at_end)
         self._retry_at_ns = NEVER_NS
         self._in_step = False
         self.leaves_rebalances = False
@@ -396,7 +397,7 @@ class GroupReading:
     def decide(self, cursor: PartitionCursor) -> None:
         """The cursor's position is wanted now."""
         if cursor.from_committed:
-            found = fetch_committed(self._call, self.group_id, [cursor.key])
+            found = fetch_committed(self._call, self.group_id, [cursor.key], is_to_begin=self._begins_at_end)
             self._lookup.place(cursor, found[cursor.key])
 
     def committed(self, keys: list[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:

@@ -1,7 +1,8 @@
 """What a consumer wants to read: names of topics, patterns of names, or both.
 
 Owner: one Consumer, one thread.
-Invariants: a pattern is matched from the beginning of a name on, as Python's `re.match` and Kafka's Python clients do.
+Invariants: a pattern is matched from the beginning of a name on, as Python's `re.match` and Kafka's Python clients do. It matches no topic that groups have
+    made for themselves (Kafka's clients leave out internal topics likewise), unless it spells how such names end: `retry`, or `dlq`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tailrace.errors import InvalidRequestError
 from tailrace.offset_lookup import Call
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
+from tailrace.retry_topics import made_by_groups
 
 TOPICS_AT_ONCE = 16
 """Names in one request for metadata: its answer has the topics' schemas."""
@@ -39,9 +41,15 @@ class Subscription:
 
     def match(self, existing: Iterable[str]) -> bool:
         """Match the patterns with the names of all topics; returns whether that changes what is wanted."""
-        before = self.matched
-        self.matched = sorted(name for name in existing if any(pattern.match(name) for pattern in self.patterns))
+        before, names = self.matched, frozenset(existing)
+        self.matched = sorted(
+            name for name in names if any(pattern.match(name) and _may_match(pattern, name, names) for pattern in self.patterns)
+        )
         return self.matched != before
+
+
+def _may_match(pattern: re.Pattern[str], name: str, existing: frozenset[str]) -> bool:
+    return made_by_groups(name, existing).removeprefix(".") in pattern.pattern
 
 
 def missing_topics(call: Call, names: list[str]) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 
 from netfront import deciders
 from netfront.deciders import CLOSED_MAX
+from netfront.transport import Watched
 from shm.catalog_messages import LaneKind
 from shm.lane import LaneMessage
 from tailrace.protocol.errors import ErrorCode
@@ -103,6 +104,21 @@ def test_the_process_is_told_of_the_end_of_sessions_that_asked_it_something_and_
     assert (closed.kind, closed.session, len(closed.payload)) == (LaneKind.SESSION_CLOSED, word, 0)
     assert world.groups.take() is None
     assert not world.front._decisions._group_sessions
+
+
+def test_the_end_of_a_connection_is_told_in_the_step_that_finds_it_for_no_other_may_come(
+    world: FakeFront, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.has_groups = True
+    client.send_json(Api.GROUP_HEARTBEAT, {})
+    world.settle()
+    word = taken(world).session
+    monkeypatch.setattr(world.transport, "try_send", lambda _identity, _frames: False)
+    monkeypatch.setattr(world.transport, "watch", lambda _now_ns: Watched([client.identity], 0))
+    world.transport.watch_at_ns = world.now_ns
+    world.step()
+    closed = taken(world)
+    assert (closed.kind, closed.session) == (LaneKind.SESSION_CLOSED, word)
 
 
 def test_a_handshake_anew_ends_the_session_before_for_groups_too(world: FakeFront, client: FakeClient) -> None:

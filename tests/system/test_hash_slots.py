@@ -400,6 +400,66 @@ def test_a_group_reads_every_key_in_order_while_partitions_are_added_and_process
         assert sum(member.count for member in members) == 6
 
 
+@pytest.mark.parametrize("partitioner", ["hash_slots", "producer"])
+def test_a_group_that_begins_at_the_end_misses_nothing_of_partitions_that_are_added_under_load(
+    own: EmbeddedAppliance, partitioner: str
+) -> None:
+    """It is told of the partitions only when they hold records already; with hash slots every key is in order, too."""
+    create(own.address, "orders", 2, partitioner=partitioner)
+    following = dict.fromkeys(KEYS[:60], 0)
+    seen: dict[bytes, set[int]] = {key: set() for key in following}
+    settings: dict[str, Any] = {"group_id": "g", "auto_offset_reset": "latest", "auto_commit_interval_ms": 20}
+    with Consumer("orders", bootstrap=own.address, **settings) as consumer:
+
+        def read() -> bool:
+            for record in consumer.poll(20):
+                assert record.key is not None
+                value = int(record.value or b"")
+                if partitioner == "hash_slots":
+                    assert value == following[record.key], f"{record.key!r} at {record.partition}:{record.offset}"
+                following[record.key] += 1
+                seen[record.key].add(value)
+            return True
+
+        wait_until(lambda: read() and len(consumer.assignment()) == 2, "it has joined")
+        assert [consumer.position(key) for key in consumer.assignment()] == [0, 0]
+        load = Load(own.address, "orders", list(following))
+        for partitions in (4, 5):
+            load.wait_for_rounds(3)
+            add_partitions(own.address, "orders", partitions)
+            load.wait_for_rounds(5)  # nobody polls
+            read()
+        counts = load.end()
+        wait_until(lambda: read() and following == counts, "everything is read")
+        assert len(consumer.assignment()) == 5
+        assert seen == {key: set(range(count)) for key, count in counts.items()}
+        consumer.commit()
+        assert consumer.committed(TopicPartition("orders", 4)) == consumer.position(TopicPartition("orders", 4))
+
+
+def test_operators_see_what_a_partition_that_was_added_waits_for(own: EmbeddedAppliance) -> None:
+    create(own.address, "orders", 1)
+    with (
+        Producer(own.address) as producer,
+        Admin(own.address) as admin,
+        Consumer("orders", bootstrap=own.address, group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as consumer,
+    ):
+        for key in KEYS[:20]:
+            producer.send("orders", b"x", key=key).result(60)
+        wait_until(lambda: bool(consumer.poll(100)), "it reads")
+        add_partitions(own.address, "orders", 2)
+        wait_until(lambda: len(admin.describe_groups("g")["g"]["partitions"]) == 2, "the group knows of the partition")
+        assert [row.get("waits_for") for row in admin.describe_groups("g")["g"]["partitions"]] == [None, {"0": 20}]
+        shown = CliRunner().invoke(tailrace, ["group", "describe", "g", "--bootstrap", own.address])
+        assert "waiting: orders-1 was added: it is read when the group has committed orders-0 up to 20" in shown.output
+        consumer.seek(TopicPartition("orders", 0), 20)
+        consumer.commit()
+        wait_until(lambda: consumer.poll(100) == [] and len(consumer.assignment()) == 2, "it is given the partition")
+        shown = CliRunner().invoke(tailrace, ["group", "describe", "g", "--bootstrap", own.address])
+        assert shown.exit_code == 0
+        assert "waiting" not in shown.output
+
+
 def test_operators_see_the_map_and_delayed_records_go_where_the_slot_was(own: EmbeddedAppliance) -> None:
     create(own.address, "orders", 2, **{"delay.enabled": True})
     moving = next(key for key in KEYS if owners_after((2,))[slot_of(key)] == 0 and owners_after((2, 3))[slot_of(key)] == 2)
@@ -411,7 +471,11 @@ def test_operators_see_the_map_and_delayed_records_go_where_the_slot_was(own: Em
         assert producer.send("orders", b"after", key=moving).result(60).partition == 2
         assert producer.send("orders", b"late", key=moving, deliver_after=dt.timedelta(0)).result(60).partition == 2
         wait_until(
-            lambda: sum(record.value == b"late" for log in logs_of(own.address, "orders").values() for record in log) == 3, "delivered"
+            lambda: (
+                sorted(record.partition for log in logs_of(own.address, "orders").values() for record in log if record.value == b"late")
+                == [0, 0, 2]
+            ),
+            "each is delivered where its key was when it was sent",
         )
     with Admin(own.address) as admin:
         topic = admin.describe_topics("orders")["orders"]

@@ -198,3 +198,28 @@ def test_members_that_make_the_retry_topic_at_once_both_retry(appliance: Embedde
         finally:
             os.kill(flusher, signal.SIGCONT)
         assert one.result() == other.result() == 1
+
+
+def test_patterns_read_no_retries_of_other_groups_and_no_dead_letters(appliance: EmbeddedAppliance, topic: str) -> None:
+    make(appliance, topic, 2)
+    with group(appliance, topic, "mails", retry_attempts_max=1) as mails:
+        first, second = take(mails, 2)
+        assert mails.retry_later(first, "1ms") == 1
+        (again,) = take(mails, 1)
+        assert mails.retry_later(again, "1ms") == 0  # a dead letter
+        assert mails.retry_later(second, "1ms") == 1
+        assert take(mails, 1)[0].topic == f"{topic}.mails.retry"
+    machinery = {f"{topic}.mails.retry", f"{topic}.dlq"}
+    with Consumer(bootstrap=appliance.address, group_id="billing", auto_offset_reset="earliest") as billing:
+        assert machinery < set(billing.topics()), "and no delay log is a topic"
+        assert not [name for name in billing.topics() if "@" in name]
+        billing.subscribe(pattern=f"{topic}.*")
+        records = take(billing, 2)
+        assert billing.subscription() == {topic}
+        assert {record.topic for record in records} == {topic}
+        billing.retry_later(records[0], "1ms")
+        assert take(billing, 1)[0].topic == f"{topic}.billing.retry", "its own retries are read all the same"
+        assert billing.subscription() == {topic}
+        billing.subscribe(pattern=rf"{topic}.*\.dlq")
+        assert dict(take(billing, 1)[0].headers)["dlq.topic"] == topic.encode()
+        assert billing.subscription() == {f"{topic}.dlq"}

@@ -53,6 +53,25 @@ def test_patterns_match_from_the_beginning_of_a_name() -> None:
     assert found.match([])
 
 
+@pytest.mark.parametrize(
+    ("pattern", "matched"),
+    [
+        ("orders.*", ["orders", "orders.eu", "orders.retry", "orders.x"]),
+        (r"orders\..*", ["orders.eu", "orders.retry", "orders.x"]),
+        (r"orders.*\.retry", ["orders.billing.retry", "orders.eu.a.b.retry", "orders.retry"]),
+        (r".*\.dlq$", ["lone.dlq", "orders.billing.retry.dlq", "orders.dlq"]),
+        ("(?!.*dlq).*", ["lone.a.retry", "orders", "orders.eu", "orders.retry", "orders.x"]),
+        ("lone.*", ["lone.a.retry", "lone.dlq"]),  # made for no topic that there is
+    ],
+)
+def test_a_pattern_leaves_out_what_groups_have_made_for_themselves_unless_it_spells_it(pattern: str, matched: list[str]) -> None:
+    found = subscription_of(None, pattern)
+    made = ["orders.billing.retry", "orders.eu.a.b.retry", "orders.dlq", "orders.billing.retry.dlq"]
+    found.match(["orders", "orders.x", "orders.eu", "orders.retry", "lone.dlq", "lone.a.retry", *made])
+    assert found.matched == matched
+    assert subscription_of(made, None).topics == sorted(made), "by their names they are read as any others"
+
+
 def test_listeners_of_every_client() -> None:
     class Ours(RebalanceListener):
         def __init__(self) -> None:
