@@ -84,11 +84,16 @@ class DeadLetters:
     def write(self, letters: Iterable[Letter]) -> list[TailraceError | None]:
         """Write records, and wait until they are on the disk. Returns for each None, or why it is not known to be there: it is to be tried again."""
         sent: list[Handle | TailraceError] = []
+        refused: dict[str, TailraceError] = {}
+        """Topics whose dead letters cannot be written now: to ask for each of hundreds of letters could take hours."""
         for letter in letters:
-            try:
-                sent.append(self._send(letter))
-            except TailraceError as error:
-                sent.append(error)
+            error = refused.get(letter.info.name)
+            if error is None:
+                try:
+                    count = self._prepare(letter.info)
+                except TailraceError as met:
+                    error = refused[letter.info.name] = met
+            sent.append(self._send(letter, count) if error is None else error)
         if self._producer is not None:
             self._producer.flush()
         outcomes = [handle if isinstance(handle, TailraceError) else self._outcome(handle) for handle in sent]
@@ -102,36 +107,62 @@ class DeadLetters:
         error = handle.exception()
         return error if error is None or isinstance(error, TailraceError) else TailraceError(str(error))
 
-    def _send(self, letter: Letter) -> Handle:
-        name = dead_letter_topic(letter.info)
-        count = self._prepare(name, letter.info)
-        record = letter.record
+    def _send(self, letter: Letter, count: int) -> Handle | TailraceError:
         if self._producer is None:
             self._producer = Producer(
-                bootstrap=self._bootstrap, client_id=f"{self._client_id}-dead-letters", acks="all", environment=self._environment,
-                delivery_timeout_ms=self._timeout_ms, max_block_ms=self._timeout_ms, request_timeout_ms=self._timeout_ms, linger_ms=0,
-                max_request_size=64 << 20,
-            )  # fmt: skip
-        value = orjson.dumps(record.value, default=_as_text, option=orjson.OPT_NON_STR_KEYS) if letter.info.typed else record.value
-        partition = record.partition if record.partition < count else None
-        headers = _headers(letter)
+                **producer_settings(self._bootstrap, self._client_id, self._timeout_ms), environment=self._environment
+            )
         try:
-            return self._producer.send(name, value, record.key, headers, partition)
-        except RecordTooLargeError:  # by the headers that are added: it can still be read where it came from
-            return self._producer.send(name, None, None, [*headers, (PREFIX + "is_cut", b"true")], partition)
+            try:
+                return self._producer.send(*sendable(letter, count))
+            except RecordTooLargeError:  # by the headers that are added: it can still be read where it came from
+                return self._producer.send(*cut(letter, count))
+        except TailraceError as error:
+            return error
 
-    def _prepare(self, name: str, info: TopicInfo) -> int:
+    def _prepare(self, info: TopicInfo) -> int:
         """How many partitions the dead-letter topic has, which is made where there is none."""
+        name = dead_letter_topic(info)
         if name not in self._partitions:
-            make_topic(self._call, name, len(info.partitions), {"max.message.bytes": info.settings["max.message.bytes"]})
-            answer = self._call(Api.METADATA, {"topics": [name]})
-            self._partitions[name] = len(answer["topics"][0].get("partitions") or ())
+            self._partitions[name] = prepare(self._call, info)
         return self._partitions[name]
 
     def close(self) -> None:
         """End the producer."""
         if self._producer is not None:
             self._producer.close()
+
+
+def prepare(call: Call, info: TopicInfo) -> int:
+    """Make the topic's dead-letter topic where there is none; how many partitions it has. Raises what the appliance refuses it with."""
+    name = dead_letter_topic(info)
+    make_topic(call, name, len(info.partitions), {"max.message.bytes": info.settings["max.message.bytes"]})
+    return len(call(Api.METADATA, {"topics": [name]})["topics"][0].get("partitions") or ())
+
+
+def producer_settings(bootstrap: str, client_id: str, timeout_ms: int) -> dict[str, Any]:
+    """Of the producer that writes dead letters."""
+    return {
+        "bootstrap": bootstrap, "client_id": f"{client_id}-dead-letters", "acks": "all", "delivery_timeout_ms": timeout_ms, "max_block_ms": timeout_ms,
+        "request_timeout_ms": timeout_ms, "linger_ms": 0, "max_request_size": 64 << 20,
+    }  # fmt: skip
+
+
+Sendable = tuple[str, Any, Any, list[tuple[str, bytes]], int | None]
+"""Topic, value, key, headers, partition."""
+
+
+def sendable(letter: Letter, partitions: int) -> Sendable:
+    """A letter as a producer's `send` takes it. `partitions`: how many its topic has. Raises InvalidTopicNameError."""
+    record = letter.record
+    value = orjson.dumps(record.value, default=_as_text, option=orjson.OPT_NON_STR_KEYS) if letter.info.typed else record.value
+    return dead_letter_topic(letter.info), value, record.key, _headers(letter), record.partition if record.partition < partitions else None
+
+
+def cut(letter: Letter, partitions: int) -> Sendable:
+    """The same without key and value, which are too large."""
+    name, _, _, headers, partition = sendable(letter, partitions)
+    return name, None, None, [*headers, (PREFIX + "is_cut", b"true")], partition
 
 
 def _headers(letter: Letter) -> list[tuple[str, bytes]]:
