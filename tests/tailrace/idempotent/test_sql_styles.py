@@ -7,7 +7,7 @@ import re
 import sqlite3
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -118,13 +118,13 @@ class Driver:
 
 
 @pytest.fixture(params=MARKS)
-def style(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def style(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The driver's module tells it, as DB-API prescribes."""
     module = types.ModuleType("strict_driver")
     module.paramstyle = request.param  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "strict_driver", module)
     monkeypatch.setattr(Driver, "__module__", "strict_driver.connections")
-    return request.param
+    return str(request.param)
 
 
 def apply(sink: SqlSink, offset: int, meanwhile: Callable[[Any], None] = lambda _: None) -> None:
