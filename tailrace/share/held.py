@@ -51,7 +51,7 @@ class Held:
 
     def say(self, topic: str, partition: int, offset: int, outcome: str) -> None:
         """What is to become of a record. Raises InvalidRequestError for one that is not held."""
-        outcomes = self._outcomes.get(TopicPartition(topic, partition))
+        outcomes = self._outcomes.get((topic, partition))  # type: ignore[call-overload]  # a TopicPartition is a tuple, and takes its time to make
         if outcomes is None or offset not in outcomes:
             raise InvalidRequestError(
                 f"offset {offset} of {topic}-{partition} is not this consumer's to acknowledge: it was not handed out here, was acknowledged before, "

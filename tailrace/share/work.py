@@ -39,6 +39,8 @@ LOOK_AGAIN_NS = 1_000 * NS_PER_MS
 TRY_AGAIN_NS = 100 * NS_PER_MS
 SEND_SAID_NS = 1_000 * NS_PER_MS
 """A loop over records tells the appliance so often what was said, or more often where locks are short: it must not wait for the end of what was acquired."""
+_PLAIN = frozenset(OUTCOMES) - {"reject"}
+_NO_RECORD = "{!r:.100} is no record; acknowledge what poll() has returned"
 Call = Callable[[Api, dict[str, Any]], dict[str, Any]]
 
 
@@ -304,15 +306,20 @@ class ShareWork:
     def acknowledge(self, record: Record, outcome: str) -> None:
         """See `ShareConsumer.acknowledge`."""
         self.connection.check_usable()
-        word = str(outcome).lower() if isinstance(outcome, str) else outcome
-        if word not in OUTCOMES:
-            raise InvalidRequestError(f"the outcome is {outcome!r:.100}; allowed are {', '.join(OUTCOMES)}")
+        if type(outcome) is not str or outcome not in _PLAIN:  # the others one by one: this is done for every record
+            outcome = self._rejecting(record) if (word := _word(outcome)) == "reject" else word
         if not isinstance(record, Record):
-            raise InvalidRequestError(f"{record!r:.100} is no record; acknowledge what poll() has returned")
-        self.held.say(record.topic, record.partition, record.offset, REJECTING if word == "reject" else word)
+            raise InvalidRequestError(_NO_RECORD.format(record))
+        self.held.say(record.topic, record.partition, record.offset, outcome)
         self._is_explicit = True
-        if word == "reject":
+
+    def _rejecting(self, record: Record) -> str:
+        """The record is to go to the dead-letter topic."""
+        if not isinstance(record, Record):
+            raise InvalidRequestError(_NO_RECORD.format(record))
+        if self.held.has(record.topic, record.partition, record.offset):
             self.undeliverable.reject(record, self.reading.info(record.topic))
+        return REJECTING
 
     def begin_commit(self) -> None:
         """In implicit mode accept what was handed out last, if nothing was said since."""
@@ -370,3 +377,11 @@ class ShareWork:
     def metrics(self, dead_letters: int) -> dict[str, int]:
         """Counters since construction. `dead_letters`: how many were written."""
         return {**self.counters, "dead_letters": dead_letters, "fetches": self.reading.fetch_count}
+
+
+def _word(outcome: object) -> str:
+    """An outcome as it is sent. Raises InvalidRequestError."""
+    word = str(outcome).lower() if isinstance(outcome, str) else ""
+    if word not in OUTCOMES:
+        raise InvalidRequestError(f"the outcome is {outcome!r:.100}; allowed are {', '.join(OUTCOMES)}")
+    return word
