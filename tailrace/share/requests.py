@@ -146,7 +146,7 @@ class ShareRequests:
         lock_ms = int(answer.get("lock_ms", 0))
         locked_until_ns = since_ns + lock_ms * NS_PER_MS
         if not self._is_of_now(body["member_epoch"]):  # it was removed since, and joined again: what this answer gave it is free
-            return Answer([], [], api is Api.SHARE_ACQUIRE)
+            return Answer([], [], False)
         acquired = [
             Acquired(run[0], run[1], run[2], run[3], run[4], is_dead, locked_until_ns)
             for is_dead, runs in ((False, "acquired"), (True, "dead"))
