@@ -54,8 +54,11 @@ class ShareConsumer(OtherNames):
         "assignment": "every consumer of a share group is given records of all partitions",
         "commit_async": "what was acknowledged goes with the next poll(); write commit() to wait for it",
         "commit_sync": "write commit()",
+        "committed": "a share group has no committed offsets: `tailrace group describe` shows how far it is",
         "position": "a share group has no positions: records are acknowledged one by one",
+        "pause": "a topic is paused for all its groups: write `tailrace topic alter TOPIC --config delivery.paused=true`",
         "seek": "a share group has no positions: write `tailrace group reset-offsets` while it has no consumers",
+        "set_acknowledgement_commit_callback": "commit() raises LockLostError, whose `refused` says what was not acknowledged",
     }
 
     def __init__(

@@ -73,6 +73,8 @@ class ShareWork:
         """When to ask for records next, unless something tells of them before."""
         self._sent_ns = 0
         """When a request was begun last."""
+        self._met = ""
+        """Why the last request was not carried out, until one is."""
         self._error: TailraceError | None = None
         """For the next poll: this one had records to hand out."""
         self.counters = {"records_consumed": 0, "acknowledgements_refused": 0, "locks_lost": 0}
@@ -202,9 +204,13 @@ class ShareWork:
         except TailraceError as error:
             if not error.retriable:
                 raise
+            if error.detail != self._met:  # once: it is tried again and again
+                self._met = error.detail
+                logger.warning("share_request_failed group=%s reason=%s: it is tried again", self.settings.group_id, error)
             self._acquire_at_ns = self.now_ns() + TRY_AGAIN_NS
             return
         if answer is not None:
+            self._met = ""
             self._take(answer)
 
     def _take(self, answer: Answer) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections import Counter
 from typing import Any
 
 import pytest
 
-from tailrace import AcknowledgeType, Admin, ClientClosedError, InvalidRequestError, LockLostError, UnknownTopicError
+from tailrace import AcknowledgeType, Admin, ClientClosedError, InvalidRequestError, InvalidSettingError, LockLostError, UnknownTopicError
 from tailrace.aio import AsyncShareConsumer
 from tailrace.private_appliance import EmbeddedAppliance
 from tailrace.share.records import ShareRecord
@@ -120,7 +121,7 @@ def test_a_loop_left_early_and_awaits_that_are_cancelled_lose_nothing(appliance:
     assert set(seen.values()) == {1}
 
 
-def test_poison_and_kills_of_the_process_of_groups(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_poison_and_kills_of_the_process_of_groups_and_of_a_front(appliance: EmbeddedAppliance, topic: str) -> None:
     make(appliance, topic, 40, group_share_delivery_count_limit=2)
     accepted: Counter[int] = Counter()
 
@@ -138,7 +139,8 @@ def test_poison_and_kills_of_the_process_of_groups(appliance: EmbeddedAppliance,
         async with consumer_of(appliance, topic) as one, consumer_of(appliance, topic) as two:
             consumers.extend((one, two))
             working = asyncio.gather(work(one), work(two))
-            await asyncio.to_thread(kill_and_wait_for_successor, appliance, "tr-groups-0")
+            for name in ("tr-groups-0", "tr-front-0"):
+                await asyncio.to_thread(kill_and_wait_for_successor, appliance, name)
             await working
 
     run(main())
@@ -187,3 +189,27 @@ def test_locks_that_pass_ends_and_a_topic_made_anew(appliance: EmbeddedAppliance
         await unused.close()
 
     run(main())
+
+
+def test_it_works_in_one_loop_and_says_when_it_is_forgotten(appliance: EmbeddedAppliance, topic: str) -> None:
+    make(appliance, topic, 1)
+    consumer = consumer_of(appliance, topic)
+
+    async def take_one() -> None:
+        assert len(await take(consumer, 1)) == 1
+
+    run(take_one())
+    with pytest.raises(ClientClosedError, match="event loop"):
+        run(take_one())
+    run(consumer.close())
+    with pytest.raises(InvalidSettingError, match="needs group_id"):
+        AsyncShareConsumer(topic, bootstrap=appliance.address)
+
+    async def forget() -> None:
+        forgotten = consumer_of(appliance, topic)
+        await forgotten.start()
+        del forgotten
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match="unclosed AsyncShareConsumer"):
+        run(forget())

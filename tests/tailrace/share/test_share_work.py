@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from tailrace.environment import REAL
-from tailrace.errors import LockLostError
+from tailrace.errors import DiskFullError, LockLostError, StorageError, TailraceError
 from tailrace.groups.membership import Phase
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.session import Response
@@ -46,13 +46,15 @@ class Environment:
 class PendingAnswer:
     """In the place of a PendingCall."""
 
-    def __init__(self, answer: dict[str, Any] | None) -> None:
+    def __init__(self, answer: dict[str, Any] | TailraceError | None) -> None:
         self._answer = answer
         self.step_again_ns = NEVER_NS
 
     def step(self) -> Response | None:
         if self._answer is None:
             return None
+        if isinstance(self._answer, TailraceError):
+            raise self._answer
         return Response(2, Api.SHARE_ACQUIRE, ErrorCode.OK, [memoryview(orjson.dumps(self._answer))])
 
 
@@ -68,7 +70,7 @@ class Consumer:
         self.work.membership.epoch = 3
         self.work.membership.has_news = False
 
-    def answer(self, answer: dict[str, Any] | None) -> None:
+    def answer(self, answer: dict[str, Any] | TailraceError | None) -> None:
         """To the request that is under way."""
         self.work.requests._call = PendingAnswer(answer)  # type: ignore[assignment]
 
@@ -147,3 +149,21 @@ def test_what_waits_to_be_handed_out_is_dropped_with_its_lock(consumer: Consumer
     assert work.counters["locks_lost"] == 1
     assert [record.offset for record in work.hand_out(9)] == [5]
     assert [work.held.has("t", 0, offset) for offset in range(6)] == [True, True, False, True, True, True]
+
+
+def test_what_is_tried_again_is_said_once_and_what_is_not_is_raised(consumer: Consumer, caplog: pytest.LogCaptureFixture) -> None:
+    work = consumer.work
+    work.held.hold(KEY, 0, 0, "accept")
+    for _ in range(3):
+        consumer.environment.now_ns += 1_000_000_000
+        work.turn(100)
+        consumer.answer(DiskFullError("no space"))
+        work.turn(100)
+    assert caplog.text.count("share_request_failed") == 1
+    assert work.held.has_said, "it is sent again"
+    consumer.environment.now_ns += 1_000_000_000
+    work.turn(100)
+    consumer.answer(StorageError("the disk"))
+    with pytest.raises(StorageError):
+        work.turn(100)
+    assert work.held.has_said
