@@ -80,10 +80,12 @@ if TYPE_CHECKING:
         TopicPartition,
     )
     from tailrace.recurrence import Recurrence, RecurrenceError
+    from tailrace.share.outcomes import AcknowledgeType
     from tailrace.share.records import ShareRecord
     from tailrace.share_consumer import ShareConsumer
 
 _HOMES = {
+    "AcknowledgeType": "share.outcomes",
     "BatchesHandle": "handles",
     "Handle": "handles",
     "Admin": "admin",
@@ -110,6 +112,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AcknowledgeType",
     "Admin",
     "BatchMetadata",
     "BatchesHandle",

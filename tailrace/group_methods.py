@@ -56,8 +56,8 @@ class GroupMethods:
         (`tailrace.retry_later`); consumers of the group read that topic by themselves.
 
         Returns the number of the attempt that will be; 0: it has been tried again retry_attempts_max times, and went to the dead-letter topic. Raises
-        InvalidRequestError, InvalidTopicNameError (the group's name cannot be part of a topic's), NotSupportedError (a topic with a schema), and what the
-        appliance refuses to write.
+        InvalidRequestError, InvalidTopicNameError (the group's name cannot be part of a topic's), NotSupportedError (a topic with a schema),
+        RecordTooLargeError (the headers that are added make it larger than max.message.bytes), and what the appliance refuses to write.
         """
         topics = self._group_of().topics()
         if 2 * len(topics) > SUBSCRIPTIONS_MAX:

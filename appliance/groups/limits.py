@@ -15,7 +15,11 @@ CLIENT_TEXT_MAX = 249
 TOPICS_MAX = 4_096
 """Topics that one member subscribes to: as many as an appliance has partitions."""
 MEMBERS_IN_ALL_MAX = 100_000
-"""Members of all consumer groups together."""
+"""Members of all consumer groups together; and as many of all share groups."""
+SHARE_PARTITIONS_MAX = 100_000
+"""Partitions that all share groups together keep the state of."""
+SHARE_ACQUIRED_MAX = 100_000
+"""Records that one share member has acquired and is not done with."""
 SUBSCRIPTIONS_MAX_BYTES = 1 << 30
 """What the names take that all members subscribe to, as if no two were equal."""
 NAME_BYTES = 57

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from tailrace.connection import Connection, decode_answer
 from tailrace.errors import LockLostError, NotReachableError, RequestTimeoutError, TailraceError
 from tailrace.groups.driver import HeartbeatThread
+from tailrace.groups.membership import Phase
 from tailrace.pending_call import PendingCall
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
@@ -54,6 +55,8 @@ class Answer(NamedTuple):
     acquired: list[Acquired]
     ends: list[tuple[str, int, int]]
     is_acquire: bool
+    lock_ms: int = 0
+    """How long the locks last; 0: nothing was acquired."""
 
 
 class ShareRequests:
@@ -69,6 +72,7 @@ class ShareRequests:
         self._topic_id = topic_id
         self._timeout_ms = timeout_ms
         self._sequence = 0
+        self._answered_sequence = 0
         self._request: tuple[Api, dict[str, Any], list[Said], int] | None = None
         """What is under way, or to be sent again: (API, body, what it says of records, since when)."""
         self._call: PendingCall | None = None
@@ -83,6 +87,15 @@ class ShareRequests:
     def is_busy(self) -> bool:
         """Whether a request waits for its answer."""
         return self._request is not None
+
+    @property
+    def last(self) -> int:
+        """The number of the request that was begun last."""
+        return self._sequence
+
+    def is_answered(self, number: int) -> bool:
+        """Whether the request of this number has ended."""
+        return self._answered_sequence >= number
 
     def begin(self, max_records: int | None) -> None:
         """Send what was said of records; with `max_records` acquire as many more."""
@@ -117,7 +130,7 @@ class ShareRequests:
             self._call = None  # it may have been carried out: it goes on with its number
             raise
         except TailraceError as error:
-            self._request = self._call = None
+            self._end()
             if error.code not in GONE_CODES:
                 self._held.put_back(said)
                 raise
@@ -125,27 +138,43 @@ class ShareRequests:
             return Answer([], [], False)
         if response is None:
             return None
-        self._request = self._call = None
+        self._end()
         answer = decode_answer(api, response)
         names = {self._topic_id(run.key.topic): run.key.topic for run in said}
         for topic_id, partition, first, last, *_ in answer.get("refused", ()):
             self._refuse(Refused(TopicPartition(names.get(topic_id) or topic_id, partition), first, last))
-        locked_until_ns = since_ns + int(answer.get("lock_ms", 0)) * NS_PER_MS
+        lock_ms = int(answer.get("lock_ms", 0))
+        locked_until_ns = since_ns + lock_ms * NS_PER_MS
+        if not self._is_of_now(body["member_epoch"]):  # it was removed since, and joined again: what this answer gave it is free
+            return Answer([], [], False)
         acquired = [
             Acquired(run[0], run[1], run[2], run[3], run[4], is_dead, locked_until_ns)
             for is_dead, runs in ((False, "acquired"), (True, "dead"))
             for run in answer.get(runs, ())
         ]
-        return Answer(acquired, [(one[0], one[1], one[2]) for one in answer.get("ends", ())], api is Api.SHARE_ACQUIRE)
+        return Answer(acquired, [(one[0], one[1], one[2]) for one in answer.get("ends", ())], api is Api.SHARE_ACQUIRE, lock_ms)
+
+    def _end(self) -> None:
+        self._request = self._call = None
+        self._answered_sequence = self._sequence
+
+    def _is_of_now(self, epoch: int) -> bool:
+        with self._thread.beats.lock:
+            membership = self._thread.beats.membership
+            return membership.phase is not Phase.LOST and membership.epoch == epoch
 
     def _meet_end(self, said: list[Said]) -> None:
         """The member was removed: others have its records. The heartbeats find out, and join again."""
-        for run in said:
-            self._refuse(Refused(run.key, run.first, run.last))
+        self.refuse(said)
         self.lost_locks = True
         with self._thread.beats.lock:
             self._thread.beats.membership.heartbeat_soon(self._connection.now_ns())
         self._thread.ring()
+
+    def refuse(self, said: list[Said]) -> None:
+        """This was said in vain: the locks are gone."""
+        for run in said:
+            self._refuse(Refused(run.key, run.first, run.last))
 
     def _refuse(self, refused: Refused) -> None:
         self.refused_count += 1

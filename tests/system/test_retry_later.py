@@ -22,12 +22,14 @@ from tailrace import (
     NotSupportedError,
     Producer,
     Record,
+    RecordTooLargeError,
     TopicExistsError,
     TopicPartition,
 )
 from tailrace.aio import AsyncConsumer
 from tailrace.private_appliance import EmbeddedAppliance
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
+from tests.system.test_share_dead_letters import fits
 
 LONG_MS = 60_000
 
@@ -148,6 +150,19 @@ def test_what_cannot_be_retried_is_said(appliance: EmbeddedAppliance, topic: str
         (record,) = take(consumer, 1)
         with pytest.raises(NotSupportedError, match="schema of its own"):
             consumer.retry_later(record, 1)
+
+
+def test_a_record_that_its_headers_make_too_large_is_refused_and_can_be_committed(appliance: EmbeddedAppliance, topic: str) -> None:
+    with Admin(appliance.address) as admin:
+        admin.create_topics(NewTopic(topic, 1, {"max.message.bytes": 4_096}))
+    with Producer(appliance.address) as producer:
+        assert any(fits(producer, topic, size) for size in range(4_000, 0, -10))
+    with group(appliance, topic) as consumer:
+        (record,) = take(consumer, 1)
+        with pytest.raises(RecordTooLargeError):
+            consumer.retry_later(record, 0)
+        consumer.commit()
+        assert consumer.poll(100) == []
 
 
 def test_an_async_consumer_retries_alike(appliance: EmbeddedAppliance, topic: str) -> None:

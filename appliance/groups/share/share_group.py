@@ -7,10 +7,11 @@ Invariants: what has an entry in `changed_partitions` or `changed_members`, or i
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from appliance.groups.limits import SHARE_ACQUIRED_MAX
 from appliance.groups.messages import Partition, TopicsView, TopicView
 from appliance.groups.share import codec
 from appliance.groups.share.members import ShareMember
@@ -20,6 +21,7 @@ from appliance.groups.store import GroupRow, GroupStore, ShareRow
 from tailrace.protocol.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
+SPARE_SUBSCRIPTIONS = 16
 NOT_LOCKED = "the lock has passed, or the records are done"
 Refused = list[list[Any]]
 
@@ -150,6 +152,8 @@ class ShareGroup:
         if found is None:
             topics = [topic for name in member.topics if (topic := self._topics.by_name(name)) is not None]
             found = [(topic.topic_id, number) for topic in topics for number in range(topic.partition_count)]
+            if len(self._partitions_of) > 2 * len(self.members) + SPARE_SUBSCRIPTIONS:
+                self._partitions_of.clear()  # members subscribe to one thing after another: nobody has most of these any more
             self._partitions_of[member.topics] = found
         if found == member.partitions:
             return False
@@ -219,13 +223,20 @@ class ShareGroup:
 
     # ---- records ---------------------------------------------------------------------------------------------------------------------
 
+    def room_of(self, member: ShareMember, count: int) -> int:
+        """How many of `count` records more a member may acquire."""
+        if member.acquired_at_most + count > SHARE_ACQUIRED_MAX:
+            member.acquired_at_most = sum(partition.acquired_by(member.member_id) for partition in self.partitions.values())
+        return max(0, min(count, SHARE_ACQUIRED_MAX - member.acquired_at_most))
+
     def acquire(self, member: ShareMember, count_max: int, runs_max: int, now_ns: int) -> dict[str, Any]:
         """Give a member up to `count_max` records of its partitions, which take turns. Returns the answer's fields."""
         acquired: list[list[Any]] = []
         dead: list[list[Any]] = []
         ends: list[list[Any]] = []
         lock_ns: list[int] = []
-        left, total = count_max, len(member.partitions)
+        left, total = self.room_of(member, count_max), len(member.partitions)
+        given_max = left
         start = member.turn
         for step in range(total):
             at = (start + step) % total
@@ -249,6 +260,7 @@ class ShareGroup:
                 left -= each.last - each.first + 1
             if not left or len(acquired) + len(dead) >= runs_max:
                 break
+        member.acquired_at_most += given_max - left
         if lock_ns:
             ends = []
         return {"acquired": acquired, "dead": dead, "ends": ends, "lock_ms": min(lock_ns, default=0) // 1_000_000}
@@ -293,6 +305,9 @@ class ShareGroup:
                 continue
             room, available = partition.room(rules.locks_max), partition.spans.available_count
             lost = partition.acknowledge(member.member_id, first, last, outcome, now_ns, rules.lock_ns)
+            if outcome != "renew":
+                done = last - first + 1 - sum(end - begin + 1 for begin, end in lost)
+                member.acquired_at_most = max(0, member.acquired_at_most - done)
             if len(lost) > 1 and len(refused) + len(lost) > runs_max:
                 lost = [(lost[0][0], lost[-1][1])]
             refused += [[*key, *run, int(ErrorCode.LOCK_LOST), NOT_LOCKED] for run in lost]
@@ -306,3 +321,9 @@ class ShareGroup:
                 if more > 0:
                     freed[key] = freed.get(key, 0) + more
         return refused, freed
+
+
+def unseen(topics: TopicsView, names: Iterable[str], known: Mapping[Partition, SharePartition]) -> int:
+    """How many partitions of the topics of these names are not known."""
+    views = [view for name in names if (view := topics.by_name(name)) is not None]
+    return sum((view.topic_id, number) not in known for view in views for number in range(view.partition_count))

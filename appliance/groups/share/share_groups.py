@@ -13,9 +13,12 @@ from typing import Any
 
 from appliance.groups.limits import GroupLimits
 from appliance.groups.messages import Answer, Partition, Push, Requester, SessionKey, TopicsView
+from appliance.groups.requests import member_in, topics_in
 from appliance.groups.share import describing, requests
+from appliance.groups.share.expiry import EmptyGroups
 from appliance.groups.share.members import ShareMember
-from appliance.groups.share.share_group import ShareGroup
+from appliance.groups.share.room import ShareRoom
+from appliance.groups.share.share_group import ShareGroup, unseen
 from appliance.groups.share.share_partition import RUNS_MAX
 from appliance.groups.share.timers import Timers
 from appliance.groups.store import GroupRow, GroupStore
@@ -59,9 +62,12 @@ class ShareGroups:
         self._members_of: dict[SessionKey, set[tuple[str, str]]] = {}
         """Connection -> (group, member id) of those whose heartbeats come over it."""
         self._timers: Timers[_Timer] = Timers()
+        self._room = ShareRoom()
+        self._empty = EmptyGroups(limits.offsets_retention_minutes, now_ns)
         self._changed: set[str] = set()
         """Groups that differ from what the last commit kept, or may."""
-        self._deleted: dict[str, int] = {}
+        self._deleted: dict[int, str] = {}
+        """Id -> name of groups that were deleted since the last commit; several may have had the same name."""
         self._answers: list[tuple[Answer, bool]] = []
         """(answer, whether it tells of a change)."""
         self._pushes: list[Push] = []
@@ -72,9 +78,11 @@ class ShareGroups:
         group = self._groups[row.name] = ShareGroup.load(row, self._store, self._topics, now_ns)
         if group.changed_partitions or group.gone_partitions:
             self._changed.add(group.name)
+        self._room.set_partitions(group.name, len(group.partitions))
         for member in group.members.values():
             self._bind(group, member)
             self._watch_member(group, member)
+            self._room.set_member(group.name, member.member_id, member.topics)
         for key in group.partitions:
             self._watch_partition(group, key)
         return group
@@ -114,7 +122,7 @@ class ShareGroups:
 
     def _member(self, name: str, request: dict[str, Any]) -> tuple[ShareGroup, ShareMember]:
         """Who asks. Raises UnknownMemberError, FencedMemberError, InvalidRequestError."""
-        member_id = requests.member_id_of(request)
+        member_id = member_in(request)
         epoch = requests.whole(request, "member_epoch", 0, 1 << 62)
         group = self._groups.get(name)
         member = None if group is None else group.members.get(member_id)
@@ -131,15 +139,15 @@ class ShareGroups:
         if epoch == _JOIN:
             group, member = self._join(name, request, now_ns)
         elif epoch < _JOIN:
-            return self._leave(name, requests.member_id_of(request), now_ns)
+            return self._leave(name, member_in(request), now_ns)
         else:
-            topics = requests.topics_of(request)
+            topics = topics_in(request)
             group, member = self._member(name, request)
             if topics is not None and topics != member.topics:
+                self._room.check(name, member.member_id, topics, unseen(self._topics, topics, group.partitions))
                 member.topics = topics
                 group.changed_members.add(member.member_id)
-                group.subscribe(member)
-                group.first_sight(member, is_joining=True)
+                self._subscribe(group, member)
         self._move_session(group, member, session)
         member.heard(session, now_ns)
         self._watch_member(group, member)
@@ -150,8 +158,9 @@ class ShareGroups:
         return answer
 
     def _join(self, name: str, request: dict[str, Any], now_ns: int) -> tuple[ShareGroup, ShareMember]:
-        member_id, join = requests.member_id_of(request), requests.join_of(request, self._limits)
+        member_id, join = member_in(request), requests.join_of(request, self._limits)
         group = self._groups.get(name)
+        self._room.check(name, member_id, join.topics, unseen(self._topics, join.topics, {} if group is None else group.partitions))
         if group is None:
             row = GroupRow(self._store.new_group_id(), name, "share", 0, "", 0, self._wall_us() // 1000, 0, "{}")
             group = self._groups[name] = ShareGroup(row, self._topics)
@@ -167,10 +176,15 @@ class ShareGroups:
             member_id, 0, join.topics, join.client_id, join.session_timeout_ms, join.heartbeat_interval_ms, join.resets_to_earliest, now_ns
         )
         group.add(member)
-        group.subscribe(member)
-        group.first_sight(member, is_joining=True)
+        self._subscribe(group, member)
         logger.info("share_member_joined group=%r member=%s members=%d", name, member_id, len(group.members))
         return group, member
+
+    def _subscribe(self, group: ShareGroup, member: ShareMember) -> None:
+        group.subscribe(member)
+        group.first_sight(member, is_joining=True)
+        self._room.set_member(group.name, member.member_id, member.topics)
+        self._room.set_partitions(group.name, len(group.partitions))
 
     def _leave(self, name: str, member_id: str, now_ns: int) -> dict[str, Any]:
         group = self._groups.get(name)
@@ -183,6 +197,7 @@ class ShareGroups:
         """A member is gone: others get what it had acquired."""
         freed = group.release(member.member_id)
         group.remove(member, self._wall_us() // 1000)
+        self._room.set_member(group.name, member.member_id, None)
         self._forget_session(member, group.name)
         self._timers.set((group.name, member.member_id, -1), None)
         self._changed.add(group.name)
@@ -226,6 +241,10 @@ class ShareGroups:
         member.acquires_over = session
         if sequence and sequence == member.sequence:
             return member.last_answer
+        if count and not given and not group.room_of(member, count):
+            raise InvalidRequestError(
+                f"this consumer has {member.acquired_at_most} records that it is not done with, as many as it may have: acknowledge some of them first"
+            )
         refused, freed = group.acknowledge(member, given, self._runs_max, now_ns)
         answer = group.acquire(member, count, self._runs_max, now_ns)
         answer["refused"] = refused
@@ -293,10 +312,14 @@ class ShareGroups:
 
     def next_deadline_ns(self) -> int | None:
         """When `step` next has something to do."""
-        return self._timers.next_ns()
+        timer_ns, sweep_ns = self._timers.next_ns(), self._empty.next_deadline_ns()
+        return sweep_ns if timer_ns is None else min(timer_ns, sweep_ns)
 
     def step(self, now_ns: int) -> None:
-        """Remove members that were silent for too long, and free records whose locks have passed."""
+        """Remove members that were silent for too long, free records whose locks have passed, and forget groups that nobody needs any more."""
+        for name in self._empty.step(self._groups, now_ns, self._wall_us() // 1000):
+            logger.info("share_group_expired group=%r", name)
+            self.delete(name, now_ns)
         for name, part, number in list(self._timers.due(now_ns)):
             group = self._groups.get(name)
             if group is None:
@@ -323,6 +346,7 @@ class ShareGroups:
                     self._push(group, group.members[member_id])
             if group.changed_partitions or group.gone_partitions:
                 self._changed.add(group.name)
+                self._room.set_partitions(group.name, len(group.partitions))
                 for key in group.gone_partitions:
                     self._watch_partition(group, key)
 
@@ -330,7 +354,7 @@ class ShareGroups:
 
     def settle(self) -> None:
         """Write the rows that have changed since the last commit. Raises StorageError, DiskFullError."""
-        for group_id in self._deleted.values():  # first: a new group may have the name
+        for group_id in self._deleted:  # first: a new group may have the name
             self._store.delete_group(group_id)
         for name in self._changed:
             if name in self._groups:
@@ -356,9 +380,13 @@ class ShareGroups:
             for answer, tells_of_change in self._answers
         ]
         self._pushes.clear()
-        rows = {row.name: row for row in self._store.groups("share") if row.name in self._changed or row.name in self._deleted}
-        for name in self._changed | set(self._deleted):
+        names = self._changed.union(self._deleted.values())
+        rows = {row.name: row for row in self._store.groups("share") if row.name in names}
+        for name in names:
             old = self._groups.pop(name, None)
+            self._room.set_partitions(name, 0)
+            for member_id in () if old is None else old.members:
+                self._room.set_member(name, member_id, None)
             row = rows.get(name)
             group = None if row is None else self._load(row, now_ns)
             if old is not None:
@@ -389,7 +417,9 @@ class ShareGroups:
         group = self._group(name)
         if group.members:
             raise GroupNotEmptyError(f"share group {name!r:.100} has {len(group.members)} members")
-        refused = describing.alter(group, self._topics, request)
+        refused = describing.alter(group, self._topics, request, self._answer_max)
+        group.empty_since_ms, group.is_changed = self._wall_us() // 1000, True  # somebody still wants it
+        self._room.set_partitions(name, len(group.partitions))
         for key in {*group.changed_partitions, *group.gone_partitions}:
             self._watch_partition(group, key)
         return {"refused": refused}
@@ -414,5 +444,6 @@ class ShareGroups:
         for key in found.partitions:
             self._timers.set((group, *key), None)
         del self._groups[group]
+        self._room.set_partitions(group, 0)
         self._changed.discard(group)
-        self._deleted[group] = found.group_id
+        self._deleted[found.group_id] = group
