@@ -91,6 +91,8 @@ class Bench:
         self.limits = GroupLimits() if limits is None else limits
         self.answer_max = answer_max
         self.now_ns = 50 * SECOND_NS
+        self.clock_ahead_us = 0
+        """What an operator, or NTP, has set the wall clock forward by."""
         self.pushes: list[Push] = []
         self.failures = 0
         self._assignors = Assignors(()) if assignors is None else assignors
@@ -105,7 +107,7 @@ class Bench:
         self.finish_step()
 
     def wall_us(self) -> int:
-        return START_US + self.now_ns // 1_000
+        return START_US + self.now_ns // 1_000 + self.clock_ahead_us
 
     def restart(self) -> None:
         """As after SIGKILL: what was not committed is gone."""
