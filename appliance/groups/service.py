@@ -216,6 +216,7 @@ class GroupService:
         self._sessions.advance(heard_ns)
         self._heartbeats.advance(now_ns)
         if self._expiry.is_due(now_ns):
+            self._store.look_after_files()
             self._book.settle()
             for group_id in self._expiry.step(now_ns, self._wall_ms()):
                 self._table.delete(self._table.of_id(group_id))
