@@ -30,7 +30,7 @@ class ConsumerGroup:
     """One group."""
 
     __slots__ = (
-        "assign_after_ns", "assignor", "by_instance", "created_ms", "empty_since_ms", "epoch", "freed", "group_id", "held", "is_dirty", "is_held_known",
+        "assign_after_ns", "assignor", "by_instance", "created_ms", "empty_since_ms", "epoch", "followed_count", "freed", "group_id", "held", "is_dirty", "is_held_known",
         "is_row_changed", "members", "name", "owners", "paused", "rebalances", "signature", "target_owners", "touched", "trouble", "unsettled",
     )  # fmt: skip
 
@@ -44,6 +44,8 @@ class ConsumerGroup:
         self.empty_since_ms = now_ms
         self.signature: dict[str, tuple[str, int]] = {}
         """Subscribed topics that exist: name -> (id, partitions), as the target was computed for."""
+        self.followed_count = 0
+        """What the table counts for them."""
         self.trouble = ""
         """What is wrong with the group's own assignor."""
         self.members: dict[str, Member] = {}

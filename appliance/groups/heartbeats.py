@@ -83,6 +83,7 @@ class Heartbeats:
         group = self._table.get(name)
         membership.check_assignor(self._assignors, group, member_id, settings)
         self._sessions.check_room(settings.topics, is_new=group is None or member_id not in group.members)
+        self._table.check_partitions(group, settings.topics)
         old = None
         if group is None:
             self._table.check_room(name)
@@ -122,6 +123,8 @@ class Heartbeats:
         member = membership.known_member(group, request, member_id)
         said = membership.checked_heartbeat(member, epoch, request)
         subscription = membership.subscription_in(member, request, self._sessions)
+        if subscription.topics is not member.settings.topics:
+            self._table.check_partitions(group, subscription.topics)
         self._table.change(group)
         membership.subscribe_anew(group, member, subscription)
         self._wait(requester, group, member, said, now_ns)
@@ -195,6 +198,7 @@ class Heartbeats:
         for group in groups:
             if group.is_dirty and self._may_assign(group, now_ns):
                 group.assign(self._topics, self._assignors)
+                self._table.count_partitions(group)
                 group.paused = membership.paused_of(group.signature, self._topics)
                 for member in group.with_news():
                     self._push(group, member)

@@ -15,9 +15,13 @@ CLIENT_TEXT_MAX = 249
 TOPICS_MAX = 4_096
 """Topics that one member subscribes to: as many as an appliance has partitions."""
 MEMBERS_IN_ALL_MAX = 100_000
-"""Members of all consumer groups together."""
-SUBSCRIPTIONS_MAX_BYTES = 1 << 30
+"""Members of all consumer groups together, and of all share groups."""
+SUBSCRIPTIONS_MAX_BYTES = 1 << 28
 """What the names take that all members subscribe to, as if no two were equal."""
+PARTITIONS_FOLLOWED_MAX = 4_000_000
+"""Partitions of the topics that consumer groups subscribe to, summed over the groups: each takes some 250 bytes."""
+SHARED_PARTITIONS_MAX = 1_500_000
+"""Partitions that share groups have begun on, summed over the groups: each takes some 650 bytes."""
 NAME_BYTES = 57
 """What a name takes beside its characters."""
 TOPIC_NAME_MAX = 255

@@ -6,16 +6,16 @@ Invariants: a group is named in `changed` before anything in it is changed, unti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from appliance.groups.group import ConsumerGroup
-from appliance.groups.limits import GroupLimits
+from appliance.groups.limits import PARTITIONS_FOLLOWED_MAX, GroupLimits
 from appliance.groups.membership import Sessions, paused_of
 from appliance.groups.messages import TopicsView
 from appliance.groups.requests import CONSUMER, shown
 from appliance.groups.store import GroupStore
-from tailrace.errors import TailraceError
+from tailrace.errors import GroupFullError, TailraceError
 from tailrace.protocol.errors import ErrorCode
 
 
@@ -36,6 +36,8 @@ class GroupTable:
         self._by_id: dict[int, ConsumerGroup] = {}
         self.changed: dict[int, str] = {}
         """Groups that this step has changed, made or deleted: id -> name."""
+        self._followed_count = 0
+        """Partitions of the topics that groups subscribe to, summed over the groups."""
 
     def __iter__(self) -> Iterator[ConsumerGroup]:
         return iter(self._by_name.values())
@@ -59,6 +61,7 @@ class GroupTable:
 
     def _take_in(self, group: ConsumerGroup) -> None:
         self._by_name[group.name] = self._by_id[group.group_id] = group
+        self.count_partitions(group)
         group.paused = paused_of(group.signature, self._topics)
         for member in group.members.values():
             self._sessions.watch(group.group_id, member)
@@ -78,6 +81,24 @@ class GroupTable:
             detail = f"there are {count} groups, as many as groups.max allows: {shown(name)} was not made"
             raise TailraceError(detail, ErrorCode.TOO_MANY_GROUPS)
 
+    def check_partitions(self, group: ConsumerGroup | None, names: Iterable[str]) -> None:
+        """Raises GroupFullError when these topics are too much, with all that groups subscribe to already."""
+        known: Mapping[str, Any] = {} if group is None else group.signature
+        more = sum(topic.partition_count for name in names if name not in known and (topic := self._topics.by_name(name)) is not None)
+        if more and self._followed_count + more > PARTITIONS_FOLLOWED_MAX:
+            raise GroupFullError(
+                f"all groups together subscribe to {self._followed_count} partitions, and {more} more are too many: subscribe to fewer topics"
+            )
+
+    def count_partitions(self, group: ConsumerGroup | None, gone: ConsumerGroup | None = None) -> None:
+        """The topics that `group` subscribes to may be others than before; `gone` is no group any more."""
+        if group is not None:
+            count = sum(count for _, count in group.signature.values())
+            self._followed_count += count - group.followed_count
+            group.followed_count = count
+        if gone is not None:
+            self._followed_count -= gone.followed_count
+
     def create(self, name: str) -> ConsumerGroup:
         """A new group without members. Look for room before."""
         group = ConsumerGroup(self._store.new_group_id(), name, self.wall_ms())
@@ -90,6 +111,7 @@ class GroupTable:
         self.change(group)
         self._store.delete_group(group.group_id)
         del self._by_name[group.name], self._by_id[group.group_id]
+        self.count_partitions(None, group)
 
     def write(self, group: ConsumerGroup) -> None:
         """The rows that have changed. Raises StorageError, DiskFullError."""
@@ -122,6 +144,7 @@ class GroupTable:
         old = self._by_id.pop(group_id, None)
         if old is not None:
             known = old.members
+            self.count_partitions(None, old)
             for member in known.values():
                 self._sessions.forget(member)
             del self._by_name[name]

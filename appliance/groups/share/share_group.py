@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from appliance.groups.limits import NAME_BYTES
 from appliance.groups.messages import Partition, TopicsView, TopicView
 from appliance.groups.share import codec
 from appliance.groups.share.members import ShareMember
@@ -20,8 +21,16 @@ from appliance.groups.store import GroupRow, GroupStore, ShareRow
 from tailrace.protocol.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
+SPARE_SUBSCRIPTIONS = 16
+PARTITION_BYTES = 72
+"""What a partition takes in a subscription."""
 NOT_LOCKED = "the lock has passed, or the records are done"
 Refused = list[list[Any]]
+
+
+def subscription_bytes(names: tuple[str, ...], partition_count: int) -> int:
+    """What a subscription takes in memory; members with equal ones share it."""
+    return NAME_BYTES * len(names) + sum(map(len, names)) + PARTITION_BYTES * partition_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +73,8 @@ class ShareGroup:
         self.gone_members: set[str] = set()
         self._topics = topics
         self._rules: dict[str, Rules] = {}
-        self._partitions_of: dict[tuple[str, ...], list[Partition]] = {}
-        """The partitions of a subscription: members with the same one have the same list."""
+        self._partitions_of: dict[tuple[str, ...], tuple[tuple[str, ...], list[Partition]]] = {}
+        """A subscription, and its partitions: members with equal ones have the same objects."""
 
     # ---- rows ------------------------------------------------------------------------------------------------------------------------
 
@@ -145,16 +154,32 @@ class ShareGroup:
 
     def subscribe(self, member: ShareMember) -> bool:
         """List the partitions of the topics that a member subscribes to. Returns whether they are others than before."""
-        found = self._partitions_of.get(member.topics)
-        if found is None:
+        known = self._partitions_of.get(member.topics)
+        if known is None:
+            self._drop_unused_subscriptions()
             topics = [topic for name in member.topics if (topic := self._topics.by_name(name)) is not None]
-            found = [(topic.topic_id, number) for topic in topics for number in range(topic.partition_count)]
-            self._partitions_of[member.topics] = found
+            known = member.topics, [(topic.topic_id, number) for topic in topics for number in range(topic.partition_count)]
+            self._partitions_of[member.topics] = known
+        member.topics, found = known
         if found == member.partitions:
             return False
         member.partitions = found
         member.turn = len(self.members) % len(found) if found else 0  # members begin on different partitions
         return True
+
+    def has_subscription(self, names: tuple[str, ...]) -> bool:
+        """Whether a member subscribes to just these."""
+        return names in self._partitions_of
+
+    def subscription_bytes(self) -> int:
+        """What the members' subscriptions take."""
+        return sum(subscription_bytes(names, len(found)) for names, found in self._partitions_of.values())
+
+    def _drop_unused_subscriptions(self) -> None:
+        """Those of members that went, when they are more than those of members that are there."""
+        if len(self._partitions_of) > 2 * len(self.members) + SPARE_SUBSCRIPTIONS:
+            used = {member.topics for member in self.members.values()}
+            self._partitions_of = {names: known for names, known in self._partitions_of.items() if names in used}
 
     def first_sight(self, member: ShareMember, *, is_joining: bool) -> None:
         """Decide where the group begins on partitions that it has not seen: where the member that joins says. What was added to a topic that the group knows,

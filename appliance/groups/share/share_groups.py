@@ -15,6 +15,7 @@ from appliance.groups.limits import GroupLimits
 from appliance.groups.messages import Answer, Partition, Push, Requester, SessionKey, TopicsView
 from appliance.groups.share import describing, requests
 from appliance.groups.share.members import ShareMember
+from appliance.groups.share.room import Room
 from appliance.groups.share.share_group import ShareGroup
 from appliance.groups.share.share_partition import RUNS_MAX
 from appliance.groups.share.timers import Timers
@@ -59,6 +60,7 @@ class ShareGroups:
         self._members_of: dict[SessionKey, set[tuple[str, str]]] = {}
         """Connection -> (group, member id) of those whose heartbeats come over it."""
         self._timers: Timers[_Timer] = Timers()
+        self._room = Room(topics)
         self._changed: set[str] = set()
         """Groups that differ from what the last commit kept, or may."""
         self._deleted: dict[str, int] = {}
@@ -136,6 +138,7 @@ class ShareGroups:
             topics = requests.topics_of(request)
             group, member = self._member(name, request)
             if topics is not None and topics != member.topics:
+                self._room.take(self._groups.values(), group, topics, is_new=False, now_ns=now_ns)
                 member.topics = topics
                 group.changed_members.add(member.member_id)
                 group.subscribe(member)
@@ -152,13 +155,15 @@ class ShareGroups:
     def _join(self, name: str, request: dict[str, Any], now_ns: int) -> tuple[ShareGroup, ShareMember]:
         member_id, join = requests.member_id_of(request), requests.join_of(request, self._limits)
         group = self._groups.get(name)
-        if group is None:
-            row = GroupRow(self._store.new_group_id(), name, "share", 0, "", 0, self._wall_us() // 1000, 0, "{}")
-            group = self._groups[name] = ShareGroup(row, self._topics)
-        elif member_id not in group.members and len(group.members) >= self._limits.members_max:
+        is_new = group is None or member_id not in group.members
+        if group is not None and is_new and len(group.members) >= self._limits.members_max:
             raise GroupFullError(
                 f"share group {name!r:.100} has {len(group.members)} members; group.members.max allows {self._limits.members_max}"
             )
+        self._room.take(self._groups.values(), group, join.topics, is_new=is_new, now_ns=now_ns)  # behind what else may refuse it
+        if group is None:
+            row = GroupRow(self._store.new_group_id(), name, "share", 0, "", 0, self._wall_us() // 1000, 0, "{}")
+            group = self._groups[name] = ShareGroup(row, self._topics)
         if member_id in group.members:  # it knows nothing of what it had before
             self._wake(group, group.release(member_id))
             group.waiting.pop(member_id, None)
