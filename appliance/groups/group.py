@@ -30,8 +30,9 @@ class ConsumerGroup:
     """One group."""
 
     __slots__ = (
-        "assign_after_ns", "assignor", "by_instance", "created_ms", "empty_since_ms", "epoch", "followed_count", "freed", "group_id", "held", "is_dirty", "is_held_known",
-        "is_row_changed", "members", "name", "owners", "paused", "rebalances", "signature", "target_owners", "touched", "trouble", "unsettled",
+        "assign_after_ns", "assignor", "by_instance", "created_ms", "empty_since_ms", "epoch", "followed_count", "freed", "group_id", "held", "is_dirty",
+        "is_held_known", "is_row_changed", "members", "name", "owners", "paused", "rebalances", "signature", "target_owners", "touched", "trouble",
+        "unsettled",
     )  # fmt: skip
 
     def __init__(self, group_id: int, name: str, now_ms: int) -> None:
