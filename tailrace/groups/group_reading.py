@@ -95,7 +95,7 @@ class GroupReading:
         self.progress = Progress(connection, settings, self._now_ns, reading, decoded, self._who, self._hurry)
         self._lookup = PositionLookup(connection, settings.group_id, self.progress.begins_at)
         self._retry_at_ns = NEVER_NS
-        self._in_step = False
+        self._in_step = self._is_giving_up = False
         self.leaves_rebalances = False
         """Whether another makes the steps of a rebalance (an event loop)."""
 
@@ -384,7 +384,18 @@ class GroupReading:
         return lost if lost is not None and lost.kind is ChangeKind.LOSE else Change(ChangeKind.REVOKE, frozenset(self._keys))
 
     def _give_up(self) -> None:
-        self._make(self.last_change())
+        with self.giving_up() as is_first:
+            if is_first:
+                self._make(self.last_change())
+
+    @contextmanager
+    def giving_up(self) -> Iterator[bool]:
+        """Around giving up everything. False: that is under way already, and a listener that it has told calls again."""
+        before, self._is_giving_up = self._is_giving_up, True
+        try:
+            yield not before
+        finally:
+            self._is_giving_up = before
 
     # ---- offsets ---------------------------------------------------------------------------------------------------------------------------
 
