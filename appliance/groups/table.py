@@ -14,8 +14,8 @@ from appliance.groups.limits import PARTITIONS_FOLLOWED_MAX, GroupLimits
 from appliance.groups.membership import Sessions, paused_of
 from appliance.groups.messages import TopicsView
 from appliance.groups.requests import CONSUMER, shown
-from appliance.groups.store import GroupStore
-from tailrace.errors import GroupFullError, TailraceError
+from appliance.groups.store import GroupRow, GroupStore, MemberRow
+from tailrace.errors import GroupFullError, StorageError, TailraceError
 from tailrace.protocol.errors import ErrorCode
 
 
@@ -54,10 +54,20 @@ class GroupTable:
         for row in self._store.all_members():
             rows.setdefault(row.group_id, []).append(row)
         for group_row in self._store.groups(CONSUMER):
-            group = ConsumerGroup.of_rows(group_row, rows.get(group_row.group_id, ()), now_ns)
+            group = self._of_rows(group_row, rows.get(group_row.group_id, ()), now_ns)
             self._take_in(group)
             if group.is_dirty:
                 self.change(group)
+
+    def _of_rows(self, row: GroupRow, members: Iterable[MemberRow], now_ns: int) -> ConsumerGroup:
+        """Raises StorageError: SQLite finds nothing wrong with the file, but its rows are not what was written."""
+        try:
+            return ConsumerGroup.of_rows(row, members, now_ns)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StorageError(
+                f"{self._store.path} is damaged: the rows of the group {shown(row.name)} cannot be read ({type(error).__name__}: {error!s:.100}). "
+                "Restore it from a backup or move it away (groups then begin without members and committed offsets)"
+            ) from error
 
     def _take_in(self, group: ConsumerGroup) -> None:
         self._by_name[group.name] = self._by_id[group.group_id] = group
@@ -151,7 +161,7 @@ class GroupTable:
         row = self._store.group(group_id)
         if row is None:
             return
-        group = ConsumerGroup.of_rows(row, self._store.members(group_id), now_ns)
+        group = self._of_rows(row, self._store.members(group_id), now_ns)
         group.is_dirty = group.is_dirty or (bool(group.members) and group.subscribed(self._topics) != group.signature)
         if group.is_dirty:
             self.change(group)

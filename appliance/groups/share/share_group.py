@@ -83,7 +83,11 @@ class ShareGroup:
         """A group as the store has it; its locks and sessions begin anew. Raises StorageError."""
         group = cls(row, topics)
         for member_row in store.members(row.group_id):
-            group.members[member_row.member_id] = ShareMember.from_row(member_row, now_ns)
+            try:
+                group.members[member_row.member_id] = ShareMember.from_row(member_row, now_ns)
+            except (ValueError, TypeError, KeyError) as error:  # it joins again
+                logger.error("share_member_damaged group=%r member=%s reason=%r: forgotten", row.name, member_row.member_id, str(error))
+                group.gone_members.add(member_row.member_id)
         for share_row in store.share_states(row.group_id):
             key = share_row.topic_id, share_row.partition
             try:

@@ -221,3 +221,19 @@ def test_a_file_that_takes_the_place_of_a_database_in_use_is_left_alone_and_name
     bench.ask(Api.COMMIT_OFFSETS, group="g", offsets=[["orders", 0, 7]])
     bench.restart()
     assert bench.offset("g", "orders", 0) == 7
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["UPDATE members SET settings = '[[\"orders\"]'", "UPDATE members SET assignment = '[]'", "UPDATE members SET target = '7'",
+     "UPDATE members SET settings = '[]'", "UPDATE groups SET detail = '{}'", "UPDATE groups SET detail = 'x'"],
+)  # fmt: skip
+def test_rows_that_cannot_be_read_are_named_with_what_to_do(bench: Bench, damage: str) -> None:
+    settle(Client(bench))
+    bench.store.close()
+    database = sqlite3.connect(bench.path)
+    with database:
+        database.execute(damage)
+    database.close()
+    with pytest.raises(StorageError, match="rows of the group 'billing' cannot be read.*move it away"):
+        bench.restart()

@@ -428,3 +428,19 @@ def test_subscriptions_of_members_that_went_are_forgotten(world: World) -> None:
     assert len(group._partitions_of) < 25
     assert group.has_subscription(("t",))
     assert stays.acquire(1)["acquired"] == []
+
+
+def test_a_member_whose_row_is_damaged_joins_again_and_the_others_stay(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    topic = world.topics.make("t", end=10)
+    stays, goes = (world.join("g", name, "t", offset_reset="earliest") for name in ("stays", "goes"))
+    assert goes.acquire(3)["acquired"] == [[topic, 0, 0, 2, 1]]
+    world.store.write_many("UPDATE members SET settings = '[' WHERE member_id = ?", [("goes",)])
+    world.commit()
+    world.restart()
+    assert "share_member_damaged" in caplog.text
+    assert stays.heartbeat()["member_epoch"] == stays.epoch
+    with pytest.raises(UnknownMemberError):
+        goes.heartbeat()
+    world.advance(40 * S)
+    stays = world.join("g", "stays", "t")
+    assert stays.acquire(3)["acquired"] == [[topic, 0, 0, 2, 2]], "its lock has passed"
