@@ -235,5 +235,5 @@ def test_rows_that_cannot_be_read_are_named_with_what_to_do(bench: Bench, damage
     with database:
         database.execute(damage)
     database.close()
-    with pytest.raises(StorageError, match="rows of the group 'billing' cannot be read.*move it away"):
+    with pytest.raises(StorageError, match=r"rows of the group 'billing' cannot be read.*move it away"):
         bench.restart()
