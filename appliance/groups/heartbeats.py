@@ -35,9 +35,10 @@ class Heartbeats:
 
     def __init__(
         self, table: GroupTable, sessions: membership.Sessions, outgoing: Outgoing, topics: TopicsView, limits: GroupLimits, assignors: Assignors,
-        catalog_version: int, hand_overs: HandOvers,
+        catalog_version: int, hand_overs: HandOvers, answer_max: int,
     ) -> None:  # fmt: skip
-        """`catalog_version`: above what any service before said."""
+        """`catalog_version`: above what any service before said. `answer_max`: bytes of an answer."""
+        self._answer_max = answer_max
         self._table = table
         self._sessions = sessions
         self._outgoing = outgoing
@@ -247,7 +248,10 @@ class Heartbeats:
         if said is not None or not is_confirmed:
             answer["assignment"] = by_topic(member.assigned)
             answer["topic_names"] = group.names_of(answer["assignment"], self._topics)
-        self._outgoing.answer(requester, group.name, orjson.dumps(answer))
+        body = orjson.dumps(answer)
+        if len(body) > self._answer_max and answer.pop("topic_names", None) is not None:  # the member looks them up
+            body = orjson.dumps(answer)
+        self._outgoing.answer(requester, group.name, body)
         self._outgoing.is_answered(SessionKey(*requester[:2]))
 
     def rolled_back(self, error: TailraceError) -> None:

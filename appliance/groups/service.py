@@ -80,6 +80,7 @@ class GroupService:
             Assignors() if assignors is None else assignors,
             self._wall_ms(),
             HandOvers(topics, self._book),
+            answer_max,
         )
         self._describing = Describing(store, topics, self._book, answer_max, self.summary)
         self._expiry = Expiry(store, topics, limits, now_ns, self._wall_ms())

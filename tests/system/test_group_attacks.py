@@ -11,11 +11,12 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
+from tailrace import Admin, Consumer, NewTopic, Producer, Record
 from tailrace.private_appliance import EmbeddedAppliance
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
 from tests.kit.orders import create, start
-from tests.kit.processes import children
+from tests.kit.processes import children, wait_until
 from tests.kit.raw_client import RawClient
 
 GROUPS = "tr-groups-0"
@@ -72,3 +73,28 @@ def test_a_process_of_groups_that_was_stopped_for_longer_than_their_sessions_rem
     finally:
         for client in clients:
             client.close()
+
+
+def test_a_pattern_of_very_many_topics_with_long_names_is_read(tmp_path: pathlib.Path) -> None:
+    running = start(tmp_path / "data")
+    names = [f"{number:04}-{'y' * 230}" for number in range(1_150)]
+    try:
+        with Admin(running.address) as admin:
+            for first in range(0, len(names), 100):
+                admin.create_topics([NewTopic(name) for name in names[first : first + 100]])
+        with Producer(running.address) as producer:
+            for name in (names[0], names[-1]):
+                producer.send(name, b"x").result(60)
+        with Consumer(bootstrap=running.address, group_id="g", auto_offset_reset="earliest") as consumer:
+            consumer.subscribe(pattern="[0-9]")
+            found: list[Record] = []
+
+            def is_read() -> bool:
+                found.extend(consumer.poll(100))
+                return len(found) == 2
+
+            wait_until(is_read, "both are read")
+            assert {record.topic for record in found} == {names[0], names[-1]}
+            assert len(consumer.assignment()) == len(names)
+    finally:
+        assert running.stop() == 0

@@ -223,7 +223,7 @@ class Client:
         if "assignment" in answer:
             before, was_said = self.owned, self.said
             self.owned = {(topic_id, partition) for topic_id, partitions in answer["assignment"].items() for partition in partitions}
-            self.names.update(answer["topic_names"])
+            self.names.update(answer.get("topic_names", {}))
             self.is_to_report = not was_said or self.owned != before
 
     def leave(self, epoch: int = -1) -> None:
