@@ -14,7 +14,7 @@ import orjson
 
 from appliance.groups.beginnings import Beginnings
 from appliance.groups.group import ConsumerGroup
-from appliance.groups.limits import GROUP_NAME_MAX, PARTITIONS_ASKED_MAX
+from appliance.groups.limits import GROUP_NAME_MAX, OFFSET_MAX, PARTITIONS_ASKED_MAX
 from appliance.groups.members import REVOKING, Member, by_topic
 from appliance.groups.messages import Partition, TopicsView, TopicView
 from appliance.groups.offsets import OffsetBook
@@ -24,7 +24,9 @@ from tailrace.errors import InvalidRequestError
 
 FRAME_BYTES = 1_024
 """What an answer takes beside its entries."""
-NAMES_AT_ONCE = 1_000
+NAMES_AT_ONCE = 500
+LISTED_BYTES_MAX = 64 << 10
+"""A page of a list of groups is no longer: while it is made, nobody else is served."""
 DETAILS_SHARE = 4
 """One member's topics and partitions take at most this fraction of an answer."""
 
@@ -44,9 +46,11 @@ class Describing:
         self._answer_max = answer_max
         self._summary = summary
 
-    def _page(self, head: dict[str, Any], name: str, entries: Iterable[tuple[Any, Any]], last: Any = None) -> bytes:
+    def _page(
+        self, head: dict[str, Any], name: str, entries: Iterable[tuple[Any, Any]], last: Any = None, *, bytes_max: int = OFFSET_MAX
+    ) -> bytes:
         """The answer: `head`, and under `name` as many entries, (what `after` is to be behind it, value), as it takes."""
-        room = self._answer_max - FRAME_BYTES - len(orjson.dumps(head))
+        room = min(self._answer_max, bytes_max) - FRAME_BYTES - len(orjson.dumps(head))
         parts: list[bytes] = []
         following = last
         for token, value in entries:
@@ -68,7 +72,7 @@ class Describing:
         after = request.get("after") or ""
         if type(after) is not str or len(after) > GROUP_NAME_MAX:
             raise InvalidRequestError(f"after is {shown(after)}; it takes the name that the page before ended with")
-        return self._page({}, "groups", self._groups_behind(after))
+        return self._page({}, "groups", self._groups_behind(after), bytes_max=LISTED_BYTES_MAX)
 
     def _groups_behind(self, after: str) -> Iterator[tuple[str, Any]]:
         while names := self._store.group_names(after, NAMES_AT_ONCE):

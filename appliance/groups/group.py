@@ -30,8 +30,9 @@ class ConsumerGroup:
     """One group."""
 
     __slots__ = (
-        "assign_after_ns", "assignor", "begins", "begun", "by_instance", "created_ms", "empty_since_ms", "epoch", "freed", "group_id", "held", "is_dirty",
-        "is_held_known", "is_row_changed", "members", "name", "owners", "paused", "rebalances", "signature", "target_owners", "touched", "trouble", "unsettled",
+        "assign_after_ns", "assignor", "begins", "begun", "by_instance", "created_ms", "empty_since_ms", "epoch", "followed_count", "freed", "group_id", "held",
+        "is_dirty", "is_held_known", "is_row_changed", "members", "name", "owners", "paused", "rebalances", "signature", "target_owners", "touched", "trouble",
+        "unsettled",
     )  # fmt: skip
 
     def __init__(self, group_id: int, name: str, now_ms: int) -> None:
@@ -48,6 +49,8 @@ class ConsumerGroup:
         """Topic id -> how many partitions it had when the group came to it (see `beginnings`)."""
         self.begins: dict[str, dict[str, int]] = {}
         """Topic id -> partition, as text -> where its log ended then, of partitions that the group is given later than the others (see `hand_over`)."""
+        self.followed_count = 0
+        """What the table counts for them."""
         self.trouble = ""
         """What is wrong with the group's own assignor."""
         self.members: dict[str, Member] = {}

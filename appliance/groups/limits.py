@@ -15,13 +15,15 @@ CLIENT_TEXT_MAX = 249
 TOPICS_MAX = 4_096
 """Topics that one member subscribes to: as many as an appliance has partitions."""
 MEMBERS_IN_ALL_MAX = 100_000
-"""Members of all consumer groups together; and as many of all share groups."""
-SHARE_PARTITIONS_MAX = 100_000
-"""Partitions that all share groups together keep the state of."""
+"""Members of all consumer groups together, and of all share groups."""
 SHARE_ACQUIRED_MAX = 100_000
 """Records that one share member has acquired and is not done with."""
-SUBSCRIPTIONS_MAX_BYTES = 1 << 30
+SUBSCRIPTIONS_MAX_BYTES = 1 << 28
 """What the names take that all members subscribe to, as if no two were equal."""
+PARTITIONS_FOLLOWED_MAX = 4_000_000
+"""Partitions of the topics that consumer groups subscribe to, summed over the groups: each takes some 250 bytes."""
+SHARED_PARTITIONS_MAX = 1_500_000
+"""Partitions that share groups have begun on, summed over the groups: each takes some 650 bytes."""
 NAME_BYTES = 57
 """What a name takes beside its characters."""
 TOPIC_NAME_MAX = 255

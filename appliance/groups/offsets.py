@@ -157,6 +157,7 @@ def entry_parts(entry: Any) -> tuple[str, int, int, int, str]:
             and type(offset) is int
             and type(leader_epoch) is int
             and type(metadata) is str
+            and -OFFSET_MAX <= partition <= OFFSET_MAX
             and -OFFSET_MAX <= offset <= OFFSET_MAX
             and -1 <= leader_epoch <= OFFSET_MAX
         ):

@@ -83,9 +83,10 @@ class GroupService:
             self._wall_ms(),
             HandOvers(topics, self._book),
             beginnings,
+            answer_max,
         )
         self._describing = Describing(store, topics, self._book, beginnings, answer_max, self.summary)
-        self._expiry = Expiry(store, topics, limits, now_ns)
+        self._expiry = Expiry(store, topics, limits, now_ns, self._wall_ms())
         self._table.load(now_ns)
         self._heartbeats.topics_changed()
         store.before_commit.append(self.settle)
@@ -210,17 +211,21 @@ class GroupService:
 
     # ---- time ------------------------------------------------------------------------------------------------------------------------
 
-    def step(self, now_ns: int) -> None:
-        """Timers: members that are silent, offsets that are old. Before the commit. Raises StorageError, DiskFullError: then roll back."""
+    def step(self, now_ns: int, heard_ns: int | None = None) -> None:
+        """Timers: members that are silent, offsets that are old. Before the commit. `heard_ns`: up to when all that members sent was handled, where that is
+        not now: who was not silent until then is not silent. Raises StorageError, DiskFullError: then roll back.
+        """
         self._now_ns = now_ns
-        self._sessions.advance(now_ns)
+        heard_ns = now_ns if heard_ns is None else min(now_ns, heard_ns)
+        self._sessions.advance(heard_ns)
         self._heartbeats.advance(now_ns)
         if self._expiry.is_due(now_ns):
+            self._store.look_after_files()
             self._book.settle()
             for group_id in self._expiry.step(now_ns, self._wall_ms()):
                 self._table.delete(self._table.of_id(group_id))
         if self._share is not None:
-            self._share.step(now_ns)
+            self._share.step(heard_ns)
 
     def _expired(self, group_id: int, member: Member, now_ns: int) -> None:
         self._heartbeats.expired(group_id, member, now_ns)

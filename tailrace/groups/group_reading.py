@@ -31,7 +31,7 @@ from tailrace.groups.listener import Hooks, tell
 from tailrace.groups.membership import NEVER_NS, NS_PER_MS, POLLING_NS, Change, ChangeKind, MemberIdentity, Membership, Partition, Phase
 from tailrace.groups.offsets import PositionLookup, fetch_committed
 from tailrace.groups.progress import Progress
-from tailrace.groups.subscription import Subscription, missing_topics
+from tailrace.groups.subscription import Subscription, missing_topics, named_topics
 from tailrace.offset_lookup import Call
 from tailrace.reading import Reading
 from tailrace.records import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
@@ -96,7 +96,7 @@ class GroupReading:
         self._begins_at_end = settings.auto_offset_reset != "earliest"
         self._lookup = PositionLookup(connection, settings.group_id, self.progress.begins_at, begins_at_end=self._begins_at_end)
         self._retry_at_ns = NEVER_NS
-        self._in_step = False
+        self._in_step = self._is_giving_up = False
         self.leaves_rebalances = False
         """Whether another makes the steps of a rebalance (an event loop)."""
 
@@ -123,12 +123,17 @@ class GroupReading:
     def _want_topics(self) -> None:
         subscription = self._subscription
         assert subscription is not None
+        existing: set[str] | None = None
         if subscription.patterns:
             version = self.membership.catalog_version
-            subscription.match(self._all_topics())
+            existing = set(self._all_topics())
+            subscription.match(existing)
             subscription.listed_version = version
+        topics = with_retry_topics(subscription.topics, self.group_id)
+        if existing is not None:  # of thousands of topics few have one for retries, and one that is made later is in the next list
+            existing.update(subscription.topics)
+            topics = [name for name in topics if name in existing]
         with self._lock:
-            topics = with_retry_topics(subscription.topics, self.group_id)
             self.membership.subscribe(topics, bool(subscription.patterns), self._now_ns())
         self._ring()
 
@@ -350,7 +355,13 @@ class GroupReading:
         counts: dict[str, int] = {}
         for topic_id, partition in change.partitions:
             counts[topic_id] = max(counts.get(topic_id, 0), partition + 1)
-        return {topic_id: self._info(self.membership.topic_names[topic_id], topic_id, count) for topic_id, count in counts.items()}
+        names = self.membership.topic_names
+        if not counts.keys() <= names.keys():
+            wanted = with_retry_topics(self._subscription.topics, self.group_id) if self._subscription is not None else []
+            names.update(named_topics(self._call, wanted, counts.keys() - names.keys()))
+        if not counts.keys() <= names.keys():
+            raise UnknownTopicError("topics of which partitions are assigned are not there any more, or not yet")
+        return {topic_id: self._info(names[topic_id], topic_id, count) for topic_id, count in counts.items()}
 
     def take(self, change: Change, infos: dict[str, TopicInfo]) -> list[TopicPartition]:
         """Begin to read."""
@@ -385,7 +396,18 @@ class GroupReading:
         return lost if lost is not None and lost.kind is ChangeKind.LOSE else Change(ChangeKind.REVOKE, frozenset(self._keys))
 
     def _give_up(self) -> None:
-        self._make(self.last_change())
+        with self.giving_up() as is_first:
+            if is_first:
+                self._make(self.last_change())
+
+    @contextmanager
+    def giving_up(self) -> Iterator[bool]:
+        """Around giving up everything. False: that is under way already, and a listener that it has told calls again."""
+        before, self._is_giving_up = self._is_giving_up, True
+        try:
+            yield not before
+        finally:
+            self._is_giving_up = before
 
     # ---- offsets ---------------------------------------------------------------------------------------------------------------------------
 

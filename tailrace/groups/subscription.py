@@ -8,7 +8,7 @@ Invariants: a pattern is matched from the beginning of a name on, as Python's `r
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from tailrace.arguments import name_list
@@ -58,6 +58,19 @@ def missing_topics(call: Call, names: list[str]) -> list[str]:
     for start in range(0, len(names), TOPICS_AT_ONCE):
         answer = call(Api.METADATA, {"topics": names[start : start + TOPICS_AT_ONCE]})
         found += [topic["name"] for topic in answer["topics"] if topic.get("code") == ErrorCode.UNKNOWN_TOPIC]
+    return found
+
+
+def named_topics(call: Call, names: Iterable[str], wanted: Collection[str]) -> dict[str, str]:
+    """The names of the topics with the ids `wanted`, of those that have one of these names: {id: name}. An answer has no room for the names of thousands."""
+    left, found, asked = set(wanted), dict[str, str](), list(names)
+    for start in range(0, len(asked), TOPICS_AT_ONCE):
+        if not left:
+            break
+        answer = call(Api.METADATA, {"topics": asked[start : start + TOPICS_AT_ONCE]})
+        some = {topic["topic_id"]: topic["name"] for topic in answer["topics"] if topic.get("topic_id") in left}
+        found.update(some)
+        left -= some.keys()
     return found
 
 

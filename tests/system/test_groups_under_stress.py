@@ -19,7 +19,7 @@ import pytest
 
 from tailrace import Admin, Producer, Record, TopicPartition
 from tailrace.environment import REAL
-from tailrace.errors import ClientClosedError, CommitFailedError
+from tailrace.errors import ClientClosedError, CommitFailedError, InvalidRequestError
 from tailrace.private_appliance import EmbeddedAppliance
 from tests.kit.groups import Remembers, heartbeats, member, offsets_by_partition, poll_until, poll_until_shared, read_until
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
@@ -163,6 +163,22 @@ def test_a_listener_is_told_in_order_may_commit_and_seek_and_its_exceptions_reac
     with member(appliance, filled, filled) as after:
         assert len(read_until([after], PARTITIONS)) == PARTITIONS, "at once: the one before has left"
         assert after.committed(key) == 49
+
+
+@pytest.mark.parametrize("kind", ["assigned", "revoked"])
+@pytest.mark.parametrize("asked", ["unsubscribe", "close"])
+def test_a_listener_may_unsubscribe_and_close_and_is_told_once(appliance: EmbeddedAppliance, filled: str, asked: str, kind: str) -> None:
+    def act(said: str, _partitions: list[TopicPartition]) -> None:
+        if said == kind:
+            getattr(consumer, asked)()
+
+    told = Remembers(act)
+    with member(appliance, f"{filled}-{asked}-{kind}") as consumer:
+        consumer.subscribe([filled], listener=told)
+        with contextlib.suppress(ClientClosedError, InvalidRequestError):
+            poll_until([consumer], lambda: bool(told.calls), "it has partitions")
+            consumer.unsubscribe()
+    assert [(said, len(partitions)) for said, partitions in told.calls] == [("assigned", PARTITIONS), ("revoked", PARTITIONS)]
 
 
 def test_at_most_once_and_at_least_once(appliance: EmbeddedAppliance, filled: str) -> None:

@@ -5,6 +5,7 @@ Owner: pure. Invariants: what these functions return can be carried out; everyth
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from appliance.groups.limits import OFFSET_MAX, GroupLimits
@@ -64,7 +65,14 @@ def acknowledgements_of(request: dict[str, Any]) -> list[Acknowledgement]:
         return []
     if not isinstance(given, list) or len(given) > SHARE_RUNS_MAX:
         raise InvalidRequestError(f"acknowledge takes a list of at most {SHARE_RUNS_MAX} runs of offsets; send the rest in another request")
-    return [_acknowledgement(item) for item in given]
+    found = [_acknowledgement(item) for item in given]
+    behind = sorted((one.topic_id, one.partition, one.first, one.last) for one in found) if len(found) > 1 else []
+    for before, after in pairwise(behind):
+        if before[:2] == after[:2] and after[2] <= before[3]:
+            raise InvalidRequestError(
+                f"offset {after[2]} of partition {after[1]} is acknowledged twice in one request; name each record once, and send the rest in another"
+            )
+    return found
 
 
 def _acknowledgement(item: Any) -> Acknowledgement:

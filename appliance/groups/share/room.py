@@ -1,65 +1,51 @@
-"""What all share groups together take: members, subscriptions, partitions that they keep a state of.
+"""What all share groups together may take: members, what they subscribe to, partitions that were begun on.
 
-Owner: ShareGroups. Invariants: the sums are those of the entries; an entry is set anew whenever what it counts may have changed.
+Owner: ShareGroups.
+Invariants: sums are counted anew every COUNT_NS at most, and what joins in between is added: they are never too low by what came, only too high by what went.
 """
 
 from __future__ import annotations
 
-from appliance.groups.limits import MEMBERS_IN_ALL_MAX, SHARE_PARTITIONS_MAX, SUBSCRIPTIONS_MAX_BYTES
-from appliance.groups.membership import subscription_bytes
-from tailrace.errors import GroupFullError, TailraceError
-from tailrace.protocol.errors import ErrorCode
+from collections.abc import Collection
+
+from appliance.groups.limits import MEMBERS_IN_ALL_MAX, SHARED_PARTITIONS_MAX, SUBSCRIPTIONS_MAX_BYTES
+from appliance.groups.messages import TopicsView
+from appliance.groups.share.share_group import ShareGroup, subscription_bytes
+from tailrace.errors import GroupFullError
+
+COUNT_NS = 1_000_000_000
 
 
-class ShareRoom:
+class Room:
     """See the module's docstring."""
 
-    def __init__(self) -> None:
-        self._bytes: dict[tuple[str, str], int] = {}
-        """(group, member id) -> what its subscription takes."""
-        self._partitions: dict[str, int] = {}
-        """Group -> how many partitions it has a state of."""
-        self._bytes_sum = 0
-        self._partitions_sum = 0
+    def __init__(self, topics: TopicsView) -> None:
+        self._topics = topics
+        self._counted_ns = -COUNT_NS
+        self._members = self._partitions = self._subscription_bytes = 0
 
-    @property
-    def member_count(self) -> int:
-        """Members of all share groups."""
-        return len(self._bytes)
-
-    @property
-    def partition_count(self) -> int:
-        """Partitions that share groups have states of."""
-        return self._partitions_sum
-
-    def set_member(self, group: str, member_id: str, topics: tuple[str, ...] | None) -> None:
-        """What it subscribes to; None: it is gone."""
-        key = group, member_id
-        self._bytes_sum -= self._bytes.pop(key, 0)
-        if topics is not None:
-            self._bytes[key] = subscription_bytes(topics)
-            self._bytes_sum += self._bytes[key]
-
-    def set_partitions(self, group: str, count: int) -> None:
-        """How many partitions it has a state of; 0 also when it is gone."""
-        self._partitions_sum += count - self._partitions.pop(group, 0)
-        if count:
-            self._partitions[group] = count
-
-    def check(self, group: str, member_id: str, topics: tuple[str, ...], more_partitions: int) -> None:
-        """Whether a member may subscribe to this, whereby the group sees so many partitions for the first time. Raises GroupFullError, TailraceError
-        (TOO_MANY_GROUPS).
-        """
-        known = self._bytes.get((group, member_id))
-        if known is None and len(self._bytes) >= MEMBERS_IN_ALL_MAX:
-            raise GroupFullError(f"all share groups together have {len(self._bytes)} members, as many as an appliance serves")
-        if self._bytes_sum - (known or 0) + subscription_bytes(topics) > SUBSCRIPTIONS_MAX_BYTES:
+    def take(self, groups: Collection[ShareGroup], group: ShareGroup | None, names: tuple[str, ...], *, is_new: bool, now_ns: int) -> None:
+        """Somebody joins, or subscribes anew, to these topics. Raises GroupFullError."""
+        if now_ns - self._counted_ns >= COUNT_NS:
+            self._counted_ns = now_ns
+            self._members = sum(len(one.members) for one in groups)
+            self._partitions = sum(len(one.partitions) for one in groups)
+            self._subscription_bytes = sum(one.subscription_bytes() for one in groups)
+        found = [topic for name in names if (topic := self._topics.by_name(name)) is not None]
+        seen = group.partitions if group is not None else ()
+        more = sum(topic.partition_count for topic in found if (topic.topic_id, 0) not in seen)
+        more_bytes = 0
+        if group is None or not group.has_subscription(names):
+            more_bytes = subscription_bytes(names, sum(topic.partition_count for topic in found))
+        if is_new and self._members >= MEMBERS_IN_ALL_MAX:
+            raise GroupFullError(f"all share groups together have {self._members} members, as many as an appliance serves")
+        if more and self._partitions + more > SHARED_PARTITIONS_MAX:
             raise GroupFullError(
-                f"the names of topics that all share members subscribe to take {self._bytes_sum} bytes: subscribe to fewer"
+                f"all share groups together have begun on {self._partitions} partitions, and {more} more are too many: "
+                "subscribe to fewer topics, or delete share groups that nobody needs"
             )
-        if self._partitions_sum + more_partitions > SHARE_PARTITIONS_MAX:
-            raise TailraceError(
-                f"all share groups together keep the state of {self._partitions_sum} partitions, and {SHARE_PARTITIONS_MAX} are allowed: this "
-                f"subscription would add {more_partitions}; subscribe to fewer, or delete groups that are not needed",
-                ErrorCode.TOO_MANY_GROUPS,
-            )
+        if self._subscription_bytes + more_bytes > SUBSCRIPTIONS_MAX_BYTES:
+            raise GroupFullError(f"what all share members subscribe to takes {self._subscription_bytes} bytes: subscribe to fewer topics")
+        self._members += is_new
+        self._partitions += more
+        self._subscription_bytes += more_bytes

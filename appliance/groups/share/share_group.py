@@ -7,11 +7,11 @@ Invariants: what has an entry in `changed_partitions` or `changed_members`, or i
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.groups.limits import SHARE_ACQUIRED_MAX
+from appliance.groups.limits import NAME_BYTES, SHARE_ACQUIRED_MAX
 from appliance.groups.messages import Partition, TopicsView, TopicView
 from appliance.groups.share import codec
 from appliance.groups.share.members import ShareMember
@@ -22,8 +22,15 @@ from tailrace.protocol.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 SPARE_SUBSCRIPTIONS = 16
+PARTITION_BYTES = 72
+"""What a partition takes in a subscription."""
 NOT_LOCKED = "the lock has passed, or the records are done"
 Refused = list[list[Any]]
+
+
+def subscription_bytes(names: tuple[str, ...], partition_count: int) -> int:
+    """What a subscription takes in memory; members with equal ones share it."""
+    return NAME_BYTES * len(names) + sum(map(len, names)) + PARTITION_BYTES * partition_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +73,8 @@ class ShareGroup:
         self.gone_members: set[str] = set()
         self._topics = topics
         self._rules: dict[str, Rules] = {}
-        self._partitions_of: dict[tuple[str, ...], list[Partition]] = {}
-        """The partitions of a subscription: members with the same one have the same list."""
+        self._partitions_of: dict[tuple[str, ...], tuple[tuple[str, ...], list[Partition]]] = {}
+        """A subscription, and its partitions: members with equal ones have the same objects."""
 
     # ---- rows ------------------------------------------------------------------------------------------------------------------------
 
@@ -76,7 +83,11 @@ class ShareGroup:
         """A group as the store has it; its locks and sessions begin anew. Raises StorageError."""
         group = cls(row, topics)
         for member_row in store.members(row.group_id):
-            group.members[member_row.member_id] = ShareMember.from_row(member_row, now_ns)
+            try:
+                group.members[member_row.member_id] = ShareMember.from_row(member_row, now_ns)
+            except (ValueError, TypeError, KeyError) as error:  # it joins again
+                logger.error("share_member_damaged group=%r member=%s reason=%r: forgotten", row.name, member_row.member_id, str(error))
+                group.gone_members.add(member_row.member_id)
         for share_row in store.share_states(row.group_id):
             key = share_row.topic_id, share_row.partition
             try:
@@ -148,18 +159,32 @@ class ShareGroup:
 
     def subscribe(self, member: ShareMember) -> bool:
         """List the partitions of the topics that a member subscribes to. Returns whether they are others than before."""
-        found = self._partitions_of.get(member.topics)
-        if found is None:
+        known = self._partitions_of.get(member.topics)
+        if known is None:
+            self._drop_unused_subscriptions()
             topics = [topic for name in member.topics if (topic := self._topics.by_name(name)) is not None]
-            found = [(topic.topic_id, number) for topic in topics for number in range(topic.partition_count)]
-            if len(self._partitions_of) > 2 * len(self.members) + SPARE_SUBSCRIPTIONS:
-                self._partitions_of.clear()  # members subscribe to one thing after another: nobody has most of these any more
-            self._partitions_of[member.topics] = found
+            known = member.topics, [(topic.topic_id, number) for topic in topics for number in range(topic.partition_count)]
+            self._partitions_of[member.topics] = known
+        member.topics, found = known
         if found == member.partitions:
             return False
         member.partitions = found
         member.turn = len(self.members) % len(found) if found else 0  # members begin on different partitions
         return True
+
+    def has_subscription(self, names: tuple[str, ...]) -> bool:
+        """Whether a member subscribes to just these."""
+        return names in self._partitions_of
+
+    def subscription_bytes(self) -> int:
+        """What the members' subscriptions take."""
+        return sum(subscription_bytes(names, len(found)) for names, found in self._partitions_of.values())
+
+    def _drop_unused_subscriptions(self) -> None:
+        """Those of members that went, when they are more than those of members that are there."""
+        if len(self._partitions_of) > 2 * len(self.members) + SPARE_SUBSCRIPTIONS:
+            used = {member.topics for member in self.members.values()}
+            self._partitions_of = {names: known for names, known in self._partitions_of.items() if names in used}
 
     def first_sight(self, member: ShareMember, *, is_joining: bool) -> None:
         """Decide where the group begins on partitions that it has not seen: where the member that joins says. What was added to a topic that the group knows,
@@ -321,9 +346,3 @@ class ShareGroup:
                 if more > 0:
                     freed[key] = freed.get(key, 0) + more
         return refused, freed
-
-
-def unseen(topics: TopicsView, names: Iterable[str], known: Mapping[Partition, SharePartition]) -> int:
-    """How many partitions of the topics of these names are not known."""
-    views = [view for name in names if (view := topics.by_name(name)) is not None]
-    return sum((view.topic_id, number) not in known for view in views for number in range(view.partition_count))

@@ -17,8 +17,8 @@ from appliance.groups.requests import member_in, topics_in
 from appliance.groups.share import describing, requests
 from appliance.groups.share.expiry import EmptyGroups
 from appliance.groups.share.members import ShareMember
-from appliance.groups.share.room import ShareRoom
-from appliance.groups.share.share_group import ShareGroup, unseen
+from appliance.groups.share.room import Room
+from appliance.groups.share.share_group import ShareGroup
 from appliance.groups.share.share_partition import RUNS_MAX
 from appliance.groups.share.timers import Timers
 from appliance.groups.store import GroupRow, GroupStore
@@ -62,7 +62,7 @@ class ShareGroups:
         self._members_of: dict[SessionKey, set[tuple[str, str]]] = {}
         """Connection -> (group, member id) of those whose heartbeats come over it."""
         self._timers: Timers[_Timer] = Timers()
-        self._room = ShareRoom()
+        self._room = Room(topics)
         self._empty = EmptyGroups(limits.offsets_retention_minutes, now_ns)
         self._changed: set[str] = set()
         """Groups that differ from what the last commit kept, or may."""
@@ -78,11 +78,9 @@ class ShareGroups:
         group = self._groups[row.name] = ShareGroup.load(row, self._store, self._topics, now_ns)
         if group.changed_partitions or group.gone_partitions:
             self._changed.add(group.name)
-        self._room.set_partitions(group.name, len(group.partitions))
         for member in group.members.values():
             self._bind(group, member)
             self._watch_member(group, member)
-            self._room.set_member(group.name, member.member_id, member.topics)
         for key in group.partitions:
             self._watch_partition(group, key)
         return group
@@ -144,7 +142,7 @@ class ShareGroups:
             topics = topics_in(request)
             group, member = self._member(name, request)
             if topics is not None and topics != member.topics:
-                self._room.check(name, member.member_id, topics, unseen(self._topics, topics, group.partitions))
+                self._room.take(self._groups.values(), group, topics, is_new=False, now_ns=now_ns)
                 member.topics = topics
                 group.changed_members.add(member.member_id)
                 self._subscribe(group, member)
@@ -160,14 +158,15 @@ class ShareGroups:
     def _join(self, name: str, request: dict[str, Any], now_ns: int) -> tuple[ShareGroup, ShareMember]:
         member_id, join = member_in(request), requests.join_of(request, self._limits)
         group = self._groups.get(name)
-        self._room.check(name, member_id, join.topics, unseen(self._topics, join.topics, {} if group is None else group.partitions))
-        if group is None:
-            row = GroupRow(self._store.new_group_id(), name, "share", 0, "", 0, self._wall_us() // 1000, 0, "{}")
-            group = self._groups[name] = ShareGroup(row, self._topics)
-        elif member_id not in group.members and len(group.members) >= self._limits.members_max:
+        is_new = group is None or member_id not in group.members
+        if group is not None and is_new and len(group.members) >= self._limits.members_max:
             raise GroupFullError(
                 f"share group {name!r:.100} has {len(group.members)} members; group.members.max allows {self._limits.members_max}"
             )
+        self._room.take(self._groups.values(), group, join.topics, is_new=is_new, now_ns=now_ns)  # behind what else may refuse it
+        if group is None:
+            row = GroupRow(self._store.new_group_id(), name, "share", 0, "", 0, self._wall_us() // 1000, 0, "{}")
+            group = self._groups[name] = ShareGroup(row, self._topics)
         if member_id in group.members:  # it knows nothing of what it had before
             self._wake(group, group.release(member_id))
             group.waiting.pop(member_id, None)
@@ -183,8 +182,6 @@ class ShareGroups:
     def _subscribe(self, group: ShareGroup, member: ShareMember) -> None:
         group.subscribe(member)
         group.first_sight(member, is_joining=True)
-        self._room.set_member(group.name, member.member_id, member.topics)
-        self._room.set_partitions(group.name, len(group.partitions))
 
     def _leave(self, name: str, member_id: str, now_ns: int) -> dict[str, Any]:
         group = self._groups.get(name)
@@ -197,7 +194,6 @@ class ShareGroups:
         """A member is gone: others get what it had acquired."""
         freed = group.release(member.member_id)
         group.remove(member, self._wall_us() // 1000)
-        self._room.set_member(group.name, member.member_id, None)
         self._forget_session(member, group.name)
         self._timers.set((group.name, member.member_id, -1), None)
         self._changed.add(group.name)
@@ -346,7 +342,6 @@ class ShareGroups:
                     self._push(group, group.members[member_id])
             if group.changed_partitions or group.gone_partitions:
                 self._changed.add(group.name)
-                self._room.set_partitions(group.name, len(group.partitions))
                 for key in group.gone_partitions:
                     self._watch_partition(group, key)
 
@@ -384,9 +379,6 @@ class ShareGroups:
         rows = {row.name: row for row in self._store.groups("share") if row.name in names}
         for name in names:
             old = self._groups.pop(name, None)
-            self._room.set_partitions(name, 0)
-            for member_id in () if old is None else old.members:
-                self._room.set_member(name, member_id, None)
             row = rows.get(name)
             group = None if row is None else self._load(row, now_ns)
             if old is not None:
@@ -419,7 +411,6 @@ class ShareGroups:
             raise GroupNotEmptyError(f"share group {name!r:.100} has {len(group.members)} members")
         refused = describing.alter(group, self._topics, request, self._answer_max)
         group.empty_since_ms, group.is_changed = self._wall_us() // 1000, True  # somebody still wants it
-        self._room.set_partitions(name, len(group.partitions))
         for key in {*group.changed_partitions, *group.gone_partitions}:
             self._watch_partition(group, key)
         return {"refused": refused}
@@ -444,6 +435,5 @@ class ShareGroups:
         for key in found.partitions:
             self._timers.set((group, *key), None)
         del self._groups[group]
-        self._room.set_partitions(group, 0)
         self._changed.discard(group)
         self._deleted[found.group_id] = group

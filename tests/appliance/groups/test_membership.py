@@ -561,3 +561,15 @@ def test_a_member_from_which_something_is_taken_back_before_it_took_it_need_not_
     assert hear() == told - {taken_back}
     three.heartbeat()
     assert three.partitions == [("orders", taken_back)]
+
+
+def test_an_assignment_of_very_many_topics_is_told_without_their_names(tmp_path: Path) -> None:
+    topics = FakeTopics(**{f"{number:03}_{'x' * 200}": 1 for number in range(200)})
+    bench = Bench(tmp_path, topics, answer_max=24_000)
+    one = Client(bench, topics=[topic.name for topic in topics.topics()])
+    answer = one.heartbeat()
+    assert sum(map(len, answer["assignment"].values())) == 200
+    assert "topic_names" not in answer
+    answer = one.heartbeat(topics=[topic.name for topic in topics.topics()][:20])
+    assert set(answer["topic_names"]) == set(answer["assignment"])
+    bench.close()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from appliance.groups import membership
+from appliance.groups import membership, table
 from appliance.groups.limits import TOPICS_MAX, GroupLimits
 from appliance.groups.messages import Requester
 from appliance.groups.requests import group_in
@@ -170,3 +170,24 @@ def test_members_and_subscriptions_of_all_groups_together_are_bounded(bench: Ben
         one.heartbeat(topics=[*long, *(f"{number:0200d}" for number in range(10))])
     one.heartbeat(topics=["orders"])
     one.heartbeat(topics=long)
+
+
+def test_partitions_that_all_groups_together_subscribe_to_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "PARTITIONS_FOLLOWED_MAX", 13)
+    bench.topics.create("more", 5)
+    one, two = Client(bench, group="a", member_id="m1"), Client(bench, group="b", member_id="m2")
+    settle(one, two)
+    with pytest.raises(GroupFullError, match="8 partitions, and 9 more"):
+        Client(bench, group="c", member_id="m3", topics=["orders", "more"]).heartbeat()
+    assert bench.service.summary("c") is None
+    one.heartbeat(topics=["orders", "more"])
+    with pytest.raises(GroupFullError):
+        two.heartbeat(topics=["orders", "more"])
+    settle(one, two, Client(bench, group="a", member_id="m4", topics=["orders", "more"]))
+    bench.restart()
+    settle(one, two)
+    with pytest.raises(GroupFullError):
+        Client(bench, group="c", member_id="m3").heartbeat()
+    two.leave()
+    bench.ask(Api.DELETE_GROUPS, groups=["b"])
+    Client(bench, group="c", member_id="m3").heartbeat()

@@ -10,7 +10,7 @@ import pytest
 from tailrace import RebalanceListener, TopicPartition
 from tailrace.errors import InvalidRequestError
 from tailrace.groups.listener import hooks_of
-from tailrace.groups.subscription import subscription_of
+from tailrace.groups.subscription import TOPICS_AT_ONCE, named_topics, subscription_of
 
 KEYS = [TopicPartition("t", 0)]
 
@@ -101,3 +101,20 @@ def test_listeners_of_every_client() -> None:
     for given in ((Ours, None), (5, None), (ours, print), (None, 5)):
         with pytest.raises(InvalidRequestError):
             hooks_of(given[0], None, given[1], None, None)
+
+
+def test_names_of_topics_that_an_answer_had_no_room_for_are_looked_up_until_all_are_known() -> None:
+    asked: list[list[str]] = []
+
+    def call(_api: int, request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(request["topics"])
+        return {
+            "topics": [
+                {"name": name, "code": 1} if name == "t3" else {"name": name, "topic_id": f"id-{name}"} for name in request["topics"]
+            ]
+        }
+
+    names = [f"t{number}" for number in range(3 * TOPICS_AT_ONCE)]
+    assert named_topics(call, names, {"id-t5", f"id-t{TOPICS_AT_ONCE}"}) == {"id-t5": "t5", f"id-t{TOPICS_AT_ONCE}": f"t{TOPICS_AT_ONCE}"}
+    assert len(asked) == 2, "no further than needed"
+    assert named_topics(call, names, {"id-gone", "id-t3"}) == {}

@@ -11,9 +11,9 @@ import pytest
 from appliance.groups.limits import GroupLimits
 from appliance.groups.messages import Requester
 from appliance.groups.requests import settings_in
-from appliance.groups.share import members, room, share_group
+from appliance.groups.share import members, share_group
 from appliance.groups.share.requests import join_of
-from tailrace.errors import GroupFullError, InvalidRequestError, TailraceError, UnknownGroupError
+from tailrace.errors import InvalidRequestError, TailraceError, UnknownGroupError
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
 from tests.appliance.groups.share.world import Member, S, World
@@ -88,42 +88,6 @@ def test_a_group_that_is_deleted_twice_in_one_step_leaves_nothing_behind(world: 
     world.commit()
     assert world.store.groups("share") == []
     assert world.join("g", "again", "t").epoch == 1
-
-
-def test_members_subscriptions_and_partitions_of_all_share_groups_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.topics.make("t", 3)
-    world.topics.make("u", 2)
-    one = world.join("one", "m", "t")
-    monkeypatch.setattr(room, "MEMBERS_IN_ALL_MAX", 2)
-    two = world.join("two", "m", "t")
-    with pytest.raises(GroupFullError, match="2 members"):
-        world.join("one", "n", "t")
-    assert world.join("one", "m", "t").epoch > one.epoch  # one that is there may begin anew
-    two.heartbeat(-1)
-    world.join("one", "n", "t").heartbeat(-1)
-    monkeypatch.setattr(room, "SUBSCRIPTIONS_MAX_BYTES", 1_000)
-    with pytest.raises(GroupFullError, match="subscribe to fewer"):
-        world.join("three", "m", *(f"topic-{number}" for number in range(100)))
-    monkeypatch.setattr(room, "SHARE_PARTITIONS_MAX", 7)
-    with pytest.raises(TailraceError, match="would add 2") as caught:
-        world.join("four", "m", "u")
-    assert caught.value.code is ErrorCode.TOO_MANY_GROUPS
-    assert not world.groups.has("three")
-    assert not world.groups.has("four")
-    world.groups.delete("two", world.now_ns)
-    world.commit()
-    world.restart()  # it is counted anew
-    assert (world.groups._room.member_count, world.groups._room.partition_count) == (1, 3)
-    four = world.join("four", "m", "u")
-    world.failing_commit(Api.GROUP_HEARTBEAT, four.named(kind="share", member_epoch=-1))
-    monkeypatch.setattr(room, "MEMBERS_IN_ALL_MAX", 3)
-    world.failing_commit(Api.GROUP_HEARTBEAT, {"group": "four", "kind": "share", "member_id": "n", "member_epoch": 0, "topics": ["u"]})
-    assert (world.groups._room.member_count, world.groups._room.partition_count) == (2, 5)
-    with pytest.raises(TailraceError, match="would add 3"):
-        world.request(Api.GROUP_HEARTBEAT, four.named(kind="share", topics=["t", "u"]))
-    del world.topics.views["t"]
-    world.change_topics()
-    assert world.groups._room.partition_count == 2
 
 
 def test_a_member_that_is_done_with_nothing_gets_no_more_until_it_acknowledges(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

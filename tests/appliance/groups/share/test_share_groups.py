@@ -11,6 +11,7 @@ import pytest
 
 from appliance.groups.limits import GroupLimits
 from appliance.groups.messages import SessionKey
+from appliance.groups.share import room
 from tailrace.errors import (
     FencedMemberError,
     GroupFullError,
@@ -322,6 +323,7 @@ def test_a_join_that_makes_no_sense_is_refused_and_makes_no_group(
     [
         7, [7], [["t", 0, 0, 0]], [["t", 0, 0, 0, "eat"]], [["t", 0, 1, 0, "accept"]], [["t", -1, 0, 0, "accept"]], [["t", 0, 0, 2**63, "accept"]],
         [["t", 0, 0.5, 1, "accept"]], [[None, 0, 0, 0, "accept"]], [["t", 0, 0, 0, ["accept"]]], [["t", 0, 0, 0, "accept"]] * (SHARE_RUNS_MAX + 1),
+        [["t", 0, 5, 9, "renew"], ["u", 0, 5, 9, "renew"], ["t", 0, 2, 5, "accept"]],
     ],
 )  # fmt: skip
 def test_acknowledgements_that_make_no_sense_change_nothing(world: World, given: Any) -> None:
@@ -395,3 +397,60 @@ def test_a_full_group_and_one_that_is_described_moved_and_deleted(tmp_path: path
     with pytest.raises(UnknownGroupError):
         world.request(Api.DESCRIBE_GROUP, {"group": "g"})
     world.close()
+
+
+def test_what_all_share_groups_together_take_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.topics.make("t", 3)
+    world.topics.make("u", 2)
+    monkeypatch.setattr(room, "SHARED_PARTITIONS_MAX", 7)
+    first = world.join("a", "m", "t")
+    world.join("b", "m", "t")
+    with pytest.raises(GroupFullError, match="delete share groups"):
+        world.join("c", "m", "u")
+    assert world.groups.count() == 2
+    with pytest.raises(GroupFullError, match="2 more are too many"):
+        world.request(Api.GROUP_HEARTBEAT, first.named(kind="share", topics=["t", "u"]))
+    world.join("b", "other", "t")
+    first.heartbeat(-1)
+    world.groups.delete("a", world.now_ns)
+    world.commit()
+    world.advance(room.COUNT_NS)
+    world.join("c", "m", "u")
+    monkeypatch.setattr(room, "MEMBERS_IN_ALL_MAX", 3)
+    with pytest.raises(GroupFullError, match="3 members"):
+        world.join("c", "n", "u")
+    world.join("c", "m", "u")
+    monkeypatch.setattr(room, "SUBSCRIPTIONS_MAX_BYTES", 3_000)
+    monkeypatch.setattr(room, "MEMBERS_IN_ALL_MAX", 10)
+    world.join("c", "n", "u")
+    with pytest.raises(GroupFullError, match="subscribe to fewer"):
+        world.join("c", "o", "u", *(f"{number:0100d}" for number in range(20)))
+    world.restart()
+    world.join("c", "o", "u")
+
+
+def test_subscriptions_of_members_that_went_are_forgotten(world: World) -> None:
+    world.topics.make("t", 3)
+    stays = world.join("g", "stays", "t")
+    for number in range(100):
+        world.join("g", f"m{number}", "t", f"other-{number}").heartbeat(-1)
+    group = world.groups._groups["g"]
+    assert len(group._partitions_of) < 25
+    assert group.has_subscription(("t",))
+    assert stays.acquire(1)["acquired"] == []
+
+
+def test_a_member_whose_row_is_damaged_joins_again_and_the_others_stay(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    topic = world.topics.make("t", end=10)
+    stays, goes = (world.join("g", name, "t", offset_reset="earliest") for name in ("stays", "goes"))
+    assert goes.acquire(3)["acquired"] == [[topic, 0, 0, 2, 1]]
+    world.store.write_many("UPDATE members SET settings = '[' WHERE member_id = ?", [("goes",)])
+    world.commit()
+    world.restart()
+    assert "share_member_damaged" in caplog.text
+    assert stays.heartbeat()["member_epoch"] == stays.epoch
+    with pytest.raises(UnknownMemberError):
+        goes.heartbeat()
+    world.advance(40 * S)
+    stays = world.join("g", "stays", "t")
+    assert stays.acquire(3)["acquired"] == [[topic, 0, 0, 2, 2]], "its lock has passed"
