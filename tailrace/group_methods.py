@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from tailrace.arguments import callable_of, partition_list, partition_of, timeout_ms_of
+from tailrace.arguments import callable_of, is_one_partition, partition_list, timeout_ms_of
 from tailrace.errors import InvalidRequestError
 from tailrace.records import ConsumerGroupMetadata, OffsetAndMetadata, Record, TopicPartition
 from tailrace.retry_topics import SUBSCRIPTIONS_MAX
@@ -169,6 +169,11 @@ class GroupMethods:
             offsets = {TopicPartition(message.topic, message.partition): message.offset + 1}
         if offsets is None:
             return group.progress.positions()
+        if not isinstance(offsets, Mapping):
+            raise InvalidRequestError(
+                f"{offsets!r:.100} cannot be committed; give a record that poll() has returned (what lies before it in its partition is committed, too), "
+                "a dict such as {TopicPartition(topic, 0): offset}, or nothing: then all that was handed out is committed"
+            )
         from tailrace.groups.offsets import offsets_of
 
         return group.progress.with_epochs(offsets_of(offsets))
@@ -186,6 +191,6 @@ class GroupMethods:
         TopicPartition, not in a list, its offset alone.
         """
         group = self._group_of()
-        if isinstance(partitions, TopicPartition):
-            return group.committed([partition_of(partitions)])[partitions]
-        return group.committed(partition_list(partitions))
+        wanted = partition_list(partitions)
+        found = group.committed(wanted)
+        return found[wanted[0]] if is_one_partition(partitions) else found

@@ -178,6 +178,27 @@ def test_what_cannot_be_sent_is_refused_by_send_and_names_what_is_wrong(applianc
         odd.send(topic, b"x")
 
 
+def test_what_needs_an_assignment_says_when_a_member_has_one(appliance: EmbeddedAppliance, topic: str) -> None:
+    key = TopicPartition(topic, 0)
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics(NewTopic(topic))
+        producer.send(topic, b"x").result(20)
+    with Consumer(topic, bootstrap=appliance.address, group_id=topic, auto_offset_reset="earliest") as consumer:
+        for call in (lambda: consumer.seek(key, 0), consumer.seek_to_beginning, consumer.seek_to_end, lambda: consumer.pause(key)):
+            with pytest.raises(InvalidRequestError, match=r"assigned to this consumer: .* while poll\(\) runs.* on_partitions_assigned"):
+                call()
+        assert len(consumer.poll(20_000)) == 1
+        with pytest.raises(InvalidRequestError, match=r"not assigned to this consumer\. "):
+            consumer.seek((topic, 7), 0)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequestError, match="give a record that poll"):
+            consumer.commit([1])  # type: ignore[arg-type]
+        consumer.commit()
+        assert consumer.committed((topic, 0)) == consumer.committed(key) == 1  # type: ignore[arg-type]
+        assert consumer.committed([(topic, 0)]) == consumer.committed([key]) == {key: 1}  # type: ignore[list-item]
+        consumer.seek_to_beginning()
+        assert consumer.position(key) == 0
+
+
 def test_partitions_are_paused_by_themselves_or_in_a_list_and_positions_follow(appliance: EmbeddedAppliance, topic: str) -> None:
     first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
     with Admin(appliance.address) as admin, Producer(appliance.address, acks="1") as producer:
