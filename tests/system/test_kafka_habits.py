@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -184,7 +185,10 @@ def test_what_needs_an_assignment_says_when_a_member_has_one(appliance: Embedded
         admin.create_topics(NewTopic(topic))
         producer.send(topic, b"x").result(20)
     with Consumer(topic, bootstrap=appliance.address, group_id=topic, auto_offset_reset="earliest") as consumer:
-        for call in (lambda: consumer.seek(key, 0), consumer.seek_to_beginning, consumer.seek_to_end, lambda: consumer.pause(key)):
+        calls: list[Callable[[], None]] = [
+            lambda: consumer.seek(key, 0), consumer.seek_to_beginning, consumer.seek_to_end, lambda: consumer.pause(key),
+        ]  # fmt: skip
+        for call in calls:
             with pytest.raises(InvalidRequestError, match=r"assigned to this consumer: .* while poll\(\) runs.* on_partitions_assigned"):
                 call()
         assert len(consumer.poll(20_000)) == 1
