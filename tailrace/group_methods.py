@@ -153,7 +153,7 @@ class GroupMethods:
         callback: Callable[[dict[TopicPartition, OffsetAndMetadata], Exception | None], Any] | None = None,
     ) -> None:
         """`commit` without waiting. Commits are made in order; `callback(offsets, error)` is called by a later `poll`, `commit` or `close`, error None when
-        they are durable.
+        they are durable. Without a callback the log says what fails.
         """
         group = self._group_of()
         called = None if callback is None else callable_of("callback", callback)
