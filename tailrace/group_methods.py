@@ -42,6 +42,18 @@ class GroupMethods:
         """Read exactly these partitions."""
         raise NotImplementedError
 
+    def __repr__(self) -> str:
+        """What a notebook shows: the group, the member, and how much is assigned. Also of one that is closed, or half made."""
+        name, group, reading = type(self).__name__, self.__dict__.get("_group"), self.__dict__.get("_reading")
+        if group is None or reading is None:
+            return f"<{name} without a group, {self._count_text(reading)}>"
+        return f"<{name} of group {group.group_id!r}, member {group.metadata().member_id}, {self._count_text(reading)}>"
+
+    @staticmethod
+    def _count_text(reading: Any) -> str:
+        count = 0 if reading is None else len(reading.cursors)
+        return f"{count} partition{'' if count == 1 else 's'}"
+
     def _group_of(self) -> GroupReading:
         self._check_open()
         if self._group is None:

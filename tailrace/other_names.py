@@ -59,6 +59,7 @@ CONSUMER_ELSEWHERE = {
     "list_topics": "write topics()",
     "member_id": "write memberid()",
     "partitions_for_topic": "write partitions_for(topic)",
+    "seek_to_committed": "write seek(partition, committed(partition))",
     "store_offsets": "set enable_auto_commit to False, and write commit() or commit_async() when records are done with",
     "unassign": "write assign([])",
 }

@@ -299,3 +299,13 @@ def test_advice_on_a_group_that_nobody_is_in(appliance: EmbeddedAppliance, ten: 
     assert (advice["lag"], advice["consumers"], advice["drained_in_s"], advice["by_s"]) == (3, 0, None, 300.0)
     text = run(appliance, "group", "advise", ten, "--seconds", "1").stdout.decode()
     assert "No consumer runs: 3 records wait." in text
+
+
+def test_more_partitions_say_what_becomes_of_the_order_of_keys(appliance: EmbeddedAppliance, topic: str) -> None:
+    slotted = f"{topic}-slots"
+    run(appliance, "topic", "create", topic)
+    run(appliance, "topic", "create", slotted, "--config", "partitioner=hash_slots")
+    said = run(appliance, "topic", "alter", topic, "--partitions", "2")
+    assert b"in order within each partition only; a topic made with --config partitioner=hash_slots keeps the order" in said.stderr
+    assert b"partitioner" not in run(appliance, "topic", "alter", slotted, "--partitions", "2").stderr
+    assert b"partitioner" not in run(appliance, "topic", "alter", topic, "--config", "segment.ms=60000").stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -191,7 +192,9 @@ def test_what_needs_an_assignment_says_when_a_member_has_one(appliance: Embedded
         for call in calls:
             with pytest.raises(InvalidRequestError, match=r"assigned to this consumer: .* while poll\(\) runs.* on_partitions_assigned"):
                 call()
+        assert re.fullmatch(rf"<Consumer of group '{topic}', member [0-9a-f]{{32}}, 0 partitions>", repr(consumer))
         assert len(consumer.poll(20_000)) == 1
+        assert repr(consumer).endswith(", 1 partition>")
         with pytest.raises(InvalidRequestError, match=r"not assigned to this consumer\. "):
             consumer.seek((topic, 7), 0)  # type: ignore[arg-type]
         with pytest.raises(InvalidRequestError, match="give a record that poll"):
@@ -201,6 +204,10 @@ def test_what_needs_an_assignment_says_when_a_member_has_one(appliance: Embedded
         assert consumer.committed([(topic, 0)]) == consumer.committed([key]) == {key: 1}  # type: ignore[list-item]
         consumer.seek_to_beginning()
         assert consumer.position(key) == 0
+    assert "of group" in repr(consumer), "closed"
+    with Consumer(topic, bootstrap=appliance.address) as plain:
+        assert repr(plain) == "<Consumer without a group, 1 partition>"
+    assert "0 partitions" in repr(Consumer.__new__(Consumer))
 
 
 def test_partitions_are_paused_by_themselves_or_in_a_list_and_positions_follow(appliance: EmbeddedAppliance, topic: str) -> None:
