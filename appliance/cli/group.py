@@ -33,7 +33,7 @@ from appliance.cli.options import (
     connect,
     json_option,
 )
-from appliance.cli.output import complain, counted, one_line, print_json, print_table, say
+from appliance.cli.output import UNKNOWN, complain, counted, one_line, print_json, print_table, say
 from tailrace.admin import Admin
 from tailrace.errors import GroupNotEmptyError, InvalidGroupError, UnknownGroupError
 from tailrace.group_admin import NO_OFFSET, first_unread
@@ -116,7 +116,8 @@ def _show(found: Mapping[str, Any]) -> None:
     since = f", created {_shown_ms(found['created_ms'])}" if found.get("created_ms") else ""
     click.echo(f"group    {one_line(found['group'])}\nkind     {found['kind']}{since}")
     how = "" if is_share or not found["assignor"] else f", assigned by {found['assignor']}"
-    click.echo(f"state    {found['state']}, epoch {found['epoch']}{how}, {counted(found['rebalances'], 'rebalance')}")
+    rebalances = "" if is_share else f", {counted(found['rebalances'], 'rebalance')}"
+    click.echo(f"state    {found['state']}, epoch {found['epoch']}{how}{rebalances}")
     click.echo(f"lag      {lag_text(found, found['lag_seconds'])}")
     for name in found["paused_topics"]:
         click.echo(f"paused   {name}: no records are given out. To resume: tailrace topic alter {name} --config delivery.paused=false")
@@ -141,8 +142,8 @@ def _show(found: Mapping[str, Any]) -> None:
         print_table(
             ["TOPIC", "PARTITION", "START" if is_share else "COMMITTED", "END", "LAG", "LAG SECONDS", *extra, "MEMBER"],
             [
-                [row["topic"], row["partition"], _shown_offset(first_unread(row)), _shown_offset(row["end"]), "-" if row["lag"] is None else row["lag"],
-                 "-" if row["lag_seconds"] is None else round(row["lag_seconds"], 1), *([row.get("in_flight")] if is_share else []), row.get("member_id")]
+                [row["topic"], row["partition"], _shown_offset(first_unread(row)), _shown_offset(row["end"]), UNKNOWN if row["lag"] is None else row["lag"],
+                 UNKNOWN if row["lag_seconds"] is None else round(row["lag_seconds"], 1), *([row.get("in_flight")] if is_share else []), row.get("member_id")]
                 for row in rows
             ],
         )  # fmt: skip
@@ -159,7 +160,7 @@ def _ago(ms: int | None) -> str:
 
 
 def _shown_offset(offset: int) -> Any:
-    return "-" if offset == NO_OFFSET else offset
+    return UNKNOWN if offset == NO_OFFSET else offset
 
 
 def _shown_ms(ms: int) -> str:
@@ -225,7 +226,7 @@ def reset_offsets(
         if rows and not as_json and (dry_run or asks or not described["members"]):
             print_table(
                 ["TOPIC", "PARTITION", "COMMITTED", "NEW", "END"],
-                [[r["topic"], r["partition"], "-" if r["committed"] is None else r["committed"], r["new"], r["end"]] for r in rows],
+                [[r["topic"], r["partition"], UNKNOWN if r["committed"] is None else r["committed"], r["new"], r["end"]] for r in rows],
             )
         for sentence in found.notes:
             complain(sentence)
