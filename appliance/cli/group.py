@@ -183,7 +183,10 @@ def _shown_ms(ms: int) -> str:
     help="Only this topic, or these partitions of it; repeatable. Else all that the group has committed for.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be set.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
+@click.option(
+    "--yes", "--execute", "-y", is_flag=True, help="Do not ask on a terminal."
+)  # --execute and --all-topics are kafka-consumer-groups.sh's
+@click.option("--all-topics", is_flag=True, hidden=True)
 @bootstrap_option
 @json_option
 def reset_offsets(
@@ -196,6 +199,7 @@ def reset_offsets(
     topics: tuple[str, ...],
     dry_run: bool,
     yes: bool,
+    all_topics: bool,
     bootstrap: str,
     as_json: bool,
 ) -> None:
@@ -207,6 +211,8 @@ def reset_offsets(
       tailrace group reset-offsets billing --to-datetime 2027-01-31T08:00:00Z --dry-run
       tailrace group reset-offsets billing --shift-by -100 --topic orders:0,1
     """
+    if all_topics and topics:
+        raise click.UsageError("--all-topics and --topic exclude each other")
     reset = Reset.chosen(to_earliest, to_latest, to_datetime, shift_by, to_offset)
     selection = Selection.parsed(topics)
     with connect(bootstrap) as admin:

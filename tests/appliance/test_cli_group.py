@@ -253,6 +253,10 @@ def test_offsets_are_reset_in_every_way_and_shown_before_that(appliance: Embedde
     )
     run(appliance, "group", "reset-offsets", f"{ten}-new", "--to-earliest", "--topic", ten)
     assert committed(appliance, f"{ten}-new") == [0, 0], "a group that was not there is made"
+    run(appliance, *reset, "--to-earliest", "--all-topics", "--execute")
+    assert committed(appliance, ten) == [0, 0], "as kafka-consumer-groups.sh is told"
+    assert b"exclude each other" in run(appliance, *reset, "--to-earliest", "--all-topics", "--topic", ten, status=2).stderr
+    assert b"would set" in run(appliance, *reset, "--to-latest", "--dry-run", "--execute").stderr, "the careful one counts"
     assert b"say where to" in run(appliance, *reset, status=2).stderr
     assert b"UNKNOWN_GROUP" in run(appliance, "group", "reset-offsets", f"{ten}-none", "--to-earliest", status=1).stderr
     assert b"UNKNOWN_TOPIC" in run(appliance, *reset, "--to-earliest", "--topic", "none", status=1).stderr
