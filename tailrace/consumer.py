@@ -32,7 +32,7 @@ from tailrace.errors import InvalidRequestError, TailraceError
 from tailrace.fetcher import PartitionCursor
 from tailrace.group_methods import GroupMethods
 from tailrace.offset_questions import OffsetQuestions
-from tailrace.other_names import OtherNames
+from tailrace.other_names import CONSUMER_ELSEWHERE, OtherNames, wonder_at_seconds
 from tailrace.protocol.wire import Api
 from tailrace.reading import Reading
 from tailrace.records import Record, TopicBatch, TopicPartition
@@ -61,16 +61,7 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
     `metrics` raises ClientClosedError.
     """
 
-    _elsewhere: ClassVar[dict[str, str]] = {
-        "bootstrap_connected": "any call raises NotReachableError where no appliance answers",
-        "get_watermark_offsets": "write beginning_offsets([partition]) and end_offsets([partition])",
-        "incremental_assign": "write assign() with all partitions that are to be read; those assigned already go on where they are",
-        "incremental_unassign": "write assign() with those partitions that are to be read on",
-        "list_topics": "write topics()",
-        "partitions_for_topic": "write partitions_for(topic)",
-        "store_offsets": "set enable_auto_commit to False, and write commit() or commit_async() when records are done with",
-        "unassign": "write assign([])",
-    }
+    _elsewhere: ClassVar[dict[str, str]] = CONSUMER_ELSEWHERE
 
     def __init__(
         self,
@@ -207,8 +198,14 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
         key = partition_of(partition)
         cursor = self._reading.cursors.get(key)
         if cursor is None:
-            raise InvalidRequestError(f"{key.topic}-{key.partition} is not assigned to this consumer")
+            raise InvalidRequestError(f"{key.topic}-{key.partition} is not assigned to this consumer{self._why_not_assigned()}")
         return cursor
+
+    def _why_not_assigned(self) -> str:
+        """For a member that nothing is assigned to: when that comes."""
+        if self._group is None or not self._group.is_subscribed or self._reading.cursors:
+            return ""
+        return ": its group assigns partitions while poll() runs. Poll until assignment() has them, or do this in on_partitions_assigned of a listener"
 
     def pause(self, *partitions: TopicPartition | list[TopicPartition]) -> None:
         """Hand out nothing of these (each by itself, or one list) until `resume`; nothing is lost. Raises InvalidRequestError for one that is not assigned."""
@@ -250,6 +247,8 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
 
     def _seek_all(self, partitions: tuple[Any, ...], at: str) -> None:
         keys = [cursor.key for cursor in self._named_cursors(partitions)] if partitions else self.assignment()
+        if not keys and (why := self._why_not_assigned()):
+            raise InvalidRequestError(f"nothing is assigned to this consumer{why}")
         for key, offset in self._offsets(keys, at).items():
             self.seek(key, offset)
 
@@ -279,6 +278,8 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
         """
         limit = self.settings.max_poll_records if max_records is None else whole("max_records", max_records, 1)
         self._check_open()
+        if type(timeout_ms) is float:
+            wonder_at_seconds(timeout_ms)
         deadline_ns = self._now_ns() + int(timeout_ms_of(timeout_ms) * 1_000_000)
         self._iterating = None
         if self._group is None:

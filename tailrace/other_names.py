@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NoReturn
 
+from tailrace.client_log import logger
 from tailrace.errors import NotSupportedError
 
 TRANSACTIONS_LATER = (
@@ -26,13 +27,17 @@ SETTINGS_ELSEWHERE = {
     "batch_num_messages": "batch_size counts bytes",
     "compression_codec": "it is compression_type",
     "consumer_timeout_ms": "poll(timeout_ms=...) waits for so long",
+    "default_offset_commit_callback": "commit_async(callback=...) calls back",
     "default_topic_config": "its settings are given beside the others",
     "fetch_message_max_bytes": "it is max_partition_fetch_bytes",
     "fetch_wait_max_ms": "it is fetch_max_wait_ms",
+    "group_protocol": "there is one protocol, that of KIP-848: leave it out",
+    "group_remote_assignor": "it is partition_assignment_strategy",
     "max_in_flight": "it is max_in_flight_requests_per_connection",
     "message_max_bytes": "it is max_request_size",
     "message_send_max_retries": "it is retries",
     "message_timeout_ms": "it is delivery_timeout_ms",
+    "on_commit": "commit_async(callback=...) calls back",
     "metadata_broker_list": "it is bootstrap, or bootstrap_servers",
     "queue_buffering_max_kbytes": "it is buffer_memory, in bytes",
     "queue_buffering_max_messages": "buffer_memory counts bytes",
@@ -40,6 +45,40 @@ SETTINGS_ELSEWHERE = {
     "request_required_acks": "it is acks",
 }
 """Settings that other clients call otherwise -> what to write."""
+
+
+CONSUMER_ELSEWHERE = {
+    "assignment_lost": "on_partitions_lost of the listener says so",
+    "bootstrap_connected": "any call raises NotReachableError where no appliance answers",
+    "commit_sync": "write commit()",
+    "enforce_rebalance": "write unsubscribe() and subscribe(...)",
+    "get_watermark_offsets": "write beginning_offsets([partition]) and end_offsets([partition])",
+    "group_metadata": "write consumer_group_metadata()",
+    "incremental_assign": "write assign() with all partitions that are to be read; those assigned already go on where they are",
+    "incremental_unassign": "write assign() with those partitions that are to be read on",
+    "list_topics": "write topics()",
+    "member_id": "write memberid()",
+    "partitions_for_topic": "write partitions_for(topic)",
+    "seek_to_committed": "write seek(partition, committed(partition))",
+    "store_offsets": "set enable_auto_commit to False, and write commit() or commit_async() when records are done with",
+    "unassign": "write assign([])",
+}
+"""Methods of other clients' consumers -> what to write."""
+
+SECONDS_MAX = 60.0
+_wondered = False
+
+
+def wonder_at_seconds(timeout_ms: float) -> None:
+    """Say, once in a process, that `poll(1.0)` waits a millisecond: confluent-kafka's takes seconds, and a loop over it looks as if nothing came."""
+    global _wondered
+    if not _wondered and 0 < timeout_ms <= SECONDS_MAX and timeout_ms.is_integer():
+        _wondered = True
+        logger.warning(
+            "poll(%s) waits %s ms at most: its timeout is in milliseconds, and it returns a list of records. consume(num_messages, timeout) takes seconds",
+            timeout_ms,
+            timeout_ms,
+        )
 
 
 def setting_hint(name: str) -> str:

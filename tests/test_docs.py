@@ -345,7 +345,22 @@ def test_links_lead_to_files(path: pathlib.Path) -> None:
         assert target.startswith("http") or (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "docs/groups.md", ROOT / "docs/sdk.md"], ids=lambda path: path.name)
+def test_every_page_can_be_found_from_the_readme() -> None:
+    linked = set(re.findall(r"\]\((docs/[\w.-]+\.md)", (ROOT / "README.md").read_text()))
+    assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= linked
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_no_page_has_a_heading_twice(path: pathlib.Path) -> None:
+    """The second one's anchor leads to the first, and the two say the same thing twice, or differ."""
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    assert path.name == "CHANGELOG.md" or len(headings) == len(set(headings))
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", ROOT / "docs/groups.md", ROOT / "docs/queues.md", ROOT / "docs/sdk.md"], ids=lambda path: path.name
+)
 def test_python_snippets_run(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     snippets = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
     assert snippets

@@ -14,6 +14,7 @@ import orjson
 
 BYTES = "bytes"
 ITEMS = "items"
+UNKNOWN = "-"
 SHORT_MAX = 24
 WRAPPED_MIN = 30
 """Characters."""
@@ -48,7 +49,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, shorte
     table = Table(box=None, pad_edge=False, header_style="bold")
     width = 2 * len(columns)
     for index, name in enumerate(columns):
-        numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        numeric = _is_numeric([row[index] for row in rows])
         wraps = is_terminal and name in wrap
         table.add_column(name, justify="right" if numeric else "left", no_wrap=not wraps, overflow="fold")
         longest = max(cell_len(text) for text in [name, *(row[index] for row in texts)])
@@ -60,6 +61,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, shorte
     with console.capture() as capture:
         console.print(table)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+
+
+def _is_numeric(cells: Sequence[Any]) -> bool:
+    """Whether a column is of numbers; "-" and nothing stand for one that is not known."""
+    known = [cell for cell in cells if cell is not None and cell != UNKNOWN]
+    return all(isinstance(cell, int | float) for cell in known) and bool(known or UNKNOWN in cells)
 
 
 def one_line(cell: Any) -> str:

@@ -15,7 +15,7 @@ from appliance.groups import membership
 from appliance.groups.beginnings import Beginnings
 from appliance.groups.group import ConsumerGroup
 from appliance.groups.limits import GroupLimits
-from appliance.groups.members import Member
+from appliance.groups.members import Member, members_text
 from appliance.groups.messages import Partition, TopicsView
 from appliance.groups.offsets import Commit, OffsetBook, Refusal, entry_parts
 from appliance.groups.requests import entries_in, epoch_in, member_in, shown
@@ -91,7 +91,7 @@ class OffsetRequests:
         """ALTER_GROUP_OFFSETS: an operator sets or deletes offsets. Raises GroupNotEmptyError when the group has members."""
         group = self._table.get(name)
         if group is not None and group.members:
-            raise GroupNotEmptyError(f"the group {name} has {len(group.members)} members; none of its offsets were changed")
+            raise GroupNotEmptyError(f"the group {name} has {members_text(group.members)}; none of its offsets were changed")
         judge = self._judge(_NOBODY, None, -1)
         rows: list[OffsetRow] = []
         gone: list[Partition] = []

@@ -34,7 +34,7 @@ from appliance.groups.expiry import Expiry
 from appliance.groups.hand_over import HandOvers
 from appliance.groups.heartbeats import Heartbeats
 from appliance.groups.limits import DELETED_AT_ONCE_MAX, GroupLimits
-from appliance.groups.members import JOIN_EPOCH, Member
+from appliance.groups.members import JOIN_EPOCH, Member, members_text
 from appliance.groups.membership import Sessions
 from appliance.groups.messages import Answer, GroupsOfAKind, Push, Requester, SessionKey, TopicsView
 from appliance.groups.offset_requests import OffsetRequests
@@ -205,7 +205,7 @@ class GroupService:
         if group is None:
             raise UnknownGroupError(f"there is no group {shown(name)}")
         if group.members:
-            raise GroupNotEmptyError(f"the group {name} has {len(group.members)} members")
+            raise GroupNotEmptyError(f"the group {name} has {members_text(group.members)}")
         self._book.settle()
         self._table.delete(group)
 

@@ -30,6 +30,7 @@ from tailrace.groups.driver import HeartbeatThread
 from tailrace.groups.listener import Hooks, tell
 from tailrace.groups.membership import NEVER_NS, NS_PER_MS, POLLING_NS, Change, ChangeKind, MemberIdentity, Membership, Partition, Phase
 from tailrace.groups.offsets import PositionLookup, fetch_committed
+from tailrace.groups.paused_topics import PausedTopics
 from tailrace.groups.progress import Progress
 from tailrace.groups.subscription import Subscription, missing_topics, named_topics
 from tailrace.offset_lookup import Call
@@ -95,6 +96,7 @@ class GroupReading:
         self.progress = Progress(connection, settings, self._now_ns, reading, decoded, self._who, self._hurry)
         self._begins_at_end = settings.auto_offset_reset != "earliest"
         self._lookup = PositionLookup(connection, settings.group_id, self.progress.begins_at, begins_at_end=self._begins_at_end)
+        self._paused = PausedTopics(self.group_id)
         self._retry_at_ns = NEVER_NS
         self._in_step = self._is_giving_up = False
         self.leaves_rebalances = False
@@ -295,6 +297,7 @@ class GroupReading:
             cursor = self._reading.cursors.get(key)
             if cursor is not None:
                 cursor.pause(delivery=partition[0] in membership.paused_topics)
+        self._paused.look(membership.paused_topics, self._keys)
         if subscription is not None and subscription.patterns and subscription.listed_version != membership.catalog_version:
             self._want_topics()
         if subscription is not None and not subscription.names_are_checked and membership.phase is Phase.MEMBER:

@@ -124,6 +124,8 @@ class Membership:
         """What the appliance knows that this member owns, if `_is_told_owned`."""
         self._is_told_owned = False
         self._lost_reason = ""
+        self._has_expired = False
+        """Whether that is because poll was not called: a commit says so."""
         self._stays_out = False
         """After LEAVING: not to join again."""
         self._token = 0
@@ -196,7 +198,8 @@ class Membership:
     def who(self) -> dict[str, Any]:
         """What a commit says of its member. Raises CommitFailedError when it is none."""
         if self.phase is not Phase.MEMBER:
-            raise CommitFailedError("this consumer is no member of its group now: it joins at its next poll", ErrorCode.UNKNOWN_MEMBER)
+            why = self._lost_reason if self._has_expired and self._lost_reason else "it joins at its next poll"
+            raise CommitFailedError(f"this consumer is no member of its group now: {why}", ErrorCode.UNKNOWN_MEMBER)
         return {"group": self.identity.group, "member_id": self.identity.member_id, "member_epoch": self.epoch}
 
     def heartbeat_soon(self, now_ns: int) -> None:
@@ -374,8 +377,9 @@ class Membership:
     def _expire(self, now_ns: int) -> None:
         """The consumer does not poll: others get its partitions."""
         limit = self.identity.max_poll_interval_ms
+        self._has_expired = True
         self._lost_reason = (
-            f"poll() was not called for max_poll_interval_ms ({limit} ms), so the consumer left its group and joins again now. "
+            f"poll() was not called for max_poll_interval_ms ({limit} ms), so the consumer left its group, and poll() joins it again. "
             "Handle fewer records at a time (max_poll_records), or raise max_poll_interval_ms"
         )
         self._forget_partitions(keep_taken=True)
@@ -383,6 +387,7 @@ class Membership:
         self._begin_to_leave(now_ns)
 
     def _lose(self, reason: str) -> None:
+        self._has_expired = False
         self._lost_reason = reason
         self._forget_partitions(keep_taken=True)
         self.phase = Phase.LOST

@@ -72,7 +72,7 @@ def test_a_consumer_that_does_not_poll_is_given_up_told_so_and_joins_again(
         had = stuck.assignment()
         told.calls.clear()
         read += poll_until([other], lambda: len(other.assignment()) == PARTITIONS, "its partitions are given to the other")
-        with pytest.raises(CommitFailedError):
+        with pytest.raises(CommitFailedError, match=r"poll\(\) was not called for max_poll_interval_ms \(500 ms\)"):
             stuck.commit({had[0]: 1})
         caplog.set_level(logging.WARNING, "tailrace")
         poll_until_shared([stuck, other], PARTITIONS)

@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
+from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition, other_names
 from tailrace.arguments import (
     by_partition,
     optional_text_bytes,
+    partition_list,
     partition_number,
     partitions_named,
     timeout_ms_of,
@@ -96,7 +97,9 @@ def test_what_comes_with_a_later_version_says_so_in_one_sentence(kind: type) -> 
 @pytest.mark.parametrize(
     ("kind", "name", "hint"),
     [(Consumer, "get_watermark_offsets", r"end_offsets\("), (Consumer, "store_offsets", r"commit\("), (Admin, "alter_configs", r"alter_topics\("),
-     (Admin, "list_consumer_groups", r"list_groups\("), (Admin, "list_consumer_group_offsets", r"list_group_offsets\(")],
+     (Consumer, "group_metadata", r"consumer_group_metadata\("), (Consumer, "member_id", r"memberid\("), (Admin, "list_share_groups", r"list_groups\("),
+     (Admin, "delete_consumer_group_offsets", r"0\): None"), (Admin, "list_consumer_groups", r"list_groups\("),
+     (Admin, "list_consumer_group_offsets", r"list_group_offsets\(")],
 )  # fmt: skip
 def test_another_clients_method_is_not_there_and_the_error_names_ours(kind: type, name: str, hint: str) -> None:
     client = kind(bootstrap=NOWHERE)
@@ -158,7 +161,9 @@ def test_arguments_of_a_wrong_kind_are_refused_with_a_sentence(
     (ProducerSettings, {"client_id": 3}, "takes text"), (ConsumerSettings, {"client_id": None}, "takes text"), (AdminSettings, {"client_id": b"x"}, "text"),
     (AdminSettings, {"request_timeout_ms": 0}, "whole number"), (AdminSettings, {"connect_timeout_ms": "soon"}, "whole number"),
     (ProducerSettings, {"queue_buffering_max_ms": 5}, "it is linger_ms"), (ProducerSettings, {"message_timeout_ms": 5}, "it is delivery_timeout_ms"),
-    (ConsumerSettings, {"consumer_timeout_ms": 5}, r"poll\(timeout_ms"), (ConsumerSettings, {"xyzzy": 5}, "known are bootstrap"),
+    (ConsumerSettings, {"consumer_timeout_ms": 5}, r"poll\(timeout_ms"), (ConsumerSettings, {"group_protocol": "consumer"}, "KIP-848"),
+    (ConsumerSettings, {"group_remote_assignor": "uniform"}, "partition_assignment_strategy"),
+    (ConsumerSettings, {"default_offset_commit_callback": print}, r"commit_async\(callback"), (ConsumerSettings, {"xyzzy": 5}, "known are bootstrap"),
 ])  # fmt: skip
 def test_settings_of_a_wrong_kind_or_another_name_are_refused_with_a_sentence(settings: type, given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidSettingError, match=sentence):
@@ -216,6 +221,22 @@ def test_partitions_by_themselves_or_in_one_list() -> None:
     assert partitions_named((KEY, other)) == partitions_named(([KEY, other],)) == [KEY, other]
     assert partitions_named((("t", 1),)) == [other], "a pair is a partition, not a list of two"
     assert by_partition("offsets", {("t", 0): 1}, "") == {KEY: 1}
+    assert partition_list(("t", 1)) == partition_list([("t", 1)]) == partition_list(other) == [other]
+    assert partition_list((KEY, other)) == partition_list(iter((KEY, other))) == [KEY, other], "two of them are a list"
+    with pytest.raises(InvalidRequestError, match="TopicPartition"):
+        partition_list(("t", "u"))
+
+
+def test_a_poll_that_seems_to_be_given_seconds_says_what_it_waits_for_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(other_names, "_wondered", False)
+    with Consumer(bootstrap=NOWHERE) as consumer:
+        for timeout in (0, 5, 0.25, 1500.0, 0.0, 1.0, 1.0):
+            with pytest.raises(InvalidRequestError, match="nothing is assigned"):
+                consumer.poll(timeout)
+            assert len(caplog.records) == (timeout == 1.0), timeout
+    assert "poll(1.0) waits 1.0 ms" in caplog.text
 
 
 def test_text_that_is_no_utf8_costs_no_other_record() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.groups.limits import GroupLimits
+from appliance.groups.members import counted_names
 from appliance.groups.messages import Answer, Partition, Push, Requester, SessionKey, TopicsView
 from appliance.groups.requests import member_in, topics_in
 from appliance.groups.share import describing, requests
@@ -408,7 +409,7 @@ class ShareGroups:
         """Where the group goes on; null: as if it had never seen the partition."""
         group = self._group(name)
         if group.members:
-            raise GroupNotEmptyError(f"share group {name!r:.100} has {len(group.members)} members")
+            raise GroupNotEmptyError(f"share group {name!r:.100} has {_members_text(group)}")
         refused = describing.alter(group, self._topics, request, self._answer_max)
         group.empty_since_ms, group.is_changed = self._wall_us() // 1000, True  # somebody still wants it
         for key in {*group.changed_partitions, *group.gone_partitions}:
@@ -431,9 +432,13 @@ class ShareGroups:
         """Forget a group. Raises GroupNotEmptyError, UnknownGroupError."""
         found = self._group(group)
         if found.members:
-            raise GroupNotEmptyError(f"share group {group!r:.100} has {len(found.members)} members")
+            raise GroupNotEmptyError(f"share group {group!r:.100} has {_members_text(found)}")
         for key in found.partitions:
             self._timers.set((group, *key), None)
         del self._groups[group]
         self._changed.discard(group)
         self._deleted[found.group_id] = group
+
+
+def _members_text(group: ShareGroup) -> str:
+    return counted_names(len(group.members), (repr(member.client_id) for member in group.members.values()))
