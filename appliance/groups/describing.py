@@ -124,10 +124,11 @@ class Describing:
     def _partitions(self, group: ConsumerGroup, after: tuple[str, int] | None) -> Iterator[tuple[Any, Any]]:
         """Of the topics that members subscribe to, all; of others, those with an offset."""
         for name, topic_id, count in self._topics_of(group, after):
-            offsets = self._offsets.of_topic(group.group_id, topic_id)
-            numbers = range(count) if name in group.signature and group.members else sorted(offsets)
+            behind = after[1] if after is not None and after[0] == name else -1
+            offsets = self._offsets.of_topic(group.group_id, topic_id, behind)
+            numbers = range(max(0, behind + 1), count) if name in group.signature and group.members else offsets
             for partition in numbers:
-                if (after is None or (name, partition) > after) and partition < count:
+                if partition < count:
                     yield [name, partition], self._partition(group, name, (topic_id, partition), offsets.get(partition))
 
     def _topics_of(self, group: ConsumerGroup, after: tuple[str, int] | None) -> list[tuple[str, str, int]]:
@@ -141,16 +142,17 @@ class Describing:
         return sorted((one.name, one.topic_id, one.partition_count) for one in found.values() if after is None or one.name >= after[0])
 
     def _partition(self, group: ConsumerGroup, name: str, partition: Partition, offset: OffsetRow | None) -> dict[str, Any]:
-        end = self._topics.end_offset(*partition)
-        beginning = self._topics.beginning_offset(*partition)
-        committed = -1 if offset is None else offset.committed
-        return {
-            "topic": name, "partition": partition[1], "committed": committed, "beginning": -1 if beginning is None else beginning,
-            "end": -1 if end is None else end, "lag": None if end is None or committed < 0 else max(0, end - max(committed, beginning or 0)),
-            "member_id": group.owners.get(partition), "metadata": "" if offset is None else offset.metadata,
-            "committed_ms": -1 if offset is None else offset.committed_ms,
-            **({"waits_for": dict(self._hand_over(partition))} if partition in group.held else {}),
+        bounds = self._topics.bounds(*partition)
+        beginning, end = (-1, -1) if bounds is None else bounds
+        committed, metadata, committed_ms = (-1, "", -1) if offset is None else (offset.committed, offset.metadata, offset.committed_ms)
+        described: dict[str, Any] = {
+            "topic": name, "partition": partition[1], "committed": committed, "beginning": beginning, "end": end,
+            "lag": None if end < 0 or committed < 0 else max(0, end - max(committed, beginning)), "member_id": group.owners.get(partition),
+            "metadata": metadata, "committed_ms": committed_ms,
         }  # fmt: skip
+        if partition in group.held:
+            described["waits_for"] = dict(self._hand_over(partition))
+        return described
 
     def _hand_over(self, partition: Partition) -> list[tuple[str, int]]:
         """Of a partition that is held back: the partitions, and the offsets there, that the group is to commit first."""
@@ -178,8 +180,9 @@ class Describing:
 
     def _all_offsets(self, group: ConsumerGroup, after: tuple[str, int] | None) -> Iterator[tuple[Any, Any]]:
         for name, topic_id, count in self._topics_of(group, after):
-            for partition, row in self._offsets.of_topic(group.group_id, topic_id).items():
-                if (after is None or (name, partition) > after) and partition < count:
+            behind = after[1] if after is not None and after[0] == name else -1
+            for partition, row in self._offsets.of_topic(group.group_id, topic_id, behind).items():
+                if partition < count:
                     yield [name, partition], _offset(name, partition, row)
 
 
