@@ -30,7 +30,7 @@ from tailrace.errors import (
     UnsupportedAssignorError,
 )
 from tailrace.protocol.errors import ErrorCode
-from workers.timing_wheel import TimingWheel
+from workers.timing_wheel import NEVER_NS, TimingWheel
 
 
 class Sessions:
@@ -108,12 +108,15 @@ class Sessions:
         self.watch(group_id, member)
 
     def advance(self, now_ns: int) -> None:
+        if now_ns < self._wheel.quiet_until_ns:
+            return
         for group_id, member in self._wheel.advance(now_ns):
             member.timer = None
             self._expired(group_id, member, now_ns)
 
     def next_deadline_ns(self) -> int | None:
-        return self._wheel.next_deadline_ns()
+        until_ns = self._wheel.quiet_until_ns
+        return None if until_ns == NEVER_NS else until_ns
 
 
 def subscription_bytes(topics: tuple[str, ...]) -> int:
