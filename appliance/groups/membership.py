@@ -16,7 +16,7 @@ from typing import Any
 
 from appliance.groups.assignor_plugins import Assignors
 from appliance.groups.group import ConsumerGroup
-from appliance.groups.limits import CLOSED_GRACE_NS, MEMBERS_IN_ALL_MAX, NAME_BYTES, SUBSCRIPTIONS_MAX_BYTES, GroupLimits
+from appliance.groups.limits import CLOSED_GRACE_NS, FRONT_GRACE_NS, MEMBERS_IN_ALL_MAX, NAME_BYTES, SUBSCRIPTIONS_MAX_BYTES, GroupLimits
 from appliance.groups.members import REVOKING, STABLE, WAITING, Member, MemberSettings
 from appliance.groups.messages import Partition, SessionKey, TopicsView
 from appliance.groups.requests import flag_in, owned_in, settings_in, shown, topics_in
@@ -69,7 +69,7 @@ class Sessions:
         """The connection is gone. `with_front`: the client is not told of that before it sends something."""
         for member, group_id in self._members.pop(session, {}).items():
             member.session = None
-            member.closed_ns = now_ns + (member.settings.heartbeat_interval_ms * 1_000_000 if with_front else 0)
+            member.closed_ns = now_ns + (FRONT_GRACE_NS + member.settings.heartbeat_interval_ms * 1_000_000 if with_front else 0)
             self.watch(group_id, member)
 
     def _unbind(self, member: Member) -> None:

@@ -138,7 +138,7 @@ class AgentWorld:
         """Whether the logs are recovered."""
         self.now_ns = SECOND_NS
         links = [
-            FrontLink(f, LaneReader(to_it[f]), LaneWriter(from_it[f]), SilentBell(), lambda f=f: self.front_slots[f].load(ProcessWord.GENERATION))  # type: ignore[misc]
+            FrontLink(f, LaneReader(to_it[f]), LaneWriter(from_it[f]), SilentBell(), lambda f=f: self.front_slots[f].load(ProcessWord.READY_GENERATION))  # type: ignore[misc]
             for f in range(fronts)
         ]  # fmt: skip
         self.agent = GroupsAgent(
