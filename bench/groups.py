@@ -2,7 +2,8 @@
 
 1. A member of a large group dies, ours and Kafka's: rebalance.py. MEMBERS and PARTITIONS say how large.
 2. Commits: 50 consumers that commit synchronously as fast as they can; one consumer alone, its median.
-3. CPU of the groups process for a heartbeat without news; for a commit.
+3. CPU of the groups process for a commit; of front and groups process for a heartbeat without news: one after the other over one connection, and of
+   MEMBERS connections as the SDK sends them, less what the front costs without heartbeats.
 4. The lag of 10,000 partitions.
 5. A queue: records a second that one ShareConsumer, and four, acquire and accept one by one.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import signal
 import statistics
 import subprocess
@@ -29,16 +31,23 @@ from bench.measure import machine, percentile
 from bench.suite import RESULTS
 from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer, TopicPartition
 from tailrace.connection import Connection
+from tailrace.groups.membership import HEARTBEAT_SLOTS
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tailrace.protocol import requests
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.session import Response
 from tailrace.protocol.wire import Api
 
 DEATH = rebalance.Shape(int(os.environ.get("MEMBERS", "200")), int(os.environ.get("PARTITIONS", "1000")))
 COMMITTERS = 50
 COMMIT_S = 5.0
 HEARTBEATS = 5_000
+HEARTBEAT_INTERVAL_S = 3.0
+BEATING_S = 12.0
 LAG_PARTITIONS = int(os.environ.get("LAG_PARTITIONS", "9900"))
 """10,000 where as many open files are allowed: 20,000 are enough for 9,955."""
 QUEUED = 300_000
+BUSY = ("tr-front-0", "tr-groups-0")
 
 
 def report(name: str, unit: str, value: float, found: list[dict[str, Any]]) -> None:
@@ -58,11 +67,11 @@ def appliance(**settings: Any) -> Iterator[EmbeddedAppliance]:
             running.stop()
 
 
-def cpu_of_groups(running: EmbeddedAppliance) -> float:
-    """Seconds of CPU that the groups process has used."""
-    (process,) = (child for child in psutil.Process(running.pid).children() if child.name() == "tr-groups-0")
-    times = process.cpu_times()
-    return float(times.user + times.system)
+def cpu_of(running: EmbeddedAppliance, name: str) -> float:
+    """Seconds of CPU that a process has used, to the nanosecond."""
+    (process,) = (child for child in psutil.Process(running.pid).children() if child.name() == name)
+    tasks = pathlib.Path(f"/proc/{process.pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 # ---- 1: a member dies ------------------------------------------------------------------------------------------------------------------
@@ -99,15 +108,16 @@ def part_commits(found: list[dict[str, Any]]) -> None:
         alone = committing(running.address, 0, COMMIT_S)
         report("one consumer, commits one after the other: p50", "ms", statistics.median(alone), found)
         report("                                           p99", "ms", percentile(alone, 0.99), found)
-        cpu = cpu_of_groups(running)
+        cpu = cpu_of(running, "tr-groups-0")
         code = "import sys, json, bench.groups as g; print(json.dumps(g.several(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))"
         command = [sys.executable, "-P", "-c", code, running.address]
         children = [subprocess.Popen([*command, str(first), "10"], stdout=subprocess.PIPE) for first in range(0, COMMITTERS, 10)]
         times = [ms for child in children for ms in json.loads(child.communicate()[0])]
         report(f"{COMMITTERS} consumers together", "commits/s", len(times) / COMMIT_S, found)
         report("                           p50", "ms", statistics.median(times), found)
-        report("CPU of the groups process for a commit", "us", (cpu_of_groups(running) - cpu) / len(times) * 1e6, found)
+        report("CPU of the groups process for a commit", "us", (cpu_of(running, "tr-groups-0") - cpu) / len(times) * 1e6, found)
         heartbeats(running, found)
+        heartbeats_of_many(running, found)
 
 
 def several(address: str, first: int, count: int) -> list[float]:
@@ -121,32 +131,74 @@ def several(address: str, first: int, count: int) -> list[float]:
     return times
 
 
+class Beating:
+    """A member on a connection of its own that has what it is to have."""
+
+    def __init__(self, address: str, group: str, number: int) -> None:
+        self.connection = Connection(address, "bench")
+        self._said: dict[str, Any] = {"group": group, "kind": "consumer", "member_id": f"{number:032x}"}
+        settings = {"session_timeout_ms": 45_000, "rebalance_timeout_ms": 60_000, "heartbeat_interval_ms": 3_000, "client_id": "bench"}
+        self._owned: dict[str, list[int]] = {}
+        self._epoch = self._ask({**settings, "member_epoch": 0, "topics": ["commits"], "owned": {}})["member_epoch"]
+
+    def _ask(self, more: dict[str, Any]) -> dict[str, Any]:
+        return self.connection.call_json(Api.GROUP_HEARTBEAT, {**self._said, **more}, 10_000)
+
+    def settle(self) -> bool:
+        """Tell what it has and take what it is given; returns whether that was news."""
+        answer = self._ask({"member_epoch": self._epoch, "owned": self._owned})
+        before, self._epoch, self._owned = (self._epoch, self._owned), answer["member_epoch"], answer.get("assignment", self._owned)
+        return before != (self._epoch, self._owned)
+
+    def quiet(self) -> bytes:
+        """A heartbeat without news, as the SDK sends it."""
+        return requests.encode_json({**self._said, "member_epoch": self._epoch, "topics": None, "follows_catalog": False, "owned": None})
+
+
 def heartbeats(running: EmbeddedAppliance, found: list[dict[str, Any]]) -> None:
-    """CPU of a heartbeat that brings no news."""
-    connection = Connection(running.address, "bench")
-    member = {
-        "group": "beating",
-        "member_id": "a" * 32,
-        "session_timeout_ms": 10_000,
-        "rebalance_timeout_ms": 60_000,
-        "heartbeat_interval_ms": 3_000,
-    }
-    joined = connection.call_json(
-        Api.GROUP_HEARTBEAT, {**member, "member_epoch": 0, "topics": ["commits"], "owned": {}, "client_id": "bench"}, 10_000
-    )
-    owned = joined.get("assignment")
-    beat = {**member, "member_epoch": joined["member_epoch"]}
-    connection.call_json(Api.GROUP_HEARTBEAT, {**beat, "owned": owned}, 10_000)
-    cpu = cpu_of_groups(running)
+    """CPU of a heartbeat that brings no news: each waits for the answer to the one before."""
+    one = Beating(running.address, "alone", 1)
+    while one.settle():
+        pass
+    beat = one.quiet()
+    cpu = [cpu_of(running, name) for name in BUSY]
     for _ in range(HEARTBEATS):
-        connection.call_json(Api.GROUP_HEARTBEAT, beat, 10_000)
-    report(
-        "CPU of the groups process for a heartbeat without news, one after the other",
-        "us",
-        (cpu_of_groups(running) - cpu) / HEARTBEATS * 1e6,
-        found,
-    )
-    connection.close()
+        one.connection.call(Api.GROUP_HEARTBEAT, [beat], 10_000)
+    for name, before in zip(BUSY, cpu, strict=True):
+        each_us = (cpu_of(running, name) - before) / HEARTBEATS * 1e6
+        report(f"CPU of {name} for a heartbeat without news, one after the other", "us", each_us, found)
+    one.connection.close()
+
+
+def heartbeats_of_many(running: EmbeddedAppliance, found: list[dict[str, Any]]) -> None:
+    """The same of many members, at the moments at which the SDK sends them."""
+    members = [Beating(running.address, "many", number) for number in range(DEATH.members)]
+    while sum(member.settle() for member in members):
+        pass
+    beats = [(member.connection, member.quiet()) for member in members]
+    time.sleep(1)
+    cpu = [cpu_of(running, name) for name in BUSY]
+    time.sleep(BEATING_S)
+    idle = [cpu_of(running, name) - before for name, before in zip(BUSY, cpu, strict=True)]
+    answered: list[Response | None] = []
+    cpu = [cpu_of(running, name) for name in BUSY]
+    begun, count = time.perf_counter(), 0
+    while (at := count * HEARTBEAT_INTERVAL_S / HEARTBEAT_SLOTS) < BEATING_S:
+        time.sleep(max(0.0, begun + at - time.perf_counter()))
+        for connection, beat in beats[count % HEARTBEAT_SLOTS :: HEARTBEAT_SLOTS]:
+            connection.process()
+            assert connection.request(Api.GROUP_HEARTBEAT, [beat], answered.append)
+            connection.process()
+        count += 1
+    time.sleep(max(0.0, begun + BEATING_S - time.perf_counter()))
+    for name, before, without in zip(BUSY, cpu, idle, strict=True):
+        each_us = (cpu_of(running, name) - before - without) / (BEATING_S / HEARTBEAT_INTERVAL_S * DEATH.members) * 1e6
+        report(f"CPU of {name} for a heartbeat without news, {DEATH.members} members", "us", each_us, found)
+    for connection, _ in beats:
+        connection.process()
+        connection.close()
+    assert len(answered) >= (BEATING_S / HEARTBEAT_INTERVAL_S - 1) * DEATH.members
+    assert all(answer is not None and answer.code is ErrorCode.OK for answer in answered)
 
 
 # ---- 4: lag ----------------------------------------------------------------------------------------------------------------------------

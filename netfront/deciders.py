@@ -29,6 +29,8 @@ REQUESTS_MAX = 16_384
 QUEUED_BYTES_MAX = 32 << 20
 CLOSED_MAX = 8_192
 """So many ends of sessions wait for room in the lane; a member whose end was not told is found by its session's timeout."""
+PATIENCE_NS = 50_000_000
+"""How long requests are gathered whose answers are not waited for: their decider wakes once for all of them, and this process once for the answers."""
 LOOK_INTERVAL_NS = 20_000_000
 """How often to look, while requests are with a decider, whether it was restarted: more often than one can start."""
 
@@ -131,6 +133,8 @@ class Decider:
         self._outbox: Outbox[_Queued] | None = None
         self._queue: deque[_Queued] = deque()
         """What is not in the lane yet; the outbox's own, once there is one."""
+        self._held_until_ns = 0
+        """While all of the queue is patient: when it goes into the lane."""
         self._queued_bytes = 0
         self._queued_bytes_of: dict[int, int] = {}
         """Session word -> bytes of its requests in the queue."""
@@ -166,10 +170,12 @@ class Decider:
     def next_deadline_ns(self) -> int:
         """When `step` next has something to do, without a message."""
         deadline_ns = self.unanswered.timeouts.quiet_until_ns
+        if self._held_until_ns:
+            deadline_ns = min(deadline_ns, self._held_until_ns)
         return min(deadline_ns, self._look_at_ns) if len(self.unanswered) else deadline_ns
 
-    def ask(self, word: int, api: int, version: int, correlation_id: int, payload: bytes, now_ns: int) -> None:
-        """Pass a request on. Raises WireError when too many wait."""
+    def ask(self, word: int, api: int, version: int, correlation_id: int, payload: bytes, now_ns: int, *, is_patient: bool = False) -> None:
+        """Pass a request on; what is patient goes with the next that is not, or after PATIENCE_NS. Raises WireError when too many wait."""
         refusal = self.unanswered.refusal(word, correlation_id)
         if refusal is not None:
             raise refusal
@@ -181,6 +187,10 @@ class Decider:
                 ErrorCode.TOO_MANY_REQUESTS, f"{self._queued_bytes} bytes of requests of all connections wait; ask again shortly"
             )
         self.unanswered.add(word, correlation_id, api, version, now_ns, self._timeout_ms)
+        if not is_patient:
+            self._held_until_ns = 0
+        elif not self._queue:
+            self._held_until_ns = now_ns + PATIENCE_NS
         self._queue.append(_Queued(LaneKind.REQUEST, api, word, correlation_id, payload))
         self._queued_bytes += len(payload)
         self._queued_bytes_of[word] = held + len(payload)
@@ -192,11 +202,15 @@ class Decider:
         if self._closed_count < CLOSED_MAX:
             self._queue.append(_Queued(LaneKind.SESSION_CLOSED, 0, word, 0, b""))
             self._closed_count += 1
+            self._held_until_ns = 0
 
     def pass_on(self, now_ns: int) -> int:
         """Move what waits into the lane, publish, ring: once per group."""
         self._now_ns = now_ns
-        return 0 if self._outbox is None else self._outbox.flush()
+        if self._outbox is None or now_ns < self._held_until_ns:
+            return 0
+        self._held_until_ns = 0
+        return self._outbox.flush()
 
     def _write(self, item: _Queued) -> bool:
         """Into the lane, unless it need not be done any more: it was answered late, or its client is gone."""

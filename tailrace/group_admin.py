@@ -189,7 +189,7 @@ def add_lag_seconds(call: Call, rows: list[dict[str, Any]], now_us: int) -> None
         for key, item in list_offsets(call, [(key, at) for key, (_, at) in turn.items()]).items():
             if item["code"] == ErrorCode.OK and item["offset"] >= 0:
                 times[key, turn[key][0]] = item.get("timestamp_us", -1)
-    for row in rows:
-        made_us = times.get((TopicPartition(row["topic"], row["partition"]), first_unread(row)))
-        if row["lag"] and made_us is not None and made_us >= 0:
+    for row in rows if times else ():
+        made_us = times.get((TopicPartition(row["topic"], row["partition"]), first_unread(row))) if row["lag"] else None
+        if made_us is not None and made_us >= 0:
             row["lag_seconds"] = max(0.0, (now_us - made_us) / 1e6)

@@ -382,7 +382,7 @@ def build(context: ProcessContext, open_store: Callable[[str], GroupStore]) -> G
     def front_link(front: int) -> FrontLink:
         name, process = process_name(Role.FRONT, front), context.control.process(Role.FRONT, front)
         return FrontLink(
-            front, context.lane_reader(name), context.lane_writer(name), context.bell(Role.FRONT, front), lambda: process.load(ProcessWord.GENERATION)
+            front, context.lane_reader(name), context.lane_writer(name), context.bell(Role.FRONT, front), lambda: process.load(ProcessWord.READY_GENERATION)
         )  # fmt: skip
 
     fronts = [front_link(front) for front in range(int(settings["fronts"]))]

@@ -131,12 +131,12 @@ class Describing:
     def _partitions(self, group: ConsumerGroup, after: tuple[str, int] | None) -> Iterator[tuple[Any, Any]]:
         """Of the topics that members subscribe to, all; of others, those with an offset."""
         for topic in self._topics_of(group, after):
-            name, topic_id, count = topic.name, topic.topic_id, topic.partition_count
-            offsets = self._offsets.of_topic(group.group_id, topic_id)
-            numbers = range(count) if name in group.signature and group.members else sorted(offsets)
-            for partition in numbers:
-                if (after is None or (name, partition) > after) and partition < count:
-                    yield [name, partition], self._partition(group, topic, partition, offsets.get(partition))
+            behind = after[1] if after is not None and after[0] == topic.name else -1
+            offsets = self._offsets.of_topic(group.group_id, topic.topic_id, behind)
+            is_read = topic.name in group.signature and group.members
+            for partition in range(max(0, behind + 1), topic.partition_count) if is_read else offsets:
+                if partition < topic.partition_count:
+                    yield [topic.name, partition], self._partition(group, topic, partition, offsets.get(partition))
 
     def _topics_of(self, group: ConsumerGroup, after: tuple[str, int] | None) -> list[TopicView]:
         found = {}
@@ -150,17 +150,18 @@ class Describing:
 
     def _partition(self, group: ConsumerGroup, topic: TopicView, number: int, offset: OffsetRow | None) -> dict[str, Any]:
         partition = topic.topic_id, number
-        end = self._topics.end_offset(*partition)
-        beginning = self._topics.beginning_offset(*partition)
-        committed = -1 if offset is None else offset.committed
+        bounds = self._topics.bounds(*partition)
+        beginning, end = (-1, -1) if bounds is None else bounds
+        committed, metadata, committed_ms = (-1, "", -1) if offset is None else (offset.committed, offset.metadata, offset.committed_ms)
         begins = self._beginnings.of(group, topic, number) if offset is None else committed
-        return {
-            "topic": topic.name, "partition": partition[1], "committed": committed, "beginning": -1 if beginning is None else beginning,
-            "end": -1 if end is None else end, "lag": None if end is None or begins is None else max(0, end - max(begins, beginning or 0)),
-            "member_id": group.owners.get(partition), "metadata": "" if offset is None else offset.metadata,
-            "committed_ms": -1 if offset is None else offset.committed_ms,
-            **({"waits_for": dict(self._hand_over(partition))} if partition in group.held else {}),
+        described: dict[str, Any] = {
+            "topic": topic.name, "partition": number, "committed": committed, "beginning": beginning, "end": end,
+            "lag": None if end < 0 or begins is None else max(0, end - max(begins, beginning)), "member_id": group.owners.get(partition),
+            "metadata": metadata, "committed_ms": committed_ms,
         }  # fmt: skip
+        if partition in group.held:
+            described["waits_for"] = dict(self._hand_over(partition))
+        return described
 
     def _hand_over(self, partition: Partition) -> list[tuple[str, int]]:
         """Of a partition that is held back: the partitions, and the offsets there, that the group is to commit first."""
@@ -189,9 +190,10 @@ class Describing:
 
     def _all_offsets(self, group: ConsumerGroup, after: tuple[str, int] | None) -> Iterator[tuple[Any, Any]]:
         for topic in self._topics_of(group, after):
-            name = topic.name
-            for partition, row in self._offsets.of_topic(group.group_id, topic.topic_id).items():
-                if (after is None or (name, partition) > after) and partition < topic.partition_count:
+            behind = after[1] if after is not None and after[0] == topic.name else -1
+            for partition, row in self._offsets.of_topic(group.group_id, topic.topic_id, behind).items():
+                if partition < topic.partition_count:
+                    name = topic.name
                     yield [name, partition], _offset(name, partition, row)
 
 

@@ -38,6 +38,8 @@ OFFSET_MAX = 1 << 62
 
 CLOSED_GRACE_NS = 1_000_000_000
 """How long a dynamic member whose connection has closed may take to come back over another one."""
+FRONT_GRACE_NS = 4_000_000_000
+"""How much longer, beside a heartbeat's time, when it closed because its front was killed: that says nothing of the member, and the host may be busy."""
 ASSIGNED_AT_ONCE_MEMBERS = 500
 ASSIGN_PAUSE_NS_PER_MEMBER = 20_000
 """A larger group is assigned anew only so long after the last time, for each member more: a thousand joins in a row do not cost a thousand assignments."""

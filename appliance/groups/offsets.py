@@ -50,10 +50,10 @@ class OffsetBook:
         self.settle()
         return self._store.offset_topics(group_id)
 
-    def of_topic(self, group_id: int, topic_id: str) -> dict[int, OffsetRow]:
-        """By partition, ascending."""
+    def of_topic(self, group_id: int, topic_id: str, behind: int = -1) -> dict[int, OffsetRow]:
+        """By partition, ascending, of those behind this one."""
         self.settle()
-        return {row.partition: row for row in self._store.offsets_of_topic(group_id, topic_id)}
+        return {row.partition: row for row in self._store.offsets_of_topic(group_id, topic_id, behind)}
 
     def settle(self) -> None:
         """Write what was put since. Raises StorageError, DiskFullError."""

@@ -165,8 +165,8 @@ class GroupService:
         return self._share.summary(name) if self._share is not None and self._share.has(name) else None
 
     def session_closed(self, session: SessionKey, now_ns: int, *, with_front: bool = False) -> None:
-        """The connection is gone: its dynamic members have CLOSED_GRACE_NS to come over another one; and a heartbeat's time more `with_front`: of a front
-        that was killed they learn by their next heartbeat only.
+        """The connection is gone: its dynamic members have CLOSED_GRACE_NS to come over another one; and a heartbeat's time and FRONT_GRACE_NS more
+        `with_front`: that a front was killed they learn by their next heartbeat only.
         """
         self._now_ns = now_ns
         self._sessions.closed(SessionKey(*session), now_ns, with_front=with_front)

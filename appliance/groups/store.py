@@ -316,10 +316,10 @@ class GroupStore:
         rows = self.read(sql, (group_id, topic_id, partition))
         return OffsetRow(*rows[0]) if rows else None
 
-    def offsets_of_topic(self, group_id: int, topic_id: str) -> list[OffsetRow]:
-        """By partition."""
-        sql = "SELECT * FROM offsets WHERE group_id = ? AND topic_id = ? ORDER BY partition"
-        return [OffsetRow(*row) for row in self.read(sql, (group_id, topic_id))]
+    def offsets_of_topic(self, group_id: int, topic_id: str, behind: int) -> list[OffsetRow]:
+        """Of partitions behind this one, in order."""
+        sql = "SELECT * FROM offsets WHERE group_id = ? AND topic_id = ? AND partition > ? ORDER BY partition"
+        return list(map(OffsetRow._make, self.read(sql, (group_id, topic_id, behind))))
 
     def has_offsets(self, group_id: int, topic_id: str) -> bool:
         return bool(self.read("SELECT 1 FROM offsets WHERE group_id = ? AND topic_id = ? LIMIT 1", (group_id, topic_id)))

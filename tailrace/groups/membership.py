@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from tailrace.errors import CommitFailedError, TailraceError, error_for
 from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
@@ -34,6 +35,10 @@ NS_PER_MS = 1_000_000
 RETRY_FIRST_NS = 50 * NS_PER_MS
 RETRY_MAX_NS = 1_000 * NS_PER_MS
 NEVER_NS = 2**63 - 1
+HEARTBEAT_SLOTS = 8
+"""Members of one host, whose monotonic clock is one, send heartbeats at so many moments in an interval, each at its own of them: those of one moment wake
+the appliance's processes together, and not all of a group's members have the same.
+"""
 POLLING_NS = NEVER_NS >> 1
 """The time of the last poll, while the consumer is in one: far enough ahead."""
 
@@ -97,6 +102,9 @@ class Membership:
 
     def __init__(self, identity: MemberIdentity, now_ns: int) -> None:
         self.identity = identity
+        self._interval_ns = identity.heartbeat_interval_ms * NS_PER_MS
+        self._moment_ns = crc32(identity.member_id.encode()) % HEARTBEAT_SLOTS * (self._interval_ns // HEARTBEAT_SLOTS)
+        """Where in each interval its heartbeat comes, if nothing happens."""
         self.phase = Phase.OUT
         self.epoch = JOIN_EPOCH
         self.taken = NOTHING
@@ -263,7 +271,7 @@ class Membership:
         self._token += 1
         self._under_way = reported
         self._give_up_ns = now_ns + max(1_000, one.session_timeout_ms // 3) * NS_PER_MS
-        self._due_ns = now_ns + one.heartbeat_interval_ms * NS_PER_MS
+        self._due_ns = now_ns + self._interval_ns - (now_ns - self._moment_ns) % self._interval_ns
         self.heartbeat_count += 1
         return self._token, request
 

@@ -251,7 +251,7 @@ def test_the_sessions_of_a_killed_front_are_ended_when_its_lane_is_read() -> Non
     world.ask(Api.GROUP_HEARTBEAT, {}, word=A, front=1)
     world.step()
     world.ask(Api.GROUP_HEARTBEAT, {}, word=B)  # left in its lane
-    world.front_slots[0].store(ProcessWord.GENERATION, 2)
+    world.front_slots[0].store(ProcessWord.READY_GENERATION, 2)
     world.step()
     assert world.service.closed == [(0, A), (0, B)]
     world.step()
@@ -261,7 +261,7 @@ def test_the_sessions_of_a_killed_front_are_ended_when_its_lane_is_read() -> Non
 def test_a_killed_front_whose_successor_has_spoken_loses_only_the_old_sessions(world: AgentWorld) -> None:
     world.ask(Api.GROUP_HEARTBEAT, {}, word=A)
     world.step()
-    world.front_slots[0].store(ProcessWord.GENERATION, 2)
+    world.front_slots[0].store(ProcessWord.READY_GENERATION, 2)
     new = 9 << 32 | 1
     world.ask(Api.GROUP_HEARTBEAT, {}, word=B)
     world.ask(Api.GROUP_HEARTBEAT, {}, word=new)

@@ -142,7 +142,7 @@ class AgentWorld:
         self.due_ns: int | None = None
         """When the agent wants its next step."""
         links = [
-            FrontLink(f, LaneReader(to_it[f]), LaneWriter(from_it[f]), SilentBell(), lambda f=f: self.front_slots[f].load(ProcessWord.GENERATION))  # type: ignore[misc]
+            FrontLink(f, LaneReader(to_it[f]), LaneWriter(from_it[f]), SilentBell(), lambda f=f: self.front_slots[f].load(ProcessWord.READY_GENERATION))  # type: ignore[misc]
             for f in range(fronts)
         ]  # fmt: skip
         self.agent = GroupsAgent(

@@ -8,7 +8,8 @@ import orjson
 import pytest
 
 from netfront import deciders
-from netfront.deciders import CLOSED_MAX
+from netfront.deciders import CLOSED_MAX, PATIENCE_NS
+from netfront.decisions import GATHERED_FROM
 from netfront.transport import Watched
 from shm.catalog_messages import LaneKind
 from shm.lane import LaneMessage
@@ -232,3 +233,59 @@ def test_a_fetch_is_answered_in_the_version_that_was_asked(world: FakeFront, cli
     world.append(route)
     world.settle()
     assert sorted(header for header in last_headers(world, client) if header[2]) == [(Api.FETCH, 3, parked), (Api.FETCH, 2, other)][::-1]
+
+
+def passed_on(world: FakeFront) -> list[int]:
+    """The numbers in the requests that groups got since."""
+    world.settle()
+    found = []
+    while (message := world.groups.take()) is not None:
+        found.append(orjson.loads(message.payload)["n"])
+    return found
+
+
+def test_heartbeats_of_many_members_without_news_go_together_and_nothing_else_waits_for_them(world: FakeFront) -> None:
+    start_groups(world)
+    members = [FakeClient(world, b"member-%d" % number) for number in range(GATHERED_FROM)]
+    quiet = {"group": "g", "member_epoch": 1, "topics": None, "owned": None}
+
+    def ask(member: int, number: int, news: dict[str, object] | None = None, api: Api = Api.GROUP_HEARTBEAT) -> None:
+        members[member].send_json(api, {**quiet, "n": number, **(news or {})})
+
+    for member in range(GATHERED_FROM - 1):
+        ask(member, member, {"member_epoch": 0, "topics": ["t"]})
+    assert passed_on(world) == list(range(GATHERED_FROM - 1)), "who joins is not kept waiting"
+    ask(0, 1)
+    assert passed_on(world) == [1], "nor is a member among few"
+    members[-1].send_json(Api.GROUP_HEARTBEAT, {"n": 0})
+    world.settle()
+    last = taken(world)
+
+    ask(0, 2)
+    ask(1, 3)
+    assert passed_on(world) == []
+    deadline_ns = world.front.next_deadline_ns()
+    assert deadline_ns is not None
+    assert deadline_ns - world.now_ns <= PATIENCE_NS
+    world.step(after_ms=PATIENCE_NS // 1_000_000)
+    assert passed_on(world) == [2, 3]
+
+    ask(2, 4)
+    assert passed_on(world) == []
+    changes: list[dict[str, object]] = [
+        {"owned": {}}, {"topics": ["u"]}, {"member_epoch": -1}, {"member_epoch": "1"}, {"member_epoch": True},
+    ]  # fmt: skip
+    for number, news in enumerate(changes, 5):
+        ask(3, number, news)
+        assert number in passed_on(world)
+        ask(4, 100 + number)
+        assert passed_on(world) == []
+    ask(5, 10, api=Api.COMMIT_OFFSETS)
+    assert passed_on(world) == [109, 10], "in their order"
+
+    world.groups.push(last.session, Api.GROUP_HEARTBEAT, {"group": "g"})
+    world.settle()
+    ask(-1, 11)
+    assert passed_on(world) == [11], "who was told that there is news is not kept waiting"
+    ask(-1, 12)
+    assert passed_on(world) == []

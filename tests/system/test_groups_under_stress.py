@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import os
+import pathlib
 import random
 import signal
 import subprocess
@@ -14,13 +15,14 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
-from tailrace import Admin, Producer, Record, TopicPartition
+from tailrace import Admin, Consumer, Producer, Record, TopicPartition
 from tailrace.environment import REAL
 from tailrace.errors import ClientClosedError, CommitFailedError, InvalidRequestError
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.groups import Remembers, heartbeats, member, offsets_by_partition, poll_until, poll_until_shared, read_until
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 from tests.kit.topics import create
@@ -247,6 +249,34 @@ def test_a_restart_of_the_fronts_or_of_the_group_process_moves_no_partition(appl
             one.commit()
             two.commit()
         assert told.calls == other_told.calls == []
+
+
+def test_a_front_that_takes_long_to_come_again_costs_none_of_its_members_its_place(tmp_path: pathlib.Path) -> None:
+    running = start_embedded(data_dir=str(tmp_path / "data"), listen=f"ipc://{tmp_path}/s", settings={"fronts": 2})
+    try:
+        create(running, "orders", PARTITIONS)
+        told, other_told = Remembers(), Remembers()
+        settings: dict[str, Any] = {"group_id": "g", "heartbeat_interval_ms": 250}
+        with Consumer(bootstrap=f"ipc://{tmp_path}/s", **settings) as one, Consumer(bootstrap=f"ipc://{tmp_path}/s.1", **settings) as other:
+            one.subscribe(["orders"], listener=told)
+            other.subscribe(["orders"], listener=other_told)
+            poll_until_shared([one, other], PARTITIONS)
+            told.calls.clear()
+            other_told.calls.clear()
+            kill_and_wait_for_successor(running, "tr-front-0")
+            successor = children(running)["tr-front-0"]
+            os.kill(successor, signal.SIGSTOP)
+            try:
+                begun = heartbeats(other)
+                poll_until([other], lambda: heartbeats(other) > begun + 12, "the process of groups had three seconds to look")
+            finally:
+                os.kill(successor, signal.SIGCONT)
+            one.commit()
+            begun = heartbeats(one)
+            poll_until([one, other], lambda: heartbeats(one) > begun + 1, "it is known to the successor")
+            assert told.calls == other_told.calls == []
+    finally:
+        running.stop()
 
 
 def test_a_child_is_told_at_once_that_it_has_no_consumer_and_the_parents_goes_on(appliance: EmbeddedAppliance, filled: str) -> None:

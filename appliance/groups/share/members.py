@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from appliance.groups.limits import CLOSED_GRACE_NS, SHARE_ACQUIRED_MAX
+from appliance.groups.limits import CLOSED_GRACE_NS, FRONT_GRACE_NS, SHARE_ACQUIRED_MAX
 from appliance.groups.messages import Partition, SessionKey
 from appliance.groups.store import MemberRow
 
@@ -55,7 +55,7 @@ class ShareMember:
     def closed(self, now_ns: int, *, with_front: bool) -> None:
         """That connection is gone. `with_front`: with its front, which the client learns by its next heartbeat only."""
         self.session = None
-        self.closed_ns = now_ns + (self.heartbeat_interval_ms * 1_000_000 if with_front else 0)
+        self.closed_ns = now_ns + (FRONT_GRACE_NS + self.heartbeat_interval_ms * 1_000_000 if with_front else 0)
 
     def deadline_ns(self) -> int:
         """When it is to be removed, unless it is heard before."""

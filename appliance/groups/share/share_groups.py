@@ -220,8 +220,8 @@ class ShareGroups:
                 self._members_of.pop(member.session, None)
 
     def session_closed(self, session: SessionKey, now_ns: int, *, with_front: bool = False) -> None:
-        """A connection is gone: those whose heartbeats came over it have a moment to come back over another; and a heartbeat's time more `with_front`: of a
-        front that was killed they learn by their next heartbeat only.
+        """A connection is gone: those whose heartbeats came over it have a moment to come back over another; and a heartbeat's time and
+        FRONT_GRACE_NS more `with_front`: that a front was killed they learn by their next heartbeat only.
         """
         for name, member_id in self._members_of.pop(session, ()):
             group = self._groups[name]

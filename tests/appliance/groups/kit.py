@@ -69,6 +69,10 @@ class FakeTopics:
     def beginning_offset(self, topic_id: str, partition: int) -> int | None:
         return 0
 
+    def bounds(self, topic_id: str, partition: int) -> tuple[int, int] | None:
+        beginning, end = self.beginning_offset(topic_id, partition), self.end_offset(topic_id, partition)
+        return None if beginning is None or end is None else (beginning, end)
+
 
 class Refused(Exception):
     """An answer with an error code."""

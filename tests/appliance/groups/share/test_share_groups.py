@@ -187,7 +187,7 @@ def test_a_killed_front_costs_its_members_nothing_before_their_next_heartbeat(wo
     member = world.join("g", "m", "t", offset_reset="earliest", heartbeat_interval_ms=4_000)
     member.acquire(10)
     world.groups.session_closed(SessionKey(0, 1), world.now_ns, with_front=True)
-    world.advance(4_900 * MS)
+    world.advance(8_900 * MS)
     assert member.acknowledge((topic, 0, 0, 3, "accept")) == []
     world.advance(100 * MS)
     with pytest.raises(UnknownMemberError):
