@@ -11,7 +11,7 @@ from typing import Any
 
 from tailrace.arguments import by_partition, name_list, name_of, partition_list, whole
 from tailrace.connection import Connection
-from tailrace.errors import InvalidRequestError, error_for
+from tailrace.errors import InvalidRequestError, error_for, error_for_offset
 from tailrace.offset_lookup import At, Call, list_offsets
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.wire import Api
@@ -140,7 +140,7 @@ class GroupAdmin:
             piece = items[start : start + GROUP_OFFSETS_AT_ONCE]
             refused += self._call(Api.ALTER_GROUP_OFFSETS, {"group": group, "offsets": piece})["refused"]
         for topic, partition, code, sentence in refused:
-            raise error_for(code_of(code), sentence or f"{topic}-{partition}")
+            raise error_for_offset(code_of(code), sentence or f"{topic}-{partition}")
 
     def delete_groups(self, groups: str | Iterable[str]) -> None:
         """Delete groups (a name, or several) with what they have committed. Of those that are refused the first one's error is raised; the others are gone.

@@ -18,7 +18,15 @@ from typing import Any
 from tailrace.arguments import INT64_MAX, by_partition, whole
 from tailrace.client_log import logger
 from tailrace.connection import Connection, decode_answer
-from tailrace.errors import CommitFailedError, InvalidRequestError, NotReachableError, RequestTimeoutError, TailraceError, error_for
+from tailrace.errors import (
+    CommitFailedError,
+    InvalidRequestError,
+    NotReachableError,
+    RequestTimeoutError,
+    TailraceError,
+    error_for,
+    error_for_offset,
+)
 from tailrace.fetcher import PartitionCursor
 from tailrace.offset_lookup import Call
 from tailrace.protocol import requests
@@ -58,7 +66,7 @@ def offsets_of(given: Any) -> Offsets:
 
 def commit_error(code: ErrorCode, sentence: str) -> TailraceError:
     """What a refused commit raises."""
-    return CommitFailedError(sentence, code) if code in LOST_MEMBERSHIP else error_for(code, sentence)
+    return CommitFailedError(sentence, code) if code in LOST_MEMBERSHIP else error_for_offset(code, sentence)
 
 
 class Commit:

@@ -210,6 +210,8 @@ def test_a_commit_that_nobody_waits_for_and_that_has_no_callback_says_in_the_log
             consumer.commit({keys[1]: 5})
             assert caplog.text.count("commit_async of group") == said, offset
         assert "beyond the end" in caplog.text
+        assert "Give the offset of the next record to read" in caplog.text
+        assert "Seek to" not in caplog.text, "a commit does not read"
         assert consumer.committed(keys[0]) == 40
 
 
