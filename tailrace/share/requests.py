@@ -1,8 +1,9 @@
 """A share consumer's requests: acquire and acknowledge, one under way at a time, none carried out twice.
 
 Owner: one ShareConsumer, one thread.
-Invariants: a request that got no answer is sent again with its number until it is answered: the appliance answers a number that it knows from memory. What was
-    said of records is forgotten when it is answered, put back when the appliance says that it did nothing, and told as refused when the locks are gone.
+Invariants: a request that got no answer is sent again with its number until it is answered: the appliance answers a number that it knows from memory. That a
+    later copy could not be carried out says nothing of the first one. What was said of records is forgotten when it is answered, put back when the
+    appliance says of every copy that it did nothing, and told as refused when the locks are gone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tailrace.share.held import Held, Said
 GONE_CODES = frozenset({ErrorCode.UNKNOWN_MEMBER, ErrorCode.FENCED_MEMBER, ErrorCode.UNKNOWN_GROUP})
 """The appliance does not know this member: what it had acquired is free."""
 NS_PER_MS = 1_000_000
+TRY_AGAIN_NS = 100 * NS_PER_MS
 REFUSED_MAX = 10_000
 """Runs that are remembered until commit() asks."""
 
@@ -74,8 +76,12 @@ class ShareRequests:
         self._sequence = 0
         self._answered_sequence = 0
         self._request: tuple[Api, dict[str, Any], list[Said], int] | None = None
-        """What is under way, or to be sent again: (API, body, what it says of records, since when)."""
+        """What is under way, or to be sent again: (API, body, what it says of records, since when it may have been carried out)."""
         self._call: PendingCall | None = None
+        self._may_be_done = False
+        """Whether a copy of the request was sent and not answered."""
+        self._send_at_ns = 0
+        """When it is to be sent again."""
         self.refused: list[Refused] = []
         """Since they were last taken."""
         self.refused_count = 0
@@ -122,14 +128,23 @@ class ShareRequests:
         assert self._request is not None
         api, body, said, since_ns = self._request
         if self._call is None:
-            frames = [requests.encode_json(body)]
-            self._call = PendingCall(self._connection, api, frames, self._timeout_ms, None, self._connection.now_ns())
+            now_ns = self._connection.now_ns()
+            if now_ns < self._send_at_ns:
+                return None
+            if not self._may_be_done:
+                since_ns = now_ns
+                self._request = api, body, said, since_ns
+            self._call = PendingCall(self._connection, api, [requests.encode_json(body)], self._timeout_ms, None, now_ns)
         try:
             response = self._call.step()
-        except (RequestTimeoutError, NotReachableError):
-            self._call = None  # it may have been carried out: it goes on with its number
-            raise
         except TailraceError as error:
+            self._may_be_done = self._may_be_done or self._call.may_be_done
+            if isinstance(error, (RequestTimeoutError, NotReachableError)):
+                self._call = None
+                raise
+            if self._may_be_done and (error.retriable or error.code is ErrorCode.STORAGE_ERROR):  # said of this copy, not of the one before
+                self._call, self._send_at_ns = None, self._connection.now_ns() + TRY_AGAIN_NS
+                raise
             self._end()
             if error.code not in GONE_CODES:
                 self._held.put_back(said)
@@ -156,6 +171,7 @@ class ShareRequests:
 
     def _end(self) -> None:
         self._request = self._call = None
+        self._may_be_done, self._send_at_ns = False, 0
         self._answered_sequence = self._sequence
 
     def _is_of_now(self, epoch: int) -> bool:
@@ -187,7 +203,7 @@ class ShareRequests:
 
     def next_step_ns(self) -> int | None:
         """When `step` is due though nothing comes; None: nothing is under way."""
-        return None if self._request is None else 0 if self._call is None else self._call.step_again_ns
+        return None if self._request is None else self._send_at_ns if self._call is None else self._call.step_again_ns
 
     def take_refused(self) -> LockLostError | None:
         """What was refused since it was last asked, as an error."""
