@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import length_hint
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Never, Unpack
 
 from tailrace.admin import partition_counts
 from tailrace.arguments import (
@@ -32,7 +32,7 @@ from tailrace.errors import InvalidRequestError, TailraceError
 from tailrace.fetcher import PartitionCursor
 from tailrace.group_methods import GroupMethods
 from tailrace.offset_questions import OffsetQuestions
-from tailrace.other_names import CONSUMER_ELSEWHERE, OtherNames, wonder_at_seconds
+from tailrace.other_names import CONSUMER_ELSEWHERE, OtherNames, refuse_keywords, wonder_at_seconds
 from tailrace.protocol.wire import Api
 from tailrace.reading import Reading
 from tailrace.records import Record, TopicBatch, TopicPartition
@@ -268,7 +268,7 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
 
     # ---- reading ---------------------------------------------------------------------------------------------------------------------
 
-    def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> list[Record]:
+    def poll(self, timeout_ms: float = 0, max_records: int | None = None, **others: Never) -> list[Record]:
         """Up to `max_records` records (default max_poll_records), which may be of several partitions; waits for the first for at most `timeout_ms`
         milliseconds. Empty when the time is up.
 
@@ -276,6 +276,8 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
         failed), OffsetOutOfRangeError (auto_offset_reset="none"), NotReachableError, UnknownTopicError. The first three name the offsets; the position stays
         before them until `seek`.
         """
+        if others:
+            refuse_keywords("poll", others)
         limit = self.settings.max_poll_records if max_records is None else whole("max_records", max_records, 1)
         self._check_open()
         if type(timeout_ms) is float:

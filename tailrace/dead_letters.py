@@ -195,7 +195,7 @@ def _headers(letter: Letter) -> list[tuple[str, bytes]]:
         "delivery_count": letter.delivery_count, "timestamp": record.timestamp,
     }  # fmt: skip
     kept = [header for header in record.headers if not header[0].startswith(PREFIX)]
-    return kept + [(PREFIX + name, str(value).encode()) for name, value in added.items()]
+    return kept + [(PREFIX + name, str(value).encode(errors="backslashreplace")) for name, value in added.items()]
 
 
 def _as_text(value: Any) -> Any:

@@ -14,14 +14,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Never, Unpack
 
 from tailrace.arguments import name_list, timeout_ms_of, whole
 from tailrace.client_log import logger
 from tailrace.dead_letters import DeadLetters
 from tailrace.environment import REAL, Environment
 from tailrace.errors import TailraceError
-from tailrace.other_names import OtherNames
+from tailrace.other_names import SHARE_CONSUMER_ELSEWHERE, OtherNames, refuse_keywords
 from tailrace.protocol.wire import Api
 from tailrace.records import Record
 from tailrace.settings import build, documented, merged
@@ -49,17 +49,7 @@ class ShareConsumer(OtherNames):
     Settings are keyword arguments.
     """
 
-    _elsewhere: ClassVar[dict[str, str]] = {
-        "assign": "a share group has no assignment: write ShareConsumer(*topics, group_id=...)",
-        "assignment": "every consumer of a share group is given records of all partitions",
-        "commit_async": "what was acknowledged goes with the next poll(); write commit() to wait for it",
-        "commit_sync": "write commit()",
-        "committed": "a share group has no committed offsets: `tailrace group describe` shows how far it is",
-        "position": "a share group has no positions: records are acknowledged one by one",
-        "pause": "a topic is paused for all its groups: write `tailrace topic alter TOPIC --config delivery.paused=true`",
-        "seek": "a share group has no positions: write `tailrace group reset-offsets` while it has no consumers",
-        "set_acknowledgement_commit_callback": "commit() raises LockLostError, whose `refused` says what was not acknowledged",
-    }
+    _elsewhere: ClassVar[dict[str, str]] = SHARE_CONSUMER_ELSEWHERE
 
     def __init__(
         self,
@@ -113,9 +103,10 @@ class ShareConsumer(OtherNames):
         self._leave()
         self._work.forget()
 
-    def subscription(self) -> list[str]:
-        """The topics that records are taken of."""
-        return list(self._work.subscribed)
+    def subscription(self) -> set[str]:
+        """The names of the topics that records are taken of."""
+        self._connection.check_usable()
+        return set(self._work.subscribed)
 
     def acquisition_lock_timeout_ms(self) -> int | None:
         """How long the locks of the records last that were acquired last, ms (Kafka's name); None before the first."""
@@ -123,13 +114,16 @@ class ShareConsumer(OtherNames):
 
     # ---- records -------------------------------------------------------------------------------------------------------------------------
 
-    def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> list[ShareRecord]:
+    def poll(self, timeout_ms: float = 0, max_records: int | None = None, **others: Never) -> list[ShareRecord]:
         """Acquire up to `max_records` records (default max_poll_records); waits for the first for at most `timeout_ms` milliseconds. What was said by
         `acknowledge` is sent along, and where it was not called since the last poll, what that returned is accepted (share_acknowledgement_mode "implicit").
 
-        Raises InvalidRecordError (a deserializer failed: the record is released, the next poll goes on without it), NotReachableError, UnknownTopicError,
-        StorageError; records that had come are handed out first. A record that cannot be read goes to the dead-letter topic.
+        Raises InvalidRecordError (a deserializer failed: the record is released, the next poll goes on without it), NotReachableError (the appliance has been
+        away for a minute, as a Consumer's), UnknownTopicError, StorageError; records that had come are handed out first. A record that cannot be read goes to
+        the dead-letter topic.
         """
+        if others:
+            refuse_keywords("poll", others)
         limit = self.settings.max_poll_records if max_records is None else whole("max_records", max_records, 1)
         self._fill(limit, self._now_ns() + int(timeout_ms_of(timeout_ms) * NS_PER_MS))
         return self._work.hand_out(limit)
@@ -146,6 +140,7 @@ class ShareConsumer(OtherNames):
                     look_up()
                 work.read(limit - len(work.ahead))
                 self._write_given_up(with_rejected=False)
+                work.check_reachable()
             except TailraceError as error:
                 work.fail(error)
             if work.is_done(limit) or self._now_ns() >= deadline_ns:
@@ -193,12 +188,13 @@ class ShareConsumer(OtherNames):
 
     # ---- acknowledging -------------------------------------------------------------------------------------------------------------------
 
-    def acknowledge(self, record: Record, outcome: str = "accept") -> None:
+    def acknowledge(self, record: Record, outcome: str = "accept", *, reason: str | None = None) -> None:
         """Say what becomes of a record: "accept" (it is done), "release" (another consumer, or this one, gets it again), "reject" (it goes to the dead-letter
         topic), "renew" (its lock begins anew, it stays with this consumer); or a `tailrace.AcknowledgeType`. It is sent with the next `poll`, or by `commit`.
-        Said twice before that, the last word counts. Raises InvalidRequestError for a record that this consumer does not hold.
+        Said twice before that, the last word counts. `reason`, with "reject" alone: why, a sentence for the dead letter's header `dlq.reason` (the first
+        1,000 characters). Raises InvalidRequestError, also for a record that this consumer does not hold.
         """
-        self._work.acknowledge(record, outcome)
+        self._work.acknowledge(record, outcome, reason)
 
     def commit(self, timeout_ms: float | None = None) -> None:
         """Send what was said of records, and wait until the appliance has it on its disk (`timeout_ms`, default request_timeout_ms). Where nothing was said

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar, Unpack
+from typing import Any, ClassVar, Never, TypeVar, Unpack
 
 from tailrace.aio.client import AsyncClient
 from tailrace.aio.dead_letters import AsyncDeadLetters
@@ -20,13 +20,13 @@ from tailrace.aio.group import HeartbeatDriver
 from tailrace.arguments import timeout_ms_of, whole
 from tailrace.client_log import logger
 from tailrace.errors import ClientClosedError, TailraceError
-from tailrace.other_names import OtherNames
+from tailrace.other_names import SHARE_CONSUMER_ELSEWHERE, OtherNames, refuse_keywords
 from tailrace.protocol.wire import Api
 from tailrace.records import Record
 from tailrace.share.records import ShareRecord
 from tailrace.share.settings import ShareConsumerOptions, ShareConsumerSettings
 from tailrace.share.work import NS_PER_MS, ShareWork
-from tailrace.share_consumer import CLOSE_COMMIT_MS, LEAVE_WAIT_NS, LOOP_POLL_MS, ShareConsumer, settings_of
+from tailrace.share_consumer import CLOSE_COMMIT_MS, LEAVE_WAIT_NS, LOOP_POLL_MS, settings_of
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class AsyncShareConsumer(AsyncClient, OtherNames):
     """
 
     _elsewhere: ClassVar[dict[str, str]] = {
-        **ShareConsumer._elsewhere,
+        **SHARE_CONSUMER_ELSEWHERE,
         "getmany": "write poll(timeout_ms=..., max_records=...)",
         "getone": "write `async for record in consumer`, or poll(max_records=1)",
     }
@@ -136,10 +136,10 @@ class AsyncShareConsumer(AsyncClient, OtherNames):
         await self._leave()
         self._work.forget()
 
-    async def subscription(self) -> list[str]:
-        """The topics that records are taken of."""
+    async def subscription(self) -> set[str]:
+        """As `ShareConsumer.subscription`."""
         await self._ready()
-        return list(self._work.subscribed)
+        return set(self._work.subscribed)
 
     async def acquisition_lock_timeout_ms(self) -> int | None:
         """As `ShareConsumer.acquisition_lock_timeout_ms`."""
@@ -148,8 +148,10 @@ class AsyncShareConsumer(AsyncClient, OtherNames):
 
     # ---- records -------------------------------------------------------------------------------------------------------------------------
 
-    async def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> list[ShareRecord]:
+    async def poll(self, timeout_ms: float = 0, max_records: int | None = None, **others: Never) -> list[ShareRecord]:
         """Acquire up to `max_records` records (default max_poll_records); awaits the first for at most `timeout_ms`. Raises what `ShareConsumer.poll` does."""
+        if others:
+            refuse_keywords("poll", others)
         limit = self.settings.max_poll_records if max_records is None else whole("max_records", max_records, 1)
         timeout = timeout_ms_of(timeout_ms)
         await self._ready()
@@ -180,6 +182,7 @@ class AsyncShareConsumer(AsyncClient, OtherNames):
                         await self._driver.run(look_up)
                     work.read(limit - len(work.ahead))
                     await self._write_given_up(with_rejected=False)
+                    self._do(work.check_reachable)
                 except TailraceError as error:
                     work.fail(error)
                 if work.is_done(limit) or work.now_ns() >= deadline_ns:
@@ -232,9 +235,9 @@ class AsyncShareConsumer(AsyncClient, OtherNames):
 
     # ---- acknowledging -------------------------------------------------------------------------------------------------------------------
 
-    async def acknowledge(self, record: Record, outcome: str = "accept") -> None:
+    async def acknowledge(self, record: Record, outcome: str = "accept", *, reason: str | None = None) -> None:
         """As `ShareConsumer.acknowledge`; nothing is waited for."""
-        self._work.acknowledge(record, outcome)
+        self._work.acknowledge(record, outcome, reason)
 
     async def commit(self, timeout_ms: float | None = None) -> None:
         """As `ShareConsumer.commit`; other tasks may poll meanwhile."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tailrace.client_log import logger
-from tailrace.dead_letters import Letter
+from tailrace.dead_letters import REASON_MAX, Letter
 from tailrace.errors import TailraceError
 from tailrace.records import Record, TopicPartition
 from tailrace.share.feed import Piece
@@ -64,11 +64,12 @@ class Undeliverable:
         self._raw = {place: record for place, record in self._raw.items() if self._held.has(*place)}
         self._raw.update(((record.topic, record.partition, record.offset), record) for record in records)
 
-    def reject(self, record: Record, info: TopicInfo) -> None:
-        """The user gives a record up."""
+    def reject(self, record: Record, info: TopicInfo, reason: str | None) -> None:
+        """The user gives a record up. `reason`: why, in its own words."""
         place = record.topic, record.partition, record.offset
         stored = self._raw.get(place, record)
-        self._rejected[place] = Letter(stored, info, self._group, REJECTED, getattr(record, "delivery_count", 1))
+        why = (reason or REJECTED)[:REASON_MAX]
+        self._rejected[place] = Letter(stored, info, self._group, why, getattr(record, "delivery_count", 1))
 
     def take(self, *, with_rejected: bool) -> list[GivenUp]:
         """What is to be written now; each is to be passed to `ended`, or put back."""

@@ -16,11 +16,12 @@ from tailrace.arguments import name_list
 from tailrace.client_log import logger
 from tailrace.connection import Connection
 from tailrace.environment import Environment
-from tailrace.errors import InvalidRequestError, TailraceError
+from tailrace.errors import InvalidRequestError, NotReachableError, TailraceError
 from tailrace.groups.driver import HeartbeatThread
 from tailrace.groups.membership import MemberIdentity, Phase
 from tailrace.protocol.session import Response
 from tailrace.protocol.wire import Api
+from tailrace.reading import UNREACHABLE_AFTER_NS
 from tailrace.records import Record
 from tailrace.serializers import deserialized, failure_at
 from tailrace.share.ahead import Ahead
@@ -29,14 +30,13 @@ from tailrace.share.held import OUTCOMES, REJECTING, Held
 from tailrace.share.membership import ShareMembership
 from tailrace.share.reading import ShareReading
 from tailrace.share.records import ShareRecord
-from tailrace.share.requests import Answer, ShareRequests
+from tailrace.share.requests import TRY_AGAIN_NS, Answer, ShareRequests
 from tailrace.share.settings import ShareConsumerSettings
 from tailrace.share.undeliverable import Undeliverable
 
 NS_PER_MS = 1_000_000
 LOOK_AGAIN_NS = 1_000 * NS_PER_MS
 """How soon to ask again though nothing tells of records: a push may be lost."""
-TRY_AGAIN_NS = 100 * NS_PER_MS
 SEND_SAID_NS = 1_000 * NS_PER_MS
 """A loop over records tells the appliance so often what was said, or more often where locks are short: it must not wait for the end of what was acquired."""
 _PLAIN = frozenset(OUTCOMES) - {"reject"}
@@ -73,6 +73,8 @@ class ShareWork:
         """When to ask for records next, unless something tells of them before."""
         self._sent_ns = 0
         """When a request was begun last."""
+        self._away_since_ns = 0
+        """Since when there is no appliance; 0: there is one."""
         self._met = ""
         """Why the last request was not carried out, until one is."""
         self._error: TailraceError | None = None
@@ -232,6 +234,21 @@ class ShareWork:
             self.counters["acknowledgements_refused"] = self.requests.refused_count
             logger.warning("share_acknowledgements_refused group=%s: commit() says which", self.settings.group_id)
 
+    def check_reachable(self) -> None:
+        """As a Consumer's poll does. Raises NotReachableError when the appliance has been away for long, and why the connection is of no use."""
+        connection, now_ns = self.connection, self.now_ns()
+        if not connection.is_ready:
+            connection.process()
+            connection.tick(now_ns)
+        if connection.fatal is not None:
+            raise connection.fatal
+        if connection.is_ready:
+            self._away_since_ns = 0
+        elif not self._away_since_ns:
+            self._away_since_ns = now_ns
+        elif now_ns - self._away_since_ns > UNREACHABLE_AFTER_NS:
+            raise NotReachableError(f"no appliance answers at {self.settings.bootstrap}{connection.met()}")
+
     def read(self, limit: int) -> None:
         """Take in up to `limit` records that were acquired and have come; what cannot be delivered is noted."""
         for key, info, piece in self.reading.pieces(limit):
@@ -309,22 +326,25 @@ class ShareWork:
 
     # ---- acknowledging -------------------------------------------------------------------------------------------------------------------
 
-    def acknowledge(self, record: Record, outcome: str) -> None:
+    def acknowledge(self, record: Record, outcome: str, reason: str | None) -> None:
         """See `ShareConsumer.acknowledge`."""
         self.connection.check_usable()
-        if type(outcome) is not str or outcome not in _PLAIN:  # the others one by one: this is done for every record
-            outcome = self._rejecting(record) if (word := _word(outcome)) == "reject" else word
+        if reason is not None or type(outcome) is not str or outcome not in _PLAIN:  # the others one by one: this is done for every record
+            word = _word(outcome)
+            if reason is not None:
+                _check_reason(reason, word)
+            outcome = self._rejecting(record, reason) if word == "reject" else word
         if not isinstance(record, Record):
             raise InvalidRequestError(_NO_RECORD.format(record))
         self.held.say(record.topic, record.partition, record.offset, outcome)
         self._is_explicit = True
 
-    def _rejecting(self, record: Record) -> str:
+    def _rejecting(self, record: Record, reason: str | None) -> str:
         """The record is to go to the dead-letter topic."""
         if not isinstance(record, Record):
             raise InvalidRequestError(_NO_RECORD.format(record))
         if self.held.has(record.topic, record.partition, record.offset):
-            self.undeliverable.reject(record, self.reading.info(record.topic))
+            self.undeliverable.reject(record, self.reading.info(record.topic), reason)
         return REJECTING
 
     def begin_commit(self) -> None:
@@ -391,3 +411,11 @@ def _word(outcome: object) -> str:
     if word not in OUTCOMES:
         raise InvalidRequestError(f"the outcome is {outcome!r:.100}; allowed are {', '.join(OUTCOMES)}")
     return word
+
+
+def _check_reason(reason: object, word: str) -> None:
+    """Raises InvalidRequestError."""
+    if not isinstance(reason, str):
+        raise InvalidRequestError(f"reason is {reason!r:.100}; it takes a sentence, as text: write reason=str(...)")
+    if word != "reject":
+        raise InvalidRequestError(f'reason goes into the header dlq.reason of a dead letter: leave it out with "{word}", or write "reject"')

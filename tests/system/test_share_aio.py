@@ -41,9 +41,12 @@ def test_outcomes_and_dead_letters_without_a_thread(appliance: EmbeddedAppliance
         async with consumer_of(appliance, topic, share_acknowledgement_mode="explicit") as consumer:
             records = await take(consumer, 4)
             assert await consumer.acquisition_lock_timeout_ms() == 30_000
+            assert await consumer.subscription() == {topic}
             for record, outcome in zip(records, AcknowledgeType, strict=True):
-                await consumer.acknowledge(record, outcome)
+                await consumer.acknowledge(record, outcome, reason="too old" if outcome == "reject" else None)
             await consumer.commit()
+            with pytest.raises(InvalidRequestError, match=r"poll\(timeout_ms=\.\.\.\), in milliseconds"):
+                await consumer.poll(timeout=1.0)  # type: ignore[arg-type]
             (again,) = await take(consumer, 1)
             assert (again.offset, again.delivery_count) == (1, 2)
             await consumer.acknowledge(again)
@@ -58,6 +61,8 @@ def test_outcomes_and_dead_letters_without_a_thread(appliance: EmbeddedAppliance
             assert {thread for thread in set(threading.enumerate()) - before if "asyncio" not in thread.name} == set()
 
     run(main())
+    (letter,) = read(appliance, f"{topic}.dlq", 1)
+    assert dict(letter.headers)["dlq.reason"] == b"too old"
     assert start_offset(appliance, f"g-{topic}") == 4
     assert [letter.value for letter in read(appliance, f"{topic}.dlq", 1)] == [b"2"]
 

@@ -4,8 +4,10 @@ otherwise is named. No appliance is needed for any of this.
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import inspect
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition, other_names
+from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer, TopicPartition, other_names
 from tailrace.arguments import (
     by_partition,
     optional_text_bytes,
@@ -62,6 +64,11 @@ LATER = {
 """Methods that Kafka has and this version has not."""
 
 
+def share_consumer(bootstrap: str) -> ShareConsumer:
+    """One that reads nothing yet."""
+    return ShareConsumer(bootstrap=bootstrap, group_id="g")
+
+
 @pytest.fixture(params=list(CALLS), ids=lambda kind: kind.__name__)
 def closed(request: pytest.FixtureRequest) -> Any:
     client = request.param(bootstrap=NOWHERE)
@@ -99,9 +106,13 @@ def test_what_comes_with_a_later_version_says_so_in_one_sentence(kind: type) -> 
     [(Consumer, "get_watermark_offsets", r"end_offsets\("), (Consumer, "store_offsets", r"commit\("), (Admin, "alter_configs", r"alter_topics\("),
      (Consumer, "group_metadata", r"consumer_group_metadata\("), (Consumer, "member_id", r"memberid\("), (Admin, "list_share_groups", r"list_groups\("),
      (Admin, "delete_consumer_group_offsets", r"0\): None"), (Admin, "list_consumer_groups", r"list_groups\("),
-     (Admin, "list_consumer_group_offsets", r"list_group_offsets\(")],
+     (Admin, "list_consumer_group_offsets", r"list_group_offsets\("), (share_consumer, "committed", "tailrace group describe"),
+     (share_consumer, "consume", r"poll\(timeout_ms"), (share_consumer, "end_offsets", r"Consumer\(.*end_offsets\("),
+     (share_consumer, "paused", "delivery.paused=true"), (share_consumer, "resume", "delivery.paused=false"),
+     (share_consumer, "retry_later", "release"), (share_consumer, "seek_to_beginning", "group reset-offsets"),
+     (share_consumer, "store_offsets", r"acknowledge\("), (share_consumer, "unassign", r"unsubscribe\(")],
 )  # fmt: skip
-def test_another_clients_method_is_not_there_and_the_error_names_ours(kind: type, name: str, hint: str) -> None:
+def test_another_clients_method_is_not_there_and_the_error_names_ours(kind: Callable[..., Any], name: str, hint: str) -> None:
     client = kind(bootstrap=NOWHERE)
     try:
         assert not hasattr(client, name)
@@ -237,6 +248,38 @@ def test_a_poll_that_seems_to_be_given_seconds_says_what_it_waits_for_once(
                 consumer.poll(timeout)
             assert len(caplog.records) == (timeout == 1.0), timeout
     assert "poll(1.0) waits 1.0 ms" in caplog.text
+
+
+def test_every_method_of_a_consumer_that_a_share_consumer_has_not_is_named_with_what_to_write() -> None:
+    missing = {name for name, _ in inspect.getmembers(Consumer, callable) if not name.startswith("_") and not hasattr(ShareConsumer, name)}
+    assert missing <= set(other_names.SHARE_CONSUMER_ELSEWHERE)
+    assert not [name for name in other_names.SHARE_CONSUMER_ELSEWHERE if hasattr(ShareConsumer, name)]
+
+
+@pytest.mark.parametrize("kind", [Consumer, share_consumer])
+def test_other_clients_arguments_of_poll_are_named(kind: Callable[..., Any]) -> None:
+    client = kind(bootstrap=NOWHERE)
+    try:
+        for name, sentence in (("timeout", r"poll\(timeout_ms=\.\.\.\), in milliseconds"), ("update_offsets", "leave it out")):
+            with pytest.raises(InvalidRequestError, match=sentence):
+                client.poll(**{name: 1.0})
+        with pytest.raises(TypeError, match=r"^poll\(\) got an unexpected keyword argument 'tiemout_ms'$"):
+            client.poll(tiemout_ms=1)
+    finally:
+        client.close()
+
+
+def test_a_partition_with_an_offset_says_where_the_offset_goes() -> None:
+    anything: Any = TopicPartition
+    named: dict[str, Any] = {"offset": 42}
+    for more, keywords in (((42,), {}), ((42, "metadata"), {}), ((), named)):
+        with pytest.raises(InvalidRequestError) as caught:
+            anything("t", 0, *more, **keywords)
+        assert "seek(TopicPartition('t', 0), 42)" in str(caught.value)
+        assert "commit({TopicPartition('t', 0): 42})" in str(caught.value)
+    with pytest.raises(TypeError, match=r"^TopicPartition\(\) missing 1 required positional argument: 'partition'"):
+        anything("t")
+    assert TopicPartition(topic="t", partition=0) == KEY == pickle.loads(pickle.dumps(KEY)) == copy.copy(KEY) == KEY._replace(topic="t")
 
 
 def test_text_that_is_no_utf8_costs_no_other_record() -> None:
