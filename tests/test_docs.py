@@ -431,7 +431,7 @@ def test_python_snippets_run(path: pathlib.Path, tmp_path: pathlib.Path) -> None
         if snippet.startswith("spark"):
             continue  # runs in tests/spark_bridge, in a session of its own
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", snippet], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
+            [sys.executable, "-W", "error", "-c", snippet], capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
         )
         assert done.returncode == 0, f"snippet {number + 1} of {path.name}:\n{done.stderr}"
 

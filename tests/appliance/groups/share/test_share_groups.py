@@ -1,4 +1,4 @@
-"""Share groups as the service sees them: members, acquiring, what wakes whom, what survives a start and a failed commit."""
+"""Share groups as the service sees them: acquiring, acknowledging, what wakes whom, what survives a start and a failed commit, what operators do."""
 
 from __future__ import annotations
 
