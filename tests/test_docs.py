@@ -329,7 +329,7 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
     check_part(ROOT / "docs/protocol.md", "exchanges", f"```\n{text}```\n")
 
 
-@pytest.mark.parametrize("name", ["groups.md", "guarantees.md", "limits.md"])
+@pytest.mark.parametrize("name", ["groups.md", "queues.md", "guarantees.md", "limits.md"])
 def test_the_tests_that_a_document_names_exist(name: str) -> None:
     text = (ROOT / "docs" / name).read_text()
     named = set(re.findall(r"`(test_\w+)`", text))
@@ -368,7 +368,7 @@ def test_python_snippets_run(path: pathlib.Path, tmp_path: pathlib.Path) -> None
         if snippet.startswith("spark"):
             continue  # runs in tests/spark_bridge, in a session of its own
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", snippet], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
+            [sys.executable, "-W", "error", "-c", snippet], capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
         )
         assert done.returncode == 0, f"snippet {number + 1} of {path.name}:\n{done.stderr}"
 
@@ -378,3 +378,11 @@ def test_files_named_in_the_map_exist() -> None:
         r"`((?:tailrace|shm|workers|netfront|appliance|spark_bridge|bench|tests|systemd)/[\w/.]+)`", (ROOT / "CONTRIBUTING.md").read_text()
     ):
         assert (ROOT / name).exists(), f"CONTRIBUTING.md names {name}"
+
+
+@pytest.mark.parametrize("package", ["appliance/groups", "tailrace/groups", "tailrace/share", "tailrace/idempotent"])
+def test_every_module_of_groups_and_queues_is_in_the_map(package: str) -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py"}
+    assert modules
+    assert {name for name in modules if f"`{name}`" not in text} == set()

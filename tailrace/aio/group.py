@@ -138,7 +138,7 @@ class LoopGroup:
         if change.kind is ChangeKind.ASSIGN:
             await self._assign(change)
             return
-        keys = group.keys_of(change)
+        keys = group.partitions.keys_of(change)
         give_back(keys)
         try:
             if change.kind is ChangeKind.LOSE:
@@ -160,7 +160,7 @@ class LoopGroup:
             if isinstance(error, UnknownTopicError):
                 return
             raise
-        keys = group.take(change, infos)
+        keys = group.partitions.take(change, infos)
         self.settle()
         await _tell(group.hooks.assigned, keys)
 

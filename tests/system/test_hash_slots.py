@@ -9,7 +9,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -21,7 +20,7 @@ from click.testing import CliRunner
 
 from appliance.cli.main import tailrace
 from shm.crash_points import CRASH_POINT_VARIABLE
-from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition, embedded
+from tailrace import Admin, Consumer, NewTopic, Producer, embedded
 from tailrace.aio import AsyncAdmin, AsyncProducer
 from tailrace.errors import InvalidRecordError, InvalidSettingError, PartitionOutOfRangeError, TailraceError
 from tailrace.formats.data_directory import CATALOG_FILE
@@ -33,10 +32,8 @@ from tailrace.protocol.wire import Api
 from tests.kit.batches import make_batch
 from tests.kit.processes import kill_and_wait_for_successor, wait_until
 from tests.kit.raw_client import RawClient
-from tests.kit.raw_members import RawMember
+from tests.kit.slot_load import KEYS, Load, add_partitions, create
 from tests.kit.slots import check_order, described, logs_of
-
-KEYS = [b"key %d" % number for number in range(300)]
 
 
 @pytest.fixture
@@ -45,61 +42,6 @@ def own(tmp_path: pathlib.Path) -> Iterator[EmbeddedAppliance]:
     running = start_embedded(data_dir=str(tmp_path / "data"), auto_create_topics=False)
     yield running
     assert running.stop() == 0
-
-
-def create(address: str, topic: str, partitions: int, **configs: Any) -> None:
-    with Admin(address) as admin:
-        admin.create_topics([NewTopic(topic, partitions, {"partitioner": "hash_slots", **configs})])
-
-
-def add_partitions(address: str, topic: str, count: int) -> None:
-    with Admin(address) as admin:
-        admin.create_partitions({topic: count})
-
-
-class Load(threading.Thread):
-    """A producer that sends the next value of each of its keys, again and again, until it is told to end; then all of it is delivered, or it says why not."""
-
-    def __init__(self, address: str, topic: str, keys: list[bytes]) -> None:
-        super().__init__()
-        self.counts = dict.fromkeys(keys, 0)
-        self._rounds = 0
-        self._turned = threading.Condition()
-        self._address, self._topic = address, topic
-        self._ends = threading.Event()
-        self.error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            with Producer(self._address, linger_ms=1, batch_size=4096) as producer:
-                while not self._ends.is_set():
-                    handles = [producer.send(self._topic, b"%d" % count, key=key) for key, count in self.counts.items()]
-                    self.counts = {key: count + 1 for key, count in self.counts.items()}
-                    if self._rounds % 4 == 0:
-                        handles[0].result(60)
-                    with self._turned:
-                        self._rounds += 1
-                        self._turned.notify_all()
-                producer.flush()
-                assert producer.metrics()["errors"] == 0
-        except BaseException as error:
-            self.error = error
-            raise
-
-    def wait_for_rounds(self, count: int) -> None:
-        """So many whole ones that begin from now on."""
-        with self._turned:
-            enough = self._rounds + count + 1
-            assert self._turned.wait_for(lambda: self._rounds >= enough or self.error is not None, 60)
-        assert self.error is None
-
-    def end(self) -> dict[bytes, int]:
-        """Returns how many values of each key were delivered."""
-        self._ends.set()
-        self.join(120)
-        assert self.error is None
-        return self.counts
 
 
 def test_adding_partitions_under_load_keeps_the_order_of_every_key(own: EmbeddedAppliance) -> None:
@@ -345,119 +287,6 @@ def test_an_async_producer_keeps_the_order_too(own: EmbeddedAppliance) -> None:
     asyncio.run(main())
     check_order(own.address, "orders", dict.fromkeys(KEYS[:50], rounds))
     assert described(own.address, "orders").slot_map_version == 3
-
-
-def test_a_group_reads_every_key_in_order_while_partitions_are_added_and_processes_are_killed(own: EmbeddedAppliance) -> None:
-    """Two members take what they own, commit, and give partitions to each other; the first record of a key that one of them sees out of order fails."""
-    create(own.address, "orders", 2)
-    topic_id = described(own.address, "orders").topic_id.hex()
-    load = Load(own.address, "orders", KEYS[:100])
-    following = dict.fromkeys(load.counts, 0)
-    committed: dict[int, int] = {}
-    with (
-        RawClient(own.address) as first,
-        RawClient(own.address) as second,
-    ):
-        members = [RawMember(client, "g", ["orders"]) for client in (first, second)]
-
-        def work() -> int:
-            """Each member's heartbeat, and what it reads of its partitions, committed; returns how many records there were."""
-            count = 0
-            for member in members:
-                if member.heartbeat() is not ErrorCode.OK:
-                    continue
-                owned = [TopicPartition("orders", partition) for partition in member.owned.get(topic_id, [])]
-                with Consumer(bootstrap=own.address, auto_offset_reset="none", max_partition_fetch_bytes=16 << 10) as reader:
-                    reader.assign(owned)
-                    for key in owned:
-                        reader.seek(key, committed.get(key.partition, 0))
-                    records = reader.poll(20, max_records=500) if owned else []
-                positions: dict[tuple[str, int], int] = {("orders", key.partition): committed.get(key.partition, 0) for key in owned}
-                for record in records:
-                    assert record.key is not None
-                    assert int(record.value or b"") == following[record.key], f"{record.key!r} at {record.partition}:{record.offset}"
-                    following[record.key] += 1
-                    positions["orders", record.partition] = record.offset + 1
-                while positions:
-                    code, answer = member.commit(positions)
-                    if code is ErrorCode.OK:
-                        assert answer["refused"] == []
-                        break
-                committed.update({partition: offset for (_, partition), offset in positions.items()})
-                count += len(records)
-            return count
-
-        for partitions, killed in ((3, "tr-groups-0"), (5, "tr-worker-0"), (6, "tr-coord-0")):
-            load.wait_for_rounds(3)
-            work()
-            add_partitions(own.address, "orders", partitions)
-            work()
-            kill_and_wait_for_successor(own, killed)
-            load.wait_for_rounds(3)
-            work()
-        counts = load.end()
-        wait_until(lambda: work() >= 0 and following == counts, "everything is read")
-        assert sum(member.count for member in members) == 6
-
-
-@pytest.mark.parametrize("partitioner", ["hash_slots", "producer"])
-def test_a_group_that_begins_at_the_end_misses_nothing_of_partitions_that_are_added_under_load(
-    own: EmbeddedAppliance, partitioner: str
-) -> None:
-    """It is told of the partitions only when they hold records already; with hash slots every key is in order, too."""
-    create(own.address, "orders", 2, partitioner=partitioner)
-    following = dict.fromkeys(KEYS[:60], 0)
-    seen: dict[bytes, set[int]] = {key: set() for key in following}
-    settings: dict[str, Any] = {"group_id": "g", "auto_offset_reset": "latest", "auto_commit_interval_ms": 20}
-    with Consumer("orders", bootstrap=own.address, **settings) as consumer:
-
-        def read() -> bool:
-            for record in consumer.poll(20):
-                assert record.key is not None
-                value = int(record.value or b"")
-                if partitioner == "hash_slots":
-                    assert value == following[record.key], f"{record.key!r} at {record.partition}:{record.offset}"
-                following[record.key] += 1
-                seen[record.key].add(value)
-            return True
-
-        wait_until(lambda: read() and len(consumer.assignment()) == 2, "it has joined")
-        assert [consumer.position(key) for key in consumer.assignment()] == [0, 0]
-        load = Load(own.address, "orders", list(following))
-        for partitions in (4, 5):
-            load.wait_for_rounds(3)
-            add_partitions(own.address, "orders", partitions)
-            load.wait_for_rounds(5)  # nobody polls
-            read()
-        counts = load.end()
-        wait_until(lambda: read() and following == counts, "everything is read")
-        assert len(consumer.assignment()) == 5
-        assert seen == {key: set(range(count)) for key, count in counts.items()}
-        consumer.commit()
-        assert consumer.committed(TopicPartition("orders", 4)) == consumer.position(TopicPartition("orders", 4))
-
-
-def test_operators_see_what_a_partition_that_was_added_waits_for(own: EmbeddedAppliance) -> None:
-    create(own.address, "orders", 1)
-    with (
-        Producer(own.address) as producer,
-        Admin(own.address) as admin,
-        Consumer("orders", bootstrap=own.address, group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as consumer,
-    ):
-        for key in KEYS[:20]:
-            producer.send("orders", b"x", key=key).result(60)
-        wait_until(lambda: bool(consumer.poll(100)), "it reads")
-        add_partitions(own.address, "orders", 2)
-        wait_until(lambda: len(admin.describe_groups("g")["g"]["partitions"]) == 2, "the group knows of the partition")
-        assert [row.get("waits_for") for row in admin.describe_groups("g")["g"]["partitions"]] == [None, {"0": 20}]
-        shown = CliRunner().invoke(tailrace, ["group", "describe", "g", "--bootstrap", own.address])
-        assert "waiting: orders-1 was added: it is read when the group has committed orders-0 up to 20" in shown.output
-        consumer.seek(TopicPartition("orders", 0), 20)
-        consumer.commit()
-        wait_until(lambda: consumer.poll(100) == [] and len(consumer.assignment()) == 2, "it is given the partition")
-        shown = CliRunner().invoke(tailrace, ["group", "describe", "g", "--bootstrap", own.address])
-        assert shown.exit_code == 0
-        assert "waiting" not in shown.output
 
 
 def test_operators_see_the_map_and_delayed_records_go_where_the_slot_was(own: EmbeddedAppliance) -> None:
