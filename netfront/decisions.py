@@ -25,6 +25,8 @@ DELAYS_TIMEOUT_MS = 15_000
 DELAY_APIS = (Api.LIST_DELAYS, Api.CHANGE_DELAYS, Api.DESCRIBE_DELAYS)
 """What the scheduler decides."""
 GROUPS_TIMEOUT_MS = 15_000
+GROUPS_AT_ONCE_MAX = 8
+"""Requests of one session that are on their way to groups: a client that asks for much at once waits behind itself, not others behind it."""
 GROUP_APIS = (
     Api.GROUP_HEARTBEAT, Api.COMMIT_OFFSETS, Api.FETCH_OFFSETS, Api.LIST_GROUPS, Api.DESCRIBE_GROUP, Api.DELETE_GROUPS, Api.ALTER_GROUP_OFFSETS,
     Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE,
@@ -61,7 +63,7 @@ class Decisions:
         """
         self.coordinator = Decider(coordinator, DECISION_TIMEOUT_MS, self._answer_instead, start_ns)
         self.scheduler = Decider(scheduler, DELAYS_TIMEOUT_MS, self._answer_instead, start_ns)
-        self.groups = Decider(groups, GROUPS_TIMEOUT_MS, self._answer_instead, start_ns)
+        self.groups = Decider(groups, GROUPS_TIMEOUT_MS, self._answer_instead, start_ns, GROUPS_AT_ONCE_MAX)
         self._group_sessions: set[int] = set()
         """Words of the sessions that have asked something of groups."""
         self._with_news: set[int] = set()

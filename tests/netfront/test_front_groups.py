@@ -9,7 +9,7 @@ import pytest
 
 from netfront import deciders
 from netfront.deciders import CLOSED_MAX, PATIENCE_NS
-from netfront.decisions import GATHERED_FROM
+from netfront.decisions import GATHERED_FROM, GROUPS_AT_ONCE_MAX
 from netfront.transport import Watched
 from shm.catalog_messages import LaneKind
 from shm.lane import LaneMessage
@@ -289,3 +289,35 @@ def test_heartbeats_of_many_members_without_news_go_together_and_nothing_else_wa
     assert passed_on(world) == [11], "who was told that there is news is not kept waiting"
     ask(-1, 12)
     assert passed_on(world) == []
+
+
+def test_a_client_that_asks_for_much_at_once_waits_behind_itself_and_others_do_not(world: FakeFront, client: FakeClient) -> None:
+    start_groups(world)
+    other = world.connect(b"other")
+    asked = [client.send_json(Api.DESCRIBE_GROUP, {"n": n}) for n in range(3 * GROUPS_AT_ONCE_MAX)]
+    world.settle()
+    first = other.send_json(Api.GROUP_HEARTBEAT, {"group": "g"})
+    world.settle()
+    lane = []
+    while (message := world.groups.take()) is not None:
+        lane.append(message)
+    assert [message.correlation_id for message in lane] == [*asked[:GROUPS_AT_ONCE_MAX], first]
+    world.groups.answer(lane[0], {})
+    world.settle()
+    lane.append(taken(world))
+    assert lane[-1].correlation_id == asked[GROUPS_AT_ONCE_MAX], "an answer makes room for the next, in order"
+    assert world.groups.take() is None
+    world.step(after_ms=20_000)  # what is with the process, and what waits for its turn, times out
+    world.settle()
+    heard = client.heard()
+    assert {heard[number][0] for number in asked[1:]} == {ErrorCode.TIMED_OUT}
+    decider = world.front._decisions.groups
+    assert (decider._queued_bytes, decider._queued_bytes_of, decider._turns._waiting) == (0, {}, {})
+    again = [client.send_json(Api.DESCRIBE_GROUP, {}) for _ in range(3 * GROUPS_AT_ONCE_MAX)]
+    world.settle()
+    assert [taken(world).correlation_id for _ in range(GROUPS_AT_ONCE_MAX)] == again[:GROUPS_AT_ONCE_MAX]
+    world.front._keeper.drop(next(session for session in world.front._sessions.all() if session.identity == client.identity))
+    world.settle()
+    assert taken(world).kind == LaneKind.SESSION_CLOSED
+    assert world.groups.take() is None
+    assert (decider._queued_bytes, decider._turns._waiting, decider._turns._under_way.keys() & {lane[0].session}) == (0, {}, set())
