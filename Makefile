@@ -12,7 +12,7 @@ KERNEL := tailrace/kernel/.made
 PURE_TESTS := tests/tailrace tests/system/test_produce_and_consume.py tests/system/test_callbacks.py tests/system/test_hash_slots.py \
 	tests/system/test_delays.py tests/system/test_fork.py tests/system/test_aio.py tests/system/test_bad_input.py
 
-.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-pairs lint java clean
+.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs lint java clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
@@ -55,8 +55,10 @@ fuzz: $(KERNEL)
 load: $(KERNEL)
 	@$(BIN)/python -P -m bench.load $(or $(USERS),20) $(or $(SECONDS),10)
 
+PEERS_CLIENTS = $(BIN)/python -m pip install --quiet --disable-pip-version-check -r bench/peers/requirements.txt || echo "the peers' Python clients cannot be had"
+
 bench-peers: $(KERNEL)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r bench/peers/requirements.txt || echo "the peers' Python clients cannot be had"
+	@$(PEERS_CLIENTS)
 	@$(BIN)/python -P -m bench.peers
 
 bench: $(KERNEL)
@@ -65,8 +67,15 @@ bench: $(KERNEL)
 bench-delays: $(KERNEL)
 	@$(BIN)/python -P -m bench.delays
 
+# PARTS='commits queue': only these parts.
 bench-groups: $(KERNEL)
-	@$(BIN)/python -P -m bench.groups
+	@$(PEERS_CLIENTS)
+	@$(BIN)/python -P -m bench.groups $(PARTS)
+
+# A member of a large group dies, ours and Kafka's: the first part of bench-groups alone. ARGS='--json --members 20 --partitions 100'
+bench-rebalance: $(KERNEL)
+	@$(PEERS_CLIENTS)
+	@$(BIN)/python -P -m bench.rebalance $(ARGS)
 
 bench-pairs: $(KERNEL)
 	@$(BIN)/python -P -m bench.pairs $(or $(BASE),HEAD~1)

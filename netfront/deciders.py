@@ -5,7 +5,7 @@ one that is killed loses what it had taken: `step` sees the successor's generati
 that is started when it is first needed has no lanes before: what is asked of it waits here until it is there.
 
 Owner: one front. Invariants: what waits is bounded for each connection and in all, by number and by bytes; a request is answered once, by the decider, by its
-    timeout, or because the decider that took it is gone.
+    timeout, or because the decider that took it is gone; requests of a session keep their order.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from netfront.turns import Turns
 from netfront.unanswered import Unanswered, Waiting
 from shm.catalog_messages import LaneKind
 from shm.doorbell import Doorbell
@@ -29,6 +30,8 @@ REQUESTS_MAX = 16_384
 QUEUED_BYTES_MAX = 32 << 20
 CLOSED_MAX = 8_192
 """So many ends of sessions wait for room in the lane; a member whose end was not told is found by its session's timeout."""
+PATIENCE_NS = 50_000_000
+"""How long requests are gathered whose answers are not waited for: their decider wakes once for all of them, and this process once for the answers."""
 LOOK_INTERVAL_NS = 20_000_000
 """How often to look, while requests are with a decider, whether it was restarted: more often than one can start."""
 
@@ -120,8 +123,11 @@ class Decider:
         timeout_ms: int,
         answer: Callable[[int, int, int, int, ErrorCode, str], None],
         start_ns: int,
+        at_once_max: int = SESSION_REQUESTS_MAX,
     ) -> None:
-        """`answer`: (session word, API, version, correlation id, code, sentence) of a request that the decider itself will not answer."""
+        """`answer`: (session word, API, version, correlation id, code, sentence) of a request that the decider itself will not answer. `at_once_max`: so many
+        requests of one session are in its lane at a time; others wait for their turn.
+        """
         self.link: DeciderLink | None = None
         """None: it is started on demand, and has not been yet."""
         self._on_demand = way if isinstance(way, OnDemand) else None
@@ -131,6 +137,9 @@ class Decider:
         self._outbox: Outbox[_Queued] | None = None
         self._queue: deque[_Queued] = deque()
         """What is not in the lane yet; the outbox's own, once there is one."""
+        self._held_until_ns = 0
+        """While all of the queue is patient: when it goes into the lane."""
+        self._turns: Turns[_Queued] = Turns(at_once_max)
         self._queued_bytes = 0
         self._queued_bytes_of: dict[int, int] = {}
         """Session word -> bytes of its requests in the queue."""
@@ -166,10 +175,12 @@ class Decider:
     def next_deadline_ns(self) -> int:
         """When `step` next has something to do, without a message."""
         deadline_ns = self.unanswered.timeouts.quiet_until_ns
+        if self._held_until_ns:
+            deadline_ns = min(deadline_ns, self._held_until_ns)
         return min(deadline_ns, self._look_at_ns) if len(self.unanswered) else deadline_ns
 
-    def ask(self, word: int, api: int, version: int, correlation_id: int, payload: bytes, now_ns: int) -> None:
-        """Pass a request on. Raises WireError when too many wait."""
+    def ask(self, word: int, api: int, version: int, correlation_id: int, payload: bytes, now_ns: int, *, is_patient: bool = False) -> None:
+        """Pass a request on; what is patient goes with the next that is not, or after PATIENCE_NS. Raises WireError when too many wait."""
         refusal = self.unanswered.refusal(word, correlation_id)
         if refusal is not None:
             raise refusal
@@ -181,7 +192,13 @@ class Decider:
                 ErrorCode.TOO_MANY_REQUESTS, f"{self._queued_bytes} bytes of requests of all connections wait; ask again shortly"
             )
         self.unanswered.add(word, correlation_id, api, version, now_ns, self._timeout_ms)
-        self._queue.append(_Queued(LaneKind.REQUEST, api, word, correlation_id, payload))
+        if not is_patient:
+            self._held_until_ns = 0
+        elif not self._queue:
+            self._held_until_ns = now_ns + PATIENCE_NS
+        item = _Queued(LaneKind.REQUEST, api, word, correlation_id, payload)
+        if self._turns.begin(word, correlation_id, item):
+            self._queue.append(item)
         self._queued_bytes += len(payload)
         self._queued_bytes_of[word] = held + len(payload)
         if self.link is None and self._on_demand is not None:
@@ -192,11 +209,15 @@ class Decider:
         if self._closed_count < CLOSED_MAX:
             self._queue.append(_Queued(LaneKind.SESSION_CLOSED, 0, word, 0, b""))
             self._closed_count += 1
+            self._held_until_ns = 0
 
     def pass_on(self, now_ns: int) -> int:
         """Move what waits into the lane, publish, ring: once per group."""
         self._now_ns = now_ns
-        return 0 if self._outbox is None else self._outbox.flush()
+        if self._outbox is None or now_ns < self._held_until_ns:
+            return 0
+        self._held_until_ns = 0
+        return self._outbox.flush()
 
     def _write(self, item: _Queued) -> bool:
         """Into the lane, unless it need not be done any more: it was answered late, or its client is gone."""
@@ -212,18 +233,33 @@ class Decider:
             if not lane.try_write(kind, api, 0, word, correlation_id, self._now_ns, (payload,)):
                 return False
             self._written[word, correlation_id] = lane.position
-        self._queued_bytes -= len(payload)
-        left = self._queued_bytes_of[word] - len(payload)
+        self._count_off(word, len(payload))
+        return True
+
+    def _count_off(self, word: int, byte_count: int) -> None:
+        self._queued_bytes -= byte_count
+        left = self._queued_bytes_of[word] - byte_count
         if left:
             self._queued_bytes_of[word] = left
         else:
             del self._queued_bytes_of[word]
-        return True
+
+    def _end_turn(self, word: int, correlation_id: int) -> None:
+        """A request is answered: it waits for no turn, and the next of its session has its own."""
+        dropped = self._turns.drop(word, correlation_id)
+        if dropped is not None:
+            self._count_off(word, len(dropped.payload))
+        following = self._turns.end(word, correlation_id)
+        if following is not None:
+            self._queue.append(following)
+            self._held_until_ns = 0
 
     def take(self, word: int, correlation_id: int) -> Waiting | None:
         """A request that the decider has answered; None: its client does not wait for it any more."""
         self._written.pop((word, correlation_id), None)
-        return self.unanswered.take(word, correlation_id)
+        asked = self.unanswered.take(word, correlation_id)
+        self._end_turn(word, correlation_id)
+        return asked
 
     def step(self, now_ns: int) -> int:
         """Restarts and timeouts."""
@@ -232,6 +268,7 @@ class Decider:
             for word, correlation_id, api, version in self.unanswered.take_late(now_ns):
                 count += 1
                 self._written.pop((word, correlation_id), None)
+                self._end_turn(word, correlation_id)
                 self._answer(word, api, version, correlation_id, ErrorCode.TIMED_OUT, "no answer within the time that this may take")
         self._look_at_ns = now_ns + LOOK_INTERVAL_NS
         if self.link is None:
@@ -270,5 +307,7 @@ class Decider:
 
     def forget_session(self, word: int) -> None:
         """The client is gone. Of its requests, what is in the lane is carried out, what still waits here is not."""
+        for item in self._turns.forget(word):
+            self._count_off(word, len(item.payload))
         for correlation_id in self.unanswered.forget_session(word):
             self._written.pop((word, correlation_id), None)

@@ -7,6 +7,7 @@ Owner: one front. Invariants: a message of another process is consumed before it
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import orjson
 
@@ -24,11 +25,15 @@ DELAYS_TIMEOUT_MS = 15_000
 DELAY_APIS = (Api.LIST_DELAYS, Api.CHANGE_DELAYS, Api.DESCRIBE_DELAYS)
 """What the scheduler decides."""
 GROUPS_TIMEOUT_MS = 15_000
+GROUPS_AT_ONCE_MAX = 8
+"""Requests of one session that are on their way to groups: a client that asks for much at once waits behind itself, not others behind it."""
 GROUP_APIS = (
     Api.GROUP_HEARTBEAT, Api.COMMIT_OFFSETS, Api.FETCH_OFFSETS, Api.LIST_GROUPS, Api.DESCRIBE_GROUP, Api.DELETE_GROUPS, Api.ALTER_GROUP_OFFSETS,
     Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE,
 )  # fmt: skip
 """What the process of groups decides."""
+GATHERED_FROM = 32
+"""With as many sessions of groups, heartbeats of members without news are gathered."""
 NO_GROUPS = orjson.dumps({"groups": [], "next": None})
 """The list of groups while their process was never needed: to look whether there are groups does not start it."""
 DECIDED_APIS = (
@@ -58,9 +63,11 @@ class Decisions:
         """
         self.coordinator = Decider(coordinator, DECISION_TIMEOUT_MS, self._answer_instead, start_ns)
         self.scheduler = Decider(scheduler, DELAYS_TIMEOUT_MS, self._answer_instead, start_ns)
-        self.groups = Decider(groups, GROUPS_TIMEOUT_MS, self._answer_instead, start_ns)
+        self.groups = Decider(groups, GROUPS_TIMEOUT_MS, self._answer_instead, start_ns, GROUPS_AT_ONCE_MAX)
         self._group_sessions: set[int] = set()
         """Words of the sessions that have asked something of groups."""
+        self._with_news: set[int] = set()
+        """Of these, those that groups have pushed something to since they asked."""
         self._process_generation = process_generation
         self._sessions = sessions
         self._replies = replies
@@ -87,15 +94,24 @@ class Decisions:
 
     def ask(self, session: Session, header: RequestHeader, body: bytes) -> None:
         """Pass a request on. Raises WireError when too many wait, or it is no JSON."""
-        requests.decode_request(body)
+        request = requests.decode_request(body)
         api, version, correlation_id = header.api, header.version, header.correlation_id
         if api == Api.LIST_GROUPS and self.groups.is_absent():
             self._replies.send(session, api, version, correlation_id, ErrorCode.OK, [NO_GROUPS])
             return
         decider = self._decider(api)
-        decider.ask(session.word, api, version, correlation_id, body, self.now_ns)
+        is_patient = api == Api.GROUP_HEARTBEAT and self._is_patient(session.word, request)
+        decider.ask(session.word, api, version, correlation_id, body, self.now_ns, is_patient=is_patient)
         if decider is self.groups:
             self._group_sessions.add(session.word)
+            self._with_news.discard(session.word)
+
+    def _is_patient(self, word: int, heartbeat: dict[str, Any]) -> bool:
+        """Whether a member says no more than that it is there, which is worth gathering where many do, and is not told that there is news for it."""
+        if len(self._group_sessions) < GATHERED_FROM or word in self._with_news:
+            return False
+        epoch = heartbeat.get("member_epoch")
+        return type(epoch) is int and epoch > 0 and heartbeat.get("owned") is None and heartbeat.get("topics") is None
 
     def forget_session(self, session: Session) -> None:
         """The client is gone."""
@@ -104,6 +120,7 @@ class Decisions:
         self.groups.forget_session(session.word)
         if session.word in self._group_sessions:
             self._group_sessions.remove(session.word)
+            self._with_news.discard(session.word)
             self.groups.tell_closed(session.word)
 
     def _decider(self, api: int) -> Decider:
@@ -128,6 +145,8 @@ class Decisions:
                     self._replies.answer_late(word, asked[0], asked[1], correlation_id, code_of(code), payload)
             elif kind == LaneKind.PUSH:
                 self._replies.push_news(word, api, payload)
+                if word in self._group_sessions:
+                    self._with_news.add(word)
             elif kind == LaneKind.ASSIGN:
                 self._on_assignment(payload)
             elif kind == LaneKind.FED and correlation_id == self._process_generation:

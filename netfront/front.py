@@ -169,7 +169,9 @@ class Front:
             work += self._produces.answer_late(now_ns)
         work += self._slices.step()
         if now_ns >= self._keeper.next_deadline_ns():
-            work += self._keeper.step(now_ns)
+            work += (
+                self._keeper.step(now_ns) + self._decisions.pass_on()
+            )  # that a session has ended is told now: nothing may wake this loop again
         if self._ledger.is_contended and now_ns >= self._sweep_at_ns:
             self._sweep_at_ns = now_ns + SWEEP_NS
             if received < RECEIVE_LIMIT:  # else what a client has used may not have been read yet

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 QUEUE_MESSAGES = 4096
 ZMTP_HANDSHAKE_MS = 10_000
+DEAD_HOST_S = 30
+KEEPALIVE_S = 5
 BUFFER_CLASSES = (64 << 10, 1 << 20, 4 << 20, 16 << 20)
 POOLED_MAX_BYTES = 32 << 20
 """Of free buffers, for each class (one buffer at least)."""
@@ -66,6 +68,19 @@ def _begin_zero_copy(context: zmq.Context[zmq.Socket[bytes]]) -> None:
         sent.wait()
 
 
+def _look_for_dead_hosts(socket: zmq.Socket[bytes]) -> None:
+    """Connections whose other end says nothing for DEAD_HOST_S, not even as a kernel, are ended.
+
+    Not by ZMTP's heartbeats: when a peer goes whose messages fill its queue here, libzmq 4.3.5 keeps its connection until there is room, writes the next
+    heartbeat into it, and aborts the process (`!_io_error`, libzmq's issue 4841).
+    """
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, DEAD_HOST_S // KEEPALIVE_S - 1)
+    socket.setsockopt(zmq.TCP_MAXRT, DEAD_HOST_S * 1000)
+
+
 class Router:
     """A bound socket, its connections, and the buffers that are being sent from."""
 
@@ -79,8 +94,7 @@ class Router:
         socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES)
         socket.setsockopt(zmq.MAXMSGSIZE, message_max_bytes)
         socket.setsockopt(zmq.HANDSHAKE_IVL, ZMTP_HANDSHAKE_MS)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
+        _look_for_dead_hosts(socket)
         socket.copy_threshold = 0
         monitor_address = f"inproc://monitor-{id(self)}"
         socket.monitor(monitor_address, _ACCEPTED | _DISCONNECTED | _ACCEPT_FAILED)

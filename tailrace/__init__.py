@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         UnsupportedBatchError,
         UnsupportedVersionError,
     )
-    from tailrace.groups.listener import RebalanceListener
+    from tailrace.groups.listener import ConsumerRebalanceListener, RebalanceListener
     from tailrace.handles import BatchesHandle, Handle
     from tailrace.ids import IdGenerator
     from tailrace.new_topic import NewTopic
@@ -80,10 +80,12 @@ if TYPE_CHECKING:
         TopicPartition,
     )
     from tailrace.recurrence import Recurrence, RecurrenceError
+    from tailrace.share.outcomes import AcknowledgeType
     from tailrace.share.records import ShareRecord
     from tailrace.share_consumer import ShareConsumer
 
 _HOMES = {
+    "AcknowledgeType": "share.outcomes",
     "BatchesHandle": "handles",
     "Handle": "handles",
     "Admin": "admin",
@@ -98,6 +100,7 @@ _HOMES = {
     "BatchMetadata": "records",
     "ConsumerGroupMetadata": "records",
     "OffsetAndMetadata": "records",
+    "ConsumerRebalanceListener": "groups.listener",
     "RebalanceListener": "groups.listener",
     "OffsetAndTimestamp": "records",
     "Record": "records",
@@ -109,7 +112,19 @@ _HOMES = {
     "TopicPartition": "records",
 }
 
+_CALLED_OTHERWISE = {
+    **dict.fromkeys(("KafkaConsumer", "DeserializingConsumer"), "Consumer"),
+    **dict.fromkeys(("KafkaProducer", "SerializingProducer"), "Producer"),
+    **dict.fromkeys(("KafkaAdminClient", "AdminClient"), "Admin"),
+    **dict.fromkeys(("AIOKafkaConsumer", "AsyncConsumer"), "aio.AsyncConsumer"),
+    **dict.fromkeys(("AIOKafkaProducer", "AsyncProducer"), "aio.AsyncProducer"),
+    **dict.fromkeys(("KafkaError", "KafkaException"), "TailraceError"),
+    "ConsumerRecord": "Record",
+}
+"""Other clients' names -> what it is here."""
+
 __all__ = [
+    "AcknowledgeType",
     "Admin",
     "BatchMetadata",
     "BatchesHandle",
@@ -118,6 +133,7 @@ __all__ = [
     "CommitFailedError",
     "Consumer",
     "ConsumerGroupMetadata",
+    "ConsumerRebalanceListener",
     "CorruptBatchError",
     "DelayNotEnabledError",
     "DeliveryTimeoutError",
@@ -186,7 +202,8 @@ if not TYPE_CHECKING:  # a type checker is to find a misspelt name
         if name in ("aio", "idempotent"):
             return importlib.import_module(f"tailrace.{name}")
         if name not in __all__:
-            raise AttributeError(f"module 'tailrace' has no attribute {name!r}")
+            here = _CALLED_OTHERWISE.get(name)
+            raise AttributeError(f"module 'tailrace' has no attribute {name!r}{f'; it is tailrace.{here}' if here else ''}")
         value = getattr(importlib.import_module(f"tailrace.{_HOMES.get(name, 'errors')}"), name)
         globals()[name] = value
         return value

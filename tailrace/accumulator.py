@@ -273,8 +273,3 @@ class Accumulator:
         """Settle everything with an error."""
         for queue in self.queues.values():
             self.end_queue(queue, error)
-
-    def forget_queue(self, queue: PartitionQueue, error: TailraceError) -> None:
-        """The partition is no more: settle what it has."""
-        self.end_queue(queue, error)
-        self.queues.pop((queue.info.topic_id, queue.partition), None)

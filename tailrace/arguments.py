@@ -46,10 +46,15 @@ def partition_of(given: Any) -> TopicPartition:
     raise InvalidRequestError(f"{given!r:.100} is no partition; write TopicPartition(topic, number)")
 
 
+def is_one_partition(given: Any) -> bool:
+    """Whether this is a TopicPartition, or a pair that is meant for one, and no list of them."""
+    return isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str)
+
+
 def partition_list(given: Any) -> list[TopicPartition]:
     """Partitions, or one, as a list. Raises InvalidRequestError."""
-    if isinstance(given, TopicPartition):
-        return [given]
+    if is_one_partition(given):
+        return [partition_of(given)]
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise InvalidRequestError(f"partitions are {given!r:.100}; they take a list of TopicPartition(topic, number)")
     return [partition_of(item) for item in given]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import length_hint
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Never, Unpack
 
 from tailrace.admin import partition_counts
 from tailrace.arguments import (
@@ -28,18 +28,19 @@ from tailrace.arguments import (
 from tailrace.connection import Connection
 from tailrace.decoded_records import DecodedRecords
 from tailrace.environment import REAL, Environment
-from tailrace.errors import InvalidRequestError, PartitionOutOfRangeError, TailraceError, UnknownTopicError
+from tailrace.errors import InvalidRequestError, TailraceError
 from tailrace.fetcher import PartitionCursor
 from tailrace.group_methods import GroupMethods
 from tailrace.offset_questions import OffsetQuestions
-from tailrace.other_names import OtherNames
+from tailrace.other_names import CONSUMER_ELSEWHERE, OtherNames, refuse_keywords, wonder_at_seconds
 from tailrace.protocol.wire import Api
 from tailrace.reading import Reading
 from tailrace.records import Record, TopicBatch, TopicPartition
 from tailrace.serializers import deserialized, failure_at
 from tailrace.settings import ConsumerOptions, ConsumerSettings, build, documented, merged
 from tailrace.topic_batches import topic_batch
-from tailrace.topics import TopicInfo, topics_from_metadata
+from tailrace.topic_infos import TopicInfos
+from tailrace.topics import TopicInfo
 
 if TYPE_CHECKING:
     from tailrace.groups.group_reading import GroupReading
@@ -60,16 +61,7 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
     `metrics` raises ClientClosedError.
     """
 
-    _elsewhere: ClassVar[dict[str, str]] = {
-        "bootstrap_connected": "any call raises NotReachableError where no appliance answers",
-        "get_watermark_offsets": "write beginning_offsets([partition]) and end_offsets([partition])",
-        "incremental_assign": "write assign() with all partitions that are to be read; those assigned already go on where they are",
-        "incremental_unassign": "write assign() with those partitions that are to be read on",
-        "list_topics": "write topics()",
-        "partitions_for_topic": "write partitions_for(topic)",
-        "store_offsets": "set enable_auto_commit to False, and write commit() or commit_async() when records are done with",
-        "unassign": "write assign([])",
-    }
+    _elsewhere: ClassVar[dict[str, str]] = CONSUMER_ELSEWHERE
 
     def __init__(
         self,
@@ -91,9 +83,9 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
         self._connection = Connection(self.settings.bootstrap, self.settings.client_id, environment, "consumer")
         self._environment = environment
         self._now_ns = environment.monotonic_ns
-        self._reading = Reading(self._connection, self.settings, self._now_ns, self._offsets)
-        self._infos: dict[str, TopicInfo] = {}
         self._decoded = DecodedRecords()
+        self._reading = Reading(self._connection, self.settings, self._now_ns, self._offsets, self._decoded.first_offset)
+        self._infos = TopicInfos(self._call)
         self._closed = False
         self._counters = {"records_consumed": 0, "batches_consumed": 0, "bytes_consumed": 0}
         self._group: GroupReading | None = None if self.settings.group_id is None else self._make_group(environment)
@@ -114,16 +106,8 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
 
         try:
             return GroupReading(
-                self,
-                self._connection,
-                self.settings,
-                environment,
-                self._reading,
-                self._decoded,
-                self._call,
-                self._info_as_assigned,
-                self.topics,
-            )
+                self, self._connection, self.settings, environment, self._reading, self._decoded, self._call, self._infos.as_assigned, self.topics,
+            )  # fmt: skip
         except BaseException:
             self._connection.close()
             raise
@@ -169,24 +153,12 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
 
     def _info(self, topic: str) -> TopicInfo:
         self._check_open()
-        info = self._infos.get(topic)
-        if info is None:
-            info = self._infos[topic] = topics_from_metadata(self._call(Api.METADATA, {"topics": [topic]}), topic)[topic]
-        return info
-
-    def _info_as_assigned(self, topic: str, topic_id: str, partition_count: int) -> TopicInfo:
-        """What a group's assignment speaks of. Raises UnknownTopicError when the appliance's front does not know it like that."""
-        for is_fresh in (False, True):
-            if is_fresh:
-                self._infos.pop(topic, None)
-            info = self._info(topic)
-            if info.topic_id.hex() == topic_id and len(info.partitions) >= partition_count:
-                return info
-        raise UnknownTopicError(f"topic {topic!r} is another one now, or has fewer partitions than the group says")
+        return self._infos.of(topic)
 
     def partitions_for(self, topic: str) -> list[int]:
-        """The topic's partition numbers, ascending. Raises UnknownTopicError, InvalidRequestError."""
-        return list(range(len(self._info(name_of("topic", topic)).partitions)))
+        """The topic's partition numbers as they are now, ascending. Raises UnknownTopicError, InvalidRequestError."""
+        self._check_open()
+        return list(range(len(self._infos.asked_anew(name_of("topic", topic)).partitions)))
 
     def topics(self) -> list[str]:
         """Names of all topics of the appliance, ascending."""
@@ -204,14 +176,14 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
             raise InvalidRequestError("the group decides what this consumer reads; write unsubscribe() before assign()")
         cursors: dict[TopicPartition, PartitionCursor] = {}
         for key in partition_list(partitions):
-            info = self._info(key.topic)
-            if not 0 <= key.partition < len(info.partitions):
-                raise PartitionOutOfRangeError(f"topic {key.topic!r} has partitions 0 to {len(info.partitions) - 1}, not {key.partition}")
-            cursors[key] = self._reading.cursors.get(key) or PartitionCursor(key, info)
+            info = self._infos.with_partition(key)
+            cursor = self._reading.cursors.get(key)
+            cursors[key] = cursor if cursor is not None and cursor.info.topic_id == info.topic_id else PartitionCursor(key, info)
+        kept = {key for key, cursor in cursors.items() if self._reading.cursors.get(key) is cursor}
         if self._group is not None:
-            self._group.read_from_committed([cursor for key, cursor in cursors.items() if key not in self._reading.cursors])
+            self._group.read_from_committed([cursor for key, cursor in cursors.items() if key not in kept])
         self._reading.cursors = cursors
-        self._decoded.keep_only(cursors)
+        self._decoded.keep_only(kept)
 
     def _read_all_of(self, topics: list[str]) -> None:
         self.assign([TopicPartition(topic, p) for topic in topics for p in self.partitions_for(topic)])
@@ -226,8 +198,14 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
         key = partition_of(partition)
         cursor = self._reading.cursors.get(key)
         if cursor is None:
-            raise InvalidRequestError(f"{key.topic}-{key.partition} is not assigned to this consumer")
+            raise InvalidRequestError(f"{key.topic}-{key.partition} is not assigned to this consumer{self._why_not_assigned()}")
         return cursor
+
+    def _why_not_assigned(self) -> str:
+        """For a member that nothing is assigned to: when that comes."""
+        if self._group is None or not self._group.is_subscribed or self._reading.cursors:
+            return ""
+        return ": its group assigns partitions while poll() runs. Poll until assignment() has them, or do this in on_partitions_assigned of a listener"
 
     def pause(self, *partitions: TopicPartition | list[TopicPartition]) -> None:
         """Hand out nothing of these (each by itself, or one list) until `resume`; nothing is lost. Raises InvalidRequestError for one that is not assigned."""
@@ -254,6 +232,7 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
         """Go on at `offset`. Whether it exists shows at the next poll. Raises InvalidRequestError."""
         cursor = self._cursor(partition)
         cursor.seek(whole("offset", offset, 0))
+        self._reading.sought()
         self._decoded.drop(cursor.key)
         if self._group is not None:
             self._group.progress.sought(cursor.key)
@@ -268,6 +247,8 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
 
     def _seek_all(self, partitions: tuple[Any, ...], at: str) -> None:
         keys = [cursor.key for cursor in self._named_cursors(partitions)] if partitions else self.assignment()
+        if not keys and (why := self._why_not_assigned()):
+            raise InvalidRequestError(f"nothing is assigned to this consumer{why}")
         for key, offset in self._offsets(keys, at).items():
             self.seek(key, offset)
 
@@ -287,7 +268,7 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
 
     # ---- reading ---------------------------------------------------------------------------------------------------------------------
 
-    def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> list[Record]:
+    def poll(self, timeout_ms: float = 0, max_records: int | None = None, **others: Never) -> list[Record]:
         """Up to `max_records` records (default max_poll_records), which may be of several partitions; waits for the first for at most `timeout_ms`
         milliseconds. Empty when the time is up.
 
@@ -295,8 +276,12 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
         failed), OffsetOutOfRangeError (auto_offset_reset="none"), NotReachableError, UnknownTopicError. The first three name the offsets; the position stays
         before them until `seek`.
         """
+        if others:
+            refuse_keywords("poll", others)
         limit = self.settings.max_poll_records if max_records is None else whole("max_records", max_records, 1)
         self._check_open()
+        if type(timeout_ms) is float:
+            wonder_at_seconds(timeout_ms)
         deadline_ns = self._now_ns() + int(timeout_ms_of(timeout_ms) * 1_000_000)
         self._iterating = None
         if self._group is None:
@@ -389,6 +374,7 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
     def _poll_arrow(self, deadline_ns: int, advance: Callable[[int], bool]) -> list[TopicBatch]:
         for key, offset in self._decoded.give_back().items():  # poll() has decoded part of a batch: the rest comes again as a batch
             self._reading.cursors[key].seek(offset)
+            self._reading.sought()
         result: list[TopicBatch] = []
         if not advance(deadline_ns):
             return result

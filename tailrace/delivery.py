@@ -18,8 +18,17 @@ from tailrace.accumulator import NS_PER_MS, Accumulator
 from tailrace.client_log import logger
 from tailrace.connection import Connection
 from tailrace.environment import Environment
-from tailrace.errors import DeliveryTimeoutError, InvalidRecordError, NotReachableError, RecordTooLargeError, TailraceError, error_for
+from tailrace.errors import (
+    DeliveryTimeoutError,
+    InvalidRecordError,
+    NotReachableError,
+    RecordTooLargeError,
+    TailraceError,
+    UnknownTopicError,
+    error_for,
+)
 from tailrace.formats.structure import ROWS_FREE, is_too_large_unpacked
+from tailrace.made_again import MadeAgain
 from tailrace.partition_queue import PartitionQueue
 from tailrace.producer_batch import BatchState, ProducerBatch
 from tailrace.producer_identity import ProducerIdentity
@@ -54,6 +63,7 @@ class Delivery:
         self._acks = _ACKS[settings.acks]
         self._identity = ProducerIdentity(settings.enable_idempotence and settings.acks != 0)
         self.rerouting = Rerouting(accumulator, connection, environment.monotonic_ns)
+        self.made_again = MadeAgain(accumulator, connection, environment.monotonic_ns, settings.retry_backoff_ms)
         self._unconfirmed = False
         """With acks=0: something was sent that the front may not have read."""
         self._asked_credit_ns = 0
@@ -81,6 +91,8 @@ class Delivery:
             return
         if self.rerouting.is_waiting:
             self.rerouting.step(now_ns)
+        if self.made_again.is_waiting:
+            self.made_again.step(now_ns)
         if self._identity.is_missing:
             self._obtain_epoch()
             if not self._identity.is_known:
@@ -94,6 +106,8 @@ class Delivery:
         """Send what the partition may have under way. False: something is left that an answer will not free (credit, a retry's pause)."""
         identity, limit = self._identity, self._settings.max_in_flight_requests_per_connection
         while queue.ready and len(queue.in_flight) < limit:
+            if queue.awaits_topic:
+                return True
             if queue.muted_until_ns > now_ns:
                 return False
             position = 0
@@ -194,7 +208,9 @@ class Delivery:
         identity = self._identity
         if identity.is_asked:
             return
-        if identity.needs_epoch and any(q.in_flight or q.first_of_unknown_fate() >= 0 for q in self._accumulator.queues.values()):
+        if identity.needs_epoch and any(
+            q.in_flight or (not q.awaits_topic and q.first_of_unknown_fate() >= 0) for q in self._accumulator.queues.values()
+        ):
             return
         identity.is_asked = self._connection.request(Api.INIT_PRODUCER_ID, [requests.encode_json(identity.request())], self._on_epoch)
 
@@ -238,6 +254,9 @@ class Delivery:
             self._accumulator.leave_flight(queue, batch)
             self._accumulator.put_back(queue, batch)
             self.rerouting.begin(queue.info)
+        elif code is ErrorCode.UNKNOWN_TOPIC:
+            self._retry(queue, batch, code, detail, pause=False)
+            self.made_again.begin(queue.info)
         elif code in _NEW_EPOCH_CODES:
             # The worker knows nothing of what came before: take a new epoch once nothing is under way, then send this one again under it.
             self._identity.use_up()
@@ -249,9 +268,6 @@ class Delivery:
             self._retry(queue, batch, code, detail, pause=code not in _RESEND_CODES or is_first)
         else:
             self._accumulator.leave_flight(queue, batch)
-            if code is ErrorCode.UNKNOWN_TOPIC:
-                queue.is_gone = True
-                self._accumulator.close_batch(queue)  # the next record asks anew
             self._identity.use_up()  # its sequence is missing for good
             self._accumulator.end(batch, None, error)
 
@@ -286,10 +302,12 @@ class Delivery:
                     queue.take_out(batch)
                 if batch.was_sent:
                     self._identity.use_up()
-                self._accumulator.end(batch, None, self._timeout_of(batch))
+                self._accumulator.end(batch, None, self._timeout_of(queue, batch))
 
-    def _timeout_of(self, batch: ProducerBatch) -> TailraceError:
+    def _timeout_of(self, queue: PartitionQueue, batch: ProducerBatch) -> TailraceError:
         seconds = self._settings.delivery_timeout_ms / 1000
+        if queue.awaits_topic:
+            return UnknownTopicError(f"topic {queue.info.name!r} was deleted, and not made again with this partition within {seconds:g} s")
         if self._connection.is_ready or batch.was_sent:
             because = f"; the last answer was: {batch.last_refusal}" if batch.last_refusal else ""
             return DeliveryTimeoutError(f"not acknowledged within {seconds:g} s{because}")

@@ -296,6 +296,17 @@ class LockLostError(TailraceError):
 _BY_CODE: dict[ErrorCode, type[TailraceError]] = {subclass.default_code: subclass for subclass in TailraceError.__subclasses__()}
 
 
+COMMIT_ADVICE = "Give the offset of the next record to read: from 0 to the end of the log."
+
+
+def error_for_offset(code: ErrorCode, detail: str = "") -> TailraceError:
+    """`error_for` of an offset that was to be committed: nothing was read, so there is nowhere to seek to."""
+    error = error_for(code, detail)
+    if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+        error.advice = COMMIT_ADVICE
+    return error
+
+
 def error_for(code: ErrorCode, detail: str = "") -> TailraceError:
     """The exception that stands for `code`; of the most fitting subclass."""
     return _BY_CODE.get(code, TailraceError)(detail, code)

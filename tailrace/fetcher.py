@@ -43,9 +43,11 @@ class PartitionCursor:
         self.position: int | None = None
         """The next offset to hand out; None: not decided yet (see auto_offset_reset)."""
         self.is_paused = False
-        """Hand out and ask for nothing of it: it was paused by the consumer, or its topic's delivery is."""
+        """Hand out and ask for nothing of it: it was paused by the consumer, its topic's delivery is, or other partitions are to be read before it."""
         self.is_paused_by_user = False
         self.is_delivery_paused = False
+        self.waits_for_others = False
+        """See `tailrace.held_back`."""
         self.from_committed = False
         """Of a group: its position is to be the committed offset, which is not known yet."""
         self.begins_at_earliest = False
@@ -82,13 +84,15 @@ class PartitionCursor:
         self.error = None
         self.refusals = self.retry_at_ns = 0
 
-    def pause(self, *, by_user: bool | None = None, delivery: bool | None = None) -> None:
-        """Pause it for one of the two reasons, or take that back."""
+    def pause(self, *, by_user: bool | None = None, delivery: bool | None = None, hand_over: bool | None = None) -> None:
+        """Pause it for one of the three reasons, or take that back."""
         if by_user is not None:
             self.is_paused_by_user = by_user
         if delivery is not None:
             self.is_delivery_paused = delivery
-        self.is_paused = self.is_paused_by_user or self.is_delivery_paused
+        if hand_over is not None:
+            self.waits_for_others = hand_over
+        self.is_paused = self.is_paused_by_user or self.is_delivery_paused or self.waits_for_others
 
     def refuse(self, now_ns: int, backoff_ms: int) -> None:
         """It cannot be read now, here; after a pause it may be, or after a seek at once."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from tailrace.arguments import by_partition, name_list, name_of, partition_list, whole
 from tailrace.connection import Connection
-from tailrace.errors import InvalidRequestError, error_for
+from tailrace.errors import InvalidRequestError, error_for, error_for_offset
 from tailrace.offset_lookup import At, Call, list_offsets
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.wire import Api
@@ -54,9 +54,10 @@ class GroupAdmin:
         else "".
 
         `partitions`: dicts with `topic`, `partition`, `committed` (the next record to be read; -1: none was committed), `beginning`, `end` (-1: not known now),
-        `lag` (records not consumed yet; None where nothing was committed), `lag_seconds` (how long ago the first of them was made; 0.0 without lag; None where
-        that is not known), `member_id` (whose it is, or None), `metadata` and `committed_ms`; of a share group also `start_offset`, `in_flight` and
-        `deliveries`.
+        `lag` (records not consumed yet; None where nothing was committed, but for a partition that was added while the group was there), `lag_seconds` (how
+        long ago the first of them was made; 0.0 without lag; None where that is not known), `member_id` (whose it is, or None), `metadata` and `committed_ms`;
+        of a partition that was added to hash slots and waits, `waits_for` ({partition: the offset there that the group is to commit first}); of a share group
+        also `start_offset`, `in_flight` and `deliveries`.
 
         With `lag_seconds=False` those are left out: for them a batch is looked at of each partition with lag. With `members=False` the list of members is
         empty. Raises UnknownGroupError.
@@ -116,8 +117,8 @@ class GroupAdmin:
         after: Any = None
         while True:
             answer = self._call(Api.FETCH_OFFSETS, {**request, "after": after})
-            for topic, partition, offset, leader_epoch, metadata, _ in answer["offsets"]:
-                found = None if offset == NO_OFFSET else OffsetAndMetadata(offset, metadata, leader_epoch)
+            for topic, partition, offset, leader_epoch, metadata, committed_ms in answer["offsets"]:
+                found = None if NO_OFFSET in (offset, committed_ms) else OffsetAndMetadata(offset, metadata, leader_epoch)
                 result.append((TopicPartition(topic, partition), found))
             after = answer.get("next")
             if after is None:
@@ -139,7 +140,7 @@ class GroupAdmin:
             piece = items[start : start + GROUP_OFFSETS_AT_ONCE]
             refused += self._call(Api.ALTER_GROUP_OFFSETS, {"group": group, "offsets": piece})["refused"]
         for topic, partition, code, sentence in refused:
-            raise error_for(code_of(code), sentence or f"{topic}-{partition}")
+            raise error_for_offset(code_of(code), sentence or f"{topic}-{partition}")
 
     def delete_groups(self, groups: str | Iterable[str]) -> None:
         """Delete groups (a name, or several) with what they have committed. Of those that are refused the first one's error is raised; the others are gone.
@@ -188,7 +189,7 @@ def add_lag_seconds(call: Call, rows: list[dict[str, Any]], now_us: int) -> None
         for key, item in list_offsets(call, [(key, at) for key, (_, at) in turn.items()]).items():
             if item["code"] == ErrorCode.OK and item["offset"] >= 0:
                 times[key, turn[key][0]] = item.get("timestamp_us", -1)
-    for row in rows:
-        made_us = times.get((TopicPartition(row["topic"], row["partition"]), first_unread(row)))
-        if row["lag"] and made_us is not None and made_us >= 0:
+    for row in rows if times else ():
+        made_us = times.get((TopicPartition(row["topic"], row["partition"]), first_unread(row))) if row["lag"] else None
+        if made_us is not None and made_us >= 0:
             row["lag_seconds"] = max(0.0, (now_us - made_us) / 1e6)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from tailrace.arguments import callable_of, partition_list, partition_of, timeout_ms_of
+from tailrace.arguments import callable_of, is_one_partition, partition_list, timeout_ms_of
 from tailrace.errors import InvalidRequestError
 from tailrace.records import ConsumerGroupMetadata, OffsetAndMetadata, Record, TopicPartition
 from tailrace.retry_topics import SUBSCRIPTIONS_MAX
@@ -42,6 +42,18 @@ class GroupMethods:
         """Read exactly these partitions."""
         raise NotImplementedError
 
+    def __repr__(self) -> str:
+        """What a notebook shows: the group, the member, and how much is assigned. Also of one that is closed, or half made."""
+        name, group, reading = type(self).__name__, self.__dict__.get("_group"), self.__dict__.get("_reading")
+        if group is None or reading is None:
+            return f"<{name} without a group, {self._count_text(reading)}>"
+        return f"<{name} of group {group.group_id!r}, member {group.metadata().member_id}, {self._count_text(reading)}>"
+
+    @staticmethod
+    def _count_text(reading: Any) -> str:
+        count = 0 if reading is None else len(reading.cursors)
+        return f"{count} partition{'' if count == 1 else 's'}"
+
     def _group_of(self) -> GroupReading:
         self._check_open()
         if self._group is None:
@@ -56,8 +68,8 @@ class GroupMethods:
         (`tailrace.retry_later`); consumers of the group read that topic by themselves.
 
         Returns the number of the attempt that will be; 0: it has been tried again retry_attempts_max times, and went to the dead-letter topic. Raises
-        InvalidRequestError, InvalidTopicNameError (the group's name cannot be part of a topic's), NotSupportedError (a topic with a schema), and what the
-        appliance refuses to write.
+        InvalidRequestError, InvalidTopicNameError (the group's name cannot be part of a topic's), NotSupportedError (a topic with a schema),
+        RecordTooLargeError (the headers that are added make it larger than max.message.bytes), and what the appliance refuses to write.
         """
         topics = self._group_of().topics()
         if 2 * len(topics) > SUBSCRIPTIONS_MAX:
@@ -83,7 +95,8 @@ class GroupMethods:
         """Read these topics together with the group's other consumers, from the next `poll` on; in the place of what was subscribed to before.
 
         `topics`: names; those that do not exist yet are read when they do. `pattern`: a regular expression, as text or compiled, matched from the beginning
-        of each topic's name; topics that are made later are read, too. A name that begins with ^ is a pattern. `listener`: a RebalanceListener; or
+        of each topic's name; topics that are made later are read, too, but for retry and dead-letter topics, unless it spells `retry` or `dlq`. A name that
+        begins with ^ is a pattern. `listener`: a RebalanceListener; or
         confluent-kafka's functions `on_assign`, `on_revoke` and `on_lost`, called with (consumer, partitions). Without a group_id all partitions of the named
         topics are read. Raises InvalidRequestError.
         """
@@ -153,7 +166,7 @@ class GroupMethods:
         callback: Callable[[dict[TopicPartition, OffsetAndMetadata], Exception | None], Any] | None = None,
     ) -> None:
         """`commit` without waiting. Commits are made in order; `callback(offsets, error)` is called by a later `poll`, `commit` or `close`, error None when
-        they are durable.
+        they are durable. Without a callback the log says what fails.
         """
         group = self._group_of()
         called = None if callback is None else callable_of("callback", callback)
@@ -169,6 +182,11 @@ class GroupMethods:
             offsets = {TopicPartition(message.topic, message.partition): message.offset + 1}
         if offsets is None:
             return group.progress.positions()
+        if not isinstance(offsets, Mapping):
+            raise InvalidRequestError(
+                f"{offsets!r:.100} cannot be committed; give a record that poll() has returned (what lies before it in its partition is committed, too), "
+                "a dict such as {TopicPartition(topic, 0): offset}, or nothing: then all that was handed out is committed"
+            )
         from tailrace.groups.offsets import offsets_of
 
         return group.progress.with_epochs(offsets_of(offsets))
@@ -186,6 +204,6 @@ class GroupMethods:
         TopicPartition, not in a list, its offset alone.
         """
         group = self._group_of()
-        if isinstance(partitions, TopicPartition):
-            return group.committed([partition_of(partitions)])[partitions]
-        return group.committed(partition_list(partitions))
+        wanted = partition_list(partitions)
+        found = group.committed(wanted)
+        return found[wanted[0]] if is_one_partition(partitions) else found

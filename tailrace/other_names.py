@@ -6,9 +6,11 @@ AttributeError says what it is called. Settings are alike: see `tailrace.setting
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
 
-from tailrace.errors import NotSupportedError
+from tailrace.client_log import logger
+from tailrace.errors import InvalidRequestError, NotSupportedError
 
 TRANSACTIONS_LATER = (
     "transactions are not part of this version: send() with enable_idempotence (the default) writes each record once, in order"
@@ -26,13 +28,17 @@ SETTINGS_ELSEWHERE = {
     "batch_num_messages": "batch_size counts bytes",
     "compression_codec": "it is compression_type",
     "consumer_timeout_ms": "poll(timeout_ms=...) waits for so long",
+    "default_offset_commit_callback": "commit_async(callback=...) calls back",
     "default_topic_config": "its settings are given beside the others",
     "fetch_message_max_bytes": "it is max_partition_fetch_bytes",
     "fetch_wait_max_ms": "it is fetch_max_wait_ms",
+    "group_protocol": "there is one protocol, that of KIP-848: leave it out",
+    "group_remote_assignor": "it is partition_assignment_strategy",
     "max_in_flight": "it is max_in_flight_requests_per_connection",
     "message_max_bytes": "it is max_request_size",
     "message_send_max_retries": "it is retries",
     "message_timeout_ms": "it is delivery_timeout_ms",
+    "on_commit": "commit_async(callback=...) calls back",
     "metadata_broker_list": "it is bootstrap, or bootstrap_servers",
     "queue_buffering_max_kbytes": "it is buffer_memory, in bytes",
     "queue_buffering_max_messages": "buffer_memory counts bytes",
@@ -40,6 +46,89 @@ SETTINGS_ELSEWHERE = {
     "request_required_acks": "it is acks",
 }
 """Settings that other clients call otherwise -> what to write."""
+
+
+CONSUMER_ELSEWHERE = {
+    "assignment_lost": "on_partitions_lost of the listener says so",
+    "bootstrap_connected": "any call raises NotReachableError where no appliance answers",
+    "commit_sync": "write commit()",
+    "enforce_rebalance": "write unsubscribe() and subscribe(...)",
+    "get_watermark_offsets": "write beginning_offsets([partition]) and end_offsets([partition])",
+    "group_metadata": "write consumer_group_metadata()",
+    "incremental_assign": "write assign() with all partitions that are to be read; those assigned already go on where they are",
+    "incremental_unassign": "write assign() with those partitions that are to be read on",
+    "list_topics": "write topics()",
+    "member_id": "write memberid()",
+    "partitions_for_topic": "write partitions_for(topic)",
+    "seek_to_committed": "write seek(partition, committed(partition))",
+    "store_offsets": "set enable_auto_commit to False, and write commit() or commit_async() when records are done with",
+    "unassign": "write assign([])",
+}
+"""Methods of other clients' consumers -> what to write."""
+
+_NO_POSITIONS = "a share group has no positions: records are acknowledged one by one"
+_SET_START = "a share group has no positions: write `tailrace group reset-offsets` while it has no consumers"
+_PAUSE = "a topic is paused for all its groups: write `tailrace topic alter TOPIC --config delivery.paused={}`"
+_EVERY_PARTITION = "every consumer of a share group is given records of all partitions"
+_ASK_A_CONSUMER = "write tailrace.Consumer(bootstrap=...).{}"
+SHARE_CONSUMER_ELSEWHERE = {
+    **dict.fromkeys(("assign", "incremental_assign"), "a share group has no assignment: write ShareConsumer(*topics, group_id=...)"),
+    **dict.fromkeys(("assignment", "assignment_lost"), _EVERY_PARTITION),
+    **{
+        name: _ASK_A_CONSUMER.format(here)
+        for name, here in {
+            "beginning_offsets": "beginning_offsets([partition])", "end_offsets": "end_offsets([partition])", "list_topics": "topics()",
+            "get_watermark_offsets": "beginning_offsets([partition]), and end_offsets([partition])", "topics": "topics()",
+            "offsets_for_times": "offsets_for_times({partition: time})", "partitions_for": "partitions_for(topic)",
+            "partitions_for_topic": "partitions_for(topic)",
+        }.items()
+    },
+    "commit_async": "what was acknowledged goes with the next poll(); write commit() to wait for it",
+    "commit_sync": "write commit()",
+    "committed": "a share group has no committed offsets: `tailrace group describe` shows how far it is",
+    "consume": "write poll(timeout_ms=..., max_records=...)",
+    **dict.fromkeys(("consumer_group_metadata", "group_metadata", "member_id", "memberid"), "`tailrace group describe` names its members"),
+    **dict.fromkeys(("pause", "paused"), _PAUSE.format("true")),
+    **dict.fromkeys(("highwater", "lag"), "`tailrace group describe` shows how far the group is"),
+    "poll_arrow": "records of a share group come one by one: write poll()",
+    "position": _NO_POSITIONS,
+    "resume": _PAUSE.format("false"),
+    "retry_later": 'write acknowledge(record, "release"): it comes again at once',
+    **dict.fromkeys(("seek", "seek_to_beginning", "seek_to_committed", "seek_to_end"), _SET_START),
+    "set_acknowledgement_commit_callback": "commit() raises LockLostError, whose `refused` says what was not acknowledged",
+    "store_offsets": 'write acknowledge(record, "accept")',
+    **dict.fromkeys(("incremental_unassign", "unassign"), "write unsubscribe()"),
+}  # fmt: skip
+"""Methods of consumers, here and in other clients, that a share consumer has not -> what to write."""
+
+_KEYWORDS = {
+    "timeout": "write {method}(timeout_ms=...), in milliseconds: timeout_ms=1000 is a second",
+    "update_offsets": "leave it out: what {method}() has returned is passed over by the next one",
+}
+"""Arguments of other clients' `poll` -> what to write."""
+
+SECONDS_MAX = 60.0
+_wondered = False
+
+
+def wonder_at_seconds(timeout_ms: float) -> None:
+    """Say, once in a process, that `poll(1.0)` waits a millisecond: confluent-kafka's takes seconds, and a loop over it looks as if nothing came."""
+    global _wondered
+    if not _wondered and 0 < timeout_ms <= SECONDS_MAX and timeout_ms.is_integer():
+        _wondered = True
+        logger.warning(
+            "poll(%s) waits %s ms at most: its timeout is in milliseconds, and it returns a list of records. consume(num_messages, timeout) takes seconds",
+            timeout_ms,
+            timeout_ms,
+        )
+
+
+def refuse_keywords(method: str, given: Mapping[str, Any]) -> NoReturn:
+    """A method was given keywords that it does not take. Raises InvalidRequestError for one of another client's, TypeError as Python does for others."""
+    for name in given:
+        if name in _KEYWORDS:
+            raise InvalidRequestError(f"{method}() has no argument {name}: {_KEYWORDS[name].format(method=method)}")
+    raise TypeError(f"{method}() got an unexpected keyword argument {next(iter(given))!r}")
 
 
 def setting_hint(name: str) -> str:

@@ -22,6 +22,7 @@ class PartitionQueue(FillingQueue):
     """The batch that takes records."""
     __slots__ = (
         "awaits_map",
+        "awaits_topic",
         "in_flight",
         "info",
         "is_gone",
@@ -47,6 +48,8 @@ class PartitionQueue(FillingQueue):
         """The appliance does not know the topic any more, or another queue has taken this one's place: ask anew before sending to it."""
         self.awaits_map = False
         """The topic's hash slots have moved: nothing new is sent until everything that was sent is answered, and then routed anew."""
+        self.awaits_topic = False
+        """The appliance does not know the topic by this id: nothing is sent until it is known what has its name now (see `tailrace.made_again`)."""
         self.is_listed = False
         """Whether the producer's list of queues with something to send holds it."""
 

@@ -53,8 +53,15 @@ class PendingCall:
         self._is_sent = False
         self._ask_at_ns = start_ns
         self._was_ready = False
+        self._was_lost = False
+        """Whether a copy of the request was under way when its connection was lost."""
         self.step_again_ns = start_ns
         """When a step is due though nothing has come, by the connection's clock."""
+
+    @property
+    def may_be_done(self) -> bool:
+        """Whether a copy of the request was sent and got no answer: it may have been carried out, whatever is said of another one."""
+        return self._was_lost or self._is_sent
 
     def _take(self, response: Response | None) -> None:
         self._answers.append(response)
@@ -97,6 +104,7 @@ class PendingCall:
         answer = self._answers.pop()
         self._is_sent = False
         if answer is None:
+            self._was_lost = True
             return None
         if answer.code is ErrorCode.OK:
             return answer

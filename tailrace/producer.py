@@ -341,8 +341,8 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
             sender.check_usable()
             if sender.accumulator.buffered_bytes + piece.byte_count > self.settings.buffer_memory:
                 sender.block_for_memory(piece.byte_count)
-            if queue.is_gone:  # since the frame was cut, hash slots have moved
-                queue = sender.accumulator.queues.get((queue.info.topic_id, piece.partition), queue)
+            if queue.is_gone:  # since the frame was cut, hash slots have moved, or the topic was made again
+                queue = self._routes.queue_now(route, piece.partition)
             batch = sender.accumulator.add_frame(queue, piece)
             if queue.info.slot_map_version != route.info.slot_map_version and not route.info.delay_of:
                 sender.delivery.rerouting.sort_in(queue, batch)

@@ -281,6 +281,13 @@ class ProducerBatch(FillingBatch):
         assert self.data is not None
         return pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(bytes(self.data))), self.info.schema)
 
+    def made_for(self, info: TopicInfo) -> None:
+        """Send it to a topic that was made again: what was made for the old one is made again, too; that one's log is gone, and what it had of this."""
+        if not self.rows:
+            self.frame, self.data = self.frame_again(), None
+        self.info = info
+        self.was_sent = False
+
     def add_due(self, row: int, due_us: int, repeat: str | None) -> None:
         """When the record that was just added, to a delay log's batch, is due, and how it recurs (JSON)."""
         self.dues_us.append(due_us)  # type: ignore[union-attr]

@@ -2,7 +2,7 @@
 
 Owner: one Producer; what asks the appliance or changes a route does so under the producer's lock.
 Invariants: a route's queues are those of its topic's id, one for each partition; a topic that was deleted and made again has new ones, and what the old
-    ones held has ended with an error.
+    ones held goes there (see `tailrace.made_again`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tailrace.errors import InvalidRecordError, InvalidSettingError, TailraceError, UnknownTopicError, error_for
+from tailrace.errors import InvalidRecordError, InvalidSettingError, UnknownTopicError, error_for
 from tailrace.hash_slots import HASH_SLOTS, SLOT_COUNT, Owners
 from tailrace.kernel import Choices
 from tailrace.new_topic import create_request
@@ -71,6 +71,9 @@ class Routes:
         self._warned: set[str] = set()
         self._rerouting = sender.delivery.rerouting
         self._rerouting.on_moved = self._on_moved
+        self._made_again = sender.delivery.made_again
+        self._made_again.on_found = self._on_found
+        self._made_again.on_given_up = self.forget
 
     def of(self, topic: str, schema_message: Callable[[], bytes] | None = None) -> Route:
         """The route to a topic, asked for if need be. `schema_message`: the schema of the topic, should it be missing and the appliance make it. Raises
@@ -106,6 +109,16 @@ class Routes:
         self.by_topic.pop(topic, None)
         self.known.pop(topic, None)
 
+    def queue_now(self, route: Route, partition: int) -> PartitionQueue:
+        """The queue in the place of one that is gone. Raises UnknownTopicError."""
+        queue = self._sender.accumulator.queues.get((route.info.topic_id, partition))
+        if queue is not None:
+            return queue
+        now = self.by_topic.get(route.info.name)
+        if now is None or partition >= len(now.queues) or now.queues[partition].is_gone or now.info.schema != route.info.schema:
+            raise UnknownTopicError(f"topic {route.info.name!r} was deleted")
+        return now.queues[partition]
+
     def forget_all(self) -> None:
         """Nothing is known any more."""
         self.by_topic.clear()
@@ -134,13 +147,11 @@ class Routes:
         return self._described(topic)
 
     def _adopt(self, info: TopicInfo) -> Route:
-        """Use what is known of a topic now; queues of the same topic go on, those of a deleted one end with an error."""
+        """Use what is known of a topic now; queues of the same topic go on, what those of a deleted one hold goes to it."""
         known = self.by_topic.get(info.name)
         accumulator = self._sender.accumulator
         if known is not None and known.info.topic_id != info.topic_id:
-            gone: TailraceError = UnknownTopicError(f"topic {info.name!r} was deleted and created again")
-            for queue in known.queues:
-                accumulator.forget_queue(queue, gone)
+            self._made_again.begin(known.info)
         if info.slot_map_version:
             info = self._rerouting.usable(info)
         queues = [accumulator.queue(info, partition) for partition in range(len(info.partitions))]
@@ -152,7 +163,13 @@ class Routes:
         route = self.by_topic[info.name] = Route(info, queues, delay_route, self._settings)
         if info.slot_map_version and info.owners is None:
             self._rerouting.begin(info)
+        if self._made_again.is_waiting:
+            self._made_again.found(info)
         return route
+
+    def _on_found(self, info: TopicInfo) -> None:
+        """A topic that records wait for is there."""
+        self._adopt(info)
 
     def _on_moved(self, info: TopicInfo) -> None:
         """Hash slots have moved, and the topic has other queues."""

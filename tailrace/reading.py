@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from tailrace.connection import Connection
 from tailrace.errors import CorruptBatchError, InvalidRequestError, NotReachableError, OffsetOutOfRangeError, UnknownTopicError
 from tailrace.fetcher import Fetcher, PartitionCursor, corrupt_error
+from tailrace.held_back import HeldBack
 from tailrace.offset_lookup import At
 from tailrace.records import TopicPartition
 from tailrace.settings import ConsumerSettings
@@ -20,7 +21,7 @@ UNREACHABLE_AFTER_NS = 60_000_000_000
 
 
 class Reading:
-    """See the module's docstring. `cursors`: one of each assigned partition; an assignment puts another dict there."""
+    """See the module's docstring."""
 
     def __init__(
         self,
@@ -28,14 +29,16 @@ class Reading:
         settings: ConsumerSettings,
         now_ns: Callable[[], int],
         offsets: Callable[[Iterable[TopicPartition], At], dict[TopicPartition, int]],
+        unread: Callable[[TopicPartition], int | None],
     ) -> None:
-        """`offsets`: asks the appliance for an offset of each of some partitions."""
+        """`offsets`: asks the appliance for an offset of each of some partitions. `unread`: the first of a partition that was taken and not handed out."""
         self._connection = connection
         self._settings = settings
         self._now_ns = now_ns
         self._offsets = offsets
         self.fetcher = Fetcher(connection, settings, now_ns)
-        self.cursors: dict[TopicPartition, PartitionCursor] = {}
+        self._cursors: dict[TopicPartition, PartitionCursor] = {}
+        self._held_back = HeldBack(offsets, unread, now_ns)
         self.topics_may_go = False
         """Whether a topic that is not there (any more) is no error: the group will say what is to be read."""
         self.wake_fd = -1
@@ -44,10 +47,24 @@ class Reading:
         self._away_since_ns = 0
         """Since when there is no appliance; 0: there is one."""
 
+    @property
+    def cursors(self) -> dict[TopicPartition, PartitionCursor]:
+        """One of each assigned partition; an assignment puts another dict there."""
+        return self._cursors
+
+    @cursors.setter
+    def cursors(self, cursors: dict[TopicPartition, PartitionCursor]) -> None:
+        self._cursors = cursors
+        self._held_back.arm(cursors)
+
+    def sought(self) -> None:
+        """A cursor was moved by its user: what comes after it in the order of keys waits anew."""
+        self._held_back.sought()
+
     def ask_ahead(self) -> None:
         """Take in what has come and ask for more: the next answer comes while the caller works on what it has."""
         self._connection.process()
-        self.fetcher.begin(self.cursors.values())
+        self.fetcher.begin(self._cursors.values())
 
     def decide_positions(self, cursors: Iterable[PartitionCursor]) -> None:
         """Give every cursor without a position one, as auto_offset_reset says."""
@@ -113,6 +130,7 @@ class Reading:
         while True:
             cursors = list(self.cursors.values())
             self.decide_positions(cursors)
+            self._held_back.look()
             until_ns = deadline_ns if deadline_ns is not None else self._now_ns() + 1_000_000_000
             self.step(self.fetcher, cursors, until_ns)
             active = [cursor for cursor in cursors if not cursor.is_paused]

@@ -6,6 +6,8 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from tailrace.errors import InvalidRequestError
+
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
@@ -22,6 +24,24 @@ class TopicPartition(NamedTuple):
 
     topic: str
     partition: int
+
+
+_new_tuple = tuple.__new__
+
+
+def _without_offset(_cls: type[TopicPartition], topic: str, partition: int, *more: Any, offset: Any = None) -> TopicPartition:
+    """A TopicPartition. Raises InvalidRequestError for confluent-kafka's, which holds an offset."""
+    if more or offset is not None:
+        shown = f"TopicPartition({topic!r:.100}, {partition!r:.100})"
+        at = f"{more[0] if more else offset!r:.100}"
+        raise InvalidRequestError(
+            f"a TopicPartition holds no offset: write seek({shown}, {at}) to read from there, or commit({{{shown}: {at}}})"
+        )
+    return _new_tuple(_cls, (topic, partition))
+
+
+_without_offset.__name__ = _without_offset.__qualname__ = "TopicPartition"
+TopicPartition.__new__ = _without_offset  # type: ignore[method-assign,assignment]  # a NamedTuple's cannot be written in its class
 
 
 class Record(NamedTuple):

@@ -97,7 +97,7 @@ class RetryLater:
         def info(topic: str) -> TopicInfo:
             return topics_from_metadata(call(Api.METADATA, {"topics": [topic]}), topic)[topic]
 
-        found = cls(settings, connection, Reading(connection, settings, REAL.monotonic_ns, lambda *_: {}), call, info, REAL)
+        found = cls(settings, connection, Reading(connection, settings, REAL.monotonic_ns, lambda *_: {}, lambda _: None), call, info, REAL)
         found._owns_connection = True
         return found
 
@@ -172,10 +172,10 @@ class RetryLater:
         for is_again in (False, True):
             if name not in self._made:
                 configs = {"delay.enabled": True, "max.message.bytes": info.settings["max.message.bytes"]}
-                make_topic(self._call, name, len(info.partitions), configs)
+                make_topic(self._call, self._environment, name, len(info.partitions), configs)
                 self._made.add(name)
-            partition = record.partition if record.partition < len(self._producer.partitions_for(name)) else None
             try:
+                partition = record.partition if record.partition < len(self._producer.partitions_for(name)) else None
                 self._producer.send(name, record.value, record.key, headers, partition, deliver_after=after).result()
                 return
             except UnknownTopicError:  # it was deleted since

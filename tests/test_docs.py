@@ -329,7 +329,7 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
     check_part(ROOT / "docs/protocol.md", "exchanges", f"```\n{text}```\n")
 
 
-@pytest.mark.parametrize("name", ["groups.md", "guarantees.md", "limits.md"])
+@pytest.mark.parametrize("name", ["groups.md", "queues.md", "guarantees.md", "limits.md"])
 def test_the_tests_that_a_document_names_exist(name: str) -> None:
     text = (ROOT / "docs" / name).read_text()
     named = set(re.findall(r"`(test_\w+)`", text))
@@ -345,7 +345,22 @@ def test_links_lead_to_files(path: pathlib.Path) -> None:
         assert target.startswith("http") or (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "docs/groups.md", ROOT / "docs/sdk.md"], ids=lambda path: path.name)
+def test_every_page_can_be_found_from_the_readme() -> None:
+    linked = set(re.findall(r"\]\((docs/[\w.-]+\.md)", (ROOT / "README.md").read_text()))
+    assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= linked
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_no_page_has_a_heading_twice(path: pathlib.Path) -> None:
+    """The second one's anchor leads to the first, and the two say the same thing twice, or differ."""
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    assert path.name == "CHANGELOG.md" or len(headings) == len(set(headings))
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", ROOT / "docs/groups.md", ROOT / "docs/queues.md", ROOT / "docs/sdk.md"], ids=lambda path: path.name
+)
 def test_python_snippets_run(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     snippets = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
     assert snippets
@@ -353,7 +368,7 @@ def test_python_snippets_run(path: pathlib.Path, tmp_path: pathlib.Path) -> None
         if snippet.startswith("spark"):
             continue  # runs in tests/spark_bridge, in a session of its own
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", snippet], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
+            [sys.executable, "-W", "error", "-c", snippet], capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
         )
         assert done.returncode == 0, f"snippet {number + 1} of {path.name}:\n{done.stderr}"
 
@@ -363,3 +378,11 @@ def test_files_named_in_the_map_exist() -> None:
         r"`((?:tailrace|shm|workers|netfront|appliance|spark_bridge|bench|tests|systemd)/[\w/.]+)`", (ROOT / "CONTRIBUTING.md").read_text()
     ):
         assert (ROOT / name).exists(), f"CONTRIBUTING.md names {name}"
+
+
+@pytest.mark.parametrize("package", ["appliance/groups", "tailrace/groups", "tailrace/share", "tailrace/idempotent"])
+def test_every_module_of_groups_and_queues_is_in_the_map(package: str) -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py"}
+    assert modules
+    assert {name for name in modules if f"`{name}`" not in text} == set()

@@ -15,6 +15,7 @@ from workers.delay_gate import kept_from, newest_us
 from workers.delays.manifest import read_cursor
 from workers.files import is_shortage
 from workers.group_commit import GroupCommit
+from workers.index_scrub import scrub_one_index
 from workers.leases import Leases, LogKey, Task
 from workers.log_set import LogSet
 from workers.partition_log import PartitionLog
@@ -199,7 +200,7 @@ class Housekeeping:
         for log in self._logs.all():
             if log.unscrubbed and not log.group:
                 try:
-                    log.scrub_one_index()
+                    scrub_one_index(log)
                     self.retain(log)  # it may know a segment's age only now
                 except OSError as error:
                     logger.warning("index_not_looked_at directory=%s error=%r", log.directory, str(error))

@@ -14,15 +14,13 @@ from dataclasses import replace
 
 from shm.catalog_messages import Assignment
 from shm.crash_points import crash_point
-from tailrace.formats import segment_index as index_format
 from tailrace.formats.batch_header import END_OF_STREAM, verify_batch
 from tailrace.formats.checksum import Readable
 from tailrace.formats.partition_file import Damage
-from tailrace.formats.segment import INDEX_SUFFIX, PRODUCERS_SUFFIX, file_name
+from tailrace.formats.segment import PRODUCERS_SUFFIX, file_name
 from tailrace.formats.segment_index import IndexEntry
 from workers.checkpoint import Checkpoint, SealedSegment, write_checkpoint
-from workers.files import Files, is_shortage, read_whole, write_durably
-from workers.index_files import index_is_right, rebuild_index
+from workers.files import Files, is_shortage, write_durably
 from workers.live_segment import LiveSegment, PendingBatch, begin, reopen, write_anew
 from workers.partition_directory import PartitionDirectory
 from workers.producer_snapshots import encode_producers, record_producer
@@ -64,7 +62,7 @@ class PartitionLog:
         """Since the first segment the directory's name and partition.json are durable; before, there is nothing that the catalog does not know."""
         self.since_checkpoint_bytes = 0
         self.unscrubbed: list[int] = []
-        """Segments whose indexes were not checked since the start."""
+        """Segments whose indexes were not checked since the start (`workers.index_scrub`)."""
         self.group: list[PendingBatch] = []
         """What was placed since the last settling."""
         self._written_count = 0
@@ -415,24 +413,6 @@ class PartitionLog:
     def following_base(self, base: int) -> int:
         """Where the segment behind the closed segment `base` begins."""
         return next((following for segment, following in self._with_following() if segment.base == base), self.next_offset)
-
-    def scrub_one_index(self) -> None:
-        """Look at one index that an earlier run left, and make it again if it is missing, short or wrong. Not while a group is placed. Raises
-        OSError.
-        """
-        base, live = self.unscrubbed.pop(), self.live
-        if live is not None and live.base == base:
-            if not index_is_right(self._files, self.directory, base, live.batch_count):
-                live.batch_count, _ = rebuild_index(self._files, self.directory, self.file, base, live.end)
-            return
-        segment = self.sealed.get(base)
-        if segment is None or index_is_right(self._files, self.directory, base, segment.batch_count):
-            return
-        count, _ = rebuild_index(self._files, self.directory, self.file, base)
-        entries = index_format.decode(read_whole(self._files, f"{self.directory}/{file_name(base, INDEX_SUFFIX)}"), base) or []
-        if entries:
-            self.max_timestamp_us = max(self.max_timestamp_us, entries[-1].max_timestamp_us)
-            self.sealed[base] = segment._replace(batch_count=count, max_timestamp_us=entries[-1].max_timestamp_us)
 
     def close(self) -> None:
         """Write a last checkpoint of what is synced and close the files; the live segment stays live for the next start. Raises OSError."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import datetime as dt
 import fnmatch
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import Self
+from contextlib import contextmanager, nullcontext
+from typing import NoReturn, Self
 
 import click
 import pyarrow as pa
@@ -88,7 +90,7 @@ def command(
     --until it ends at the end that there is now, unless --follow is given; without, it waits for new records, like `tail -f`.
 
     With --group the topics' partitions are shared with the group's other members. It begins where the group is, and only where nothing is committed yet at
-    the beginning (--from-beginning) or the end. What was printed is committed, on Ctrl-C too.
+    the beginning (--from-beginning) or the end. What was printed is committed, on Ctrl-C and SIGTERM too.
 
     \b
     Example:
@@ -118,7 +120,10 @@ def command(
     if form not in ("value", "json") and any(other != schema for other in schemas.values()):
         raise click.UsageError(f"the topics have different schemas, which one file of {form} cannot hold; read them one by one")
     reset = "earliest" if start.is_given else "latest"
-    with Consumer(bootstrap=bootstrap, auto_offset_reset=reset, group_id=group, enable_auto_commit=False) as consumer:
+    with (
+        _ended_in_order() if group is not None else nullcontext(),
+        Consumer(bootstrap=bootstrap, auto_offset_reset=reset, group_id=group, enable_auto_commit=False) as consumer,
+    ):
         keys = _partitions(infos, partition)
         reader: Reader
         if group is not None:
@@ -140,6 +145,20 @@ def command(
         complain(f"skipped {reader.skipped_offsets} damaged offsets in {reader.skipped_ranges} places; `tailrace log verify` tells more")
         return EXIT_SKIPPED
     return 0
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """When a service manager stops it (SIGTERM), what was printed is committed and the partitions are given back, as on Ctrl-C."""
+
+    def end(number: int, _frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _partitions(infos: dict[str, TopicInfo], only: int | None) -> list[TopicPartition]:

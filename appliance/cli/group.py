@@ -10,8 +10,19 @@ from typing import Any
 
 import click
 
-from appliance.cli.group_advice import SHARE, Sample, advise, idle_members, member_name, partition_count, span
+from appliance.cli.group_advice import (
+    SHARE,
+    Sample,
+    advise,
+    idle_members,
+    lag_of,
+    lag_text,
+    member_name,
+    partition_count,
+    without_commit,
+)
 from appliance.cli.group_reset import Reset, Selection, new_offsets
+from appliance.cli.main import EXIT_FAILED
 from appliance.cli.options import (
     SINCE_HELP,
     Duration,
@@ -22,9 +33,9 @@ from appliance.cli.options import (
     connect,
     json_option,
 )
-from appliance.cli.output import complain, counted, one_line, print_json, print_table, say
+from appliance.cli.output import UNKNOWN, complain, counted, one_line, print_json, print_table, say
 from tailrace.admin import Admin
-from tailrace.errors import UnknownGroupError
+from tailrace.errors import GroupNotEmptyError, InvalidGroupError, UnknownGroupError
 from tailrace.group_admin import NO_OFFSET, first_unread
 
 MEMBERS_SHOWN_MAX = 3
@@ -80,7 +91,8 @@ def describe(group: str, bootstrap: str, as_json: bool) -> None:
     with connect(bootstrap) as admin:
         found = admin.describe_groups(group)[group]
         found["paused_topics"] = paused_topics(admin, found)
-    found["lag"] = sum(row["lag"] or 0 for row in found["partitions"])
+    found["lag"] = lag_of(found)
+    found["partitions_without_commit"] = len(without_commit(found))
     found["lag_seconds"] = max((row["lag_seconds"] for row in found["partitions"] if row["lag_seconds"] is not None), default=None)
     found["idle_members"] = [member["member_id"] for member in idle_members(found)]
     found["stuck_members"] = [member["member_id"] for member in found["members"] if member["stuck"]]
@@ -104,9 +116,9 @@ def _show(found: Mapping[str, Any]) -> None:
     since = f", created {_shown_ms(found['created_ms'])}" if found.get("created_ms") else ""
     click.echo(f"group    {one_line(found['group'])}\nkind     {found['kind']}{since}")
     how = "" if is_share or not found["assignor"] else f", assigned by {found['assignor']}"
-    click.echo(f"state    {found['state']}, epoch {found['epoch']}{how}, {counted(found['rebalances'], 'rebalance')}")
-    oldest = "" if not found["lag_seconds"] else f", the oldest {span(found['lag_seconds'])} old"
-    click.echo(f"lag      {counted(found['lag'], 'record')}{oldest}")
+    rebalances = "" if is_share else f", {counted(found['rebalances'], 'rebalance')}"
+    click.echo(f"state    {found['state']}, epoch {found['epoch']}{how}{rebalances}")
+    click.echo(f"lag      {lag_text(found, found['lag_seconds'])}")
     for name in found["paused_topics"]:
         click.echo(f"paused   {name}: no records are given out. To resume: tailrace topic alter {name} --config delivery.paused=false")
     if found.get("trouble"):
@@ -130,11 +142,19 @@ def _show(found: Mapping[str, Any]) -> None:
         print_table(
             ["TOPIC", "PARTITION", "START" if is_share else "COMMITTED", "END", "LAG", "LAG SECONDS", *extra, "MEMBER"],
             [
-                [row["topic"], row["partition"], _shown_offset(first_unread(row)), _shown_offset(row["end"]), "-" if row["lag"] is None else row["lag"],
-                 "-" if row["lag_seconds"] is None else round(row["lag_seconds"], 1), *([row.get("in_flight")] if is_share else []), row.get("member_id")]
+                [row["topic"], row["partition"], _shown_offset(first_unread(row)), _shown_offset(row["end"]), UNKNOWN if row["lag"] is None else row["lag"],
+                 UNKNOWN if row["lag_seconds"] is None else round(row["lag_seconds"], 1), *([row.get("in_flight")] if is_share else []), row.get("member_id")]
                 for row in rows
             ],
         )  # fmt: skip
+    for row in rows:
+        if waits_for := row.get("waits_for"):
+            first = ", ".join(f"{row['topic']}-{source} up to {offset}" for source, offset in waits_for.items())
+            say(
+                one_line(
+                    f"waiting: {row['topic']}-{row['partition']} was added: it is read when the group has committed {first}, where its keys were before"
+                )
+            )
     by_id = {member["member_id"]: member for member in members}
     for member_id in found["stuck_members"]:
         say(one_line(f"stuck: {member_name(by_id[member_id])}: {by_id[member_id]['stuck']}"))
@@ -148,7 +168,7 @@ def _ago(ms: int | None) -> str:
 
 
 def _shown_offset(offset: int) -> Any:
-    return "-" if offset == NO_OFFSET else offset
+    return UNKNOWN if offset == NO_OFFSET else offset
 
 
 def _shown_ms(ms: int) -> str:
@@ -171,7 +191,10 @@ def _shown_ms(ms: int) -> str:
     help="Only this topic, or these partitions of it; repeatable. Else all that the group has committed for.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be set.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
+@click.option(
+    "--yes", "--execute", "-y", is_flag=True, help="Do not ask on a terminal."
+)  # --execute and --all-topics are kafka-consumer-groups.sh's
+@click.option("--all-topics", is_flag=True, hidden=True)
 @bootstrap_option
 @json_option
 def reset_offsets(
@@ -184,10 +207,11 @@ def reset_offsets(
     topics: tuple[str, ...],
     dry_run: bool,
     yes: bool,
+    all_topics: bool,
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Set where a group goes on, while none of its consumers run. On a terminal it shows what it would set, and asks.
+    """Set where a group goes on, while none of its consumers run. It shows what it sets; on a terminal it asks before.
 
     \b
     Example:
@@ -195,6 +219,8 @@ def reset_offsets(
       tailrace group reset-offsets billing --to-datetime 2027-01-31T08:00:00Z --dry-run
       tailrace group reset-offsets billing --shift-by -100 --topic orders:0,1
     """
+    if all_topics and topics:
+        raise click.UsageError("--all-topics and --topic exclude each other")
     reset = Reset.chosen(to_earliest, to_latest, to_datetime, shift_by, to_offset)
     selection = Selection.parsed(topics)
     with connect(bootstrap) as admin:
@@ -211,10 +237,10 @@ def reset_offsets(
             for key, change in found.changes.items()
         ]
         asks = not yes and not dry_run and sys.stdin.isatty()
-        if rows and not as_json and (dry_run or asks):
+        if rows and not as_json and (dry_run or asks or not described["members"]):
             print_table(
                 ["TOPIC", "PARTITION", "COMMITTED", "NEW", "END"],
-                [[r["topic"], r["partition"], "-" if r["committed"] is None else r["committed"], r["new"], r["end"]] for r in rows],
+                [[r["topic"], r["partition"], UNKNOWN if r["committed"] is None else r["committed"], r["new"], r["end"]] for r in rows],
             )
         for sentence in found.notes:
             complain(sentence)
@@ -241,14 +267,15 @@ def reset_offsets(
 @click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
 @bootstrap_option
 @json_option
-def delete(groups: tuple[str, ...], if_exists: bool, yes: bool, bootstrap: str, as_json: bool) -> None:
-    """Delete groups with what they have committed. On a terminal it asks first.
+def delete(groups: tuple[str, ...], if_exists: bool, yes: bool, bootstrap: str, as_json: bool) -> int:
+    """Delete groups with what they have committed. On a terminal it asks first. One that cannot be deleted does not keep the others from it; the exit
+    status is 1 then.
 
     \b
     Example:
       tailrace group delete billing --yes
     """
-    deleted = []
+    deleted, refused = [], []
     with connect(bootstrap) as admin:
         for group in groups:
             try:
@@ -256,16 +283,19 @@ def delete(groups: tuple[str, ...], if_exists: bool, yes: bool, bootstrap: str, 
                     offsets = len(admin.list_group_offsets(group))
                     click.confirm(f"Delete {group} with its {counted(offsets, 'committed offset')}?", abort=True, err=True)
                 admin.delete_groups(group)
-            except UnknownGroupError:
-                if not if_exists:
-                    raise
-                say(f"there is no group {group}")
+            except (UnknownGroupError, GroupNotEmptyError, InvalidGroupError) as error:  # the others are deleted all the same, as by rm
+                if if_exists and isinstance(error, UnknownGroupError):
+                    say(f"there is no group {group!r}")
+                else:
+                    complain(str(error))
+                    refused.append(group)
                 continue
             deleted.append(group)
             if not as_json:
                 say(f"deleted {group}")
     if as_json:
-        print_json({"deleted": deleted})
+        print_json({"deleted": deleted, "refused": refused})
+    return EXIT_FAILED if refused else 0
 
 
 @command.command(name="advise")
@@ -299,8 +329,7 @@ def advise_(group: str, seconds: float, by: dt.timedelta, bootstrap: str, as_jso
         print_json(advice)
         return
     click.echo(f"records arrive     {advice.arrival_per_s:,.1f}/s\nrecords drained    {advice.drain_per_s:,.1f}/s")
-    oldest = "" if not advice.lag_seconds else f", the oldest {span(advice.lag_seconds)} old"
-    click.echo(f"lag                {counted(advice.lag, 'record')}{oldest}")
+    click.echo(f"lag                {lag_text(described, advice.lag_seconds)}")
     click.echo(f"consumers          {advice.consumers} on {counted(advice.partitions, 'partition')}\n")
     for sentence in advice.sentences:
         click.echo(one_line(sentence))

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from appliance.cli.output import counted
 from tailrace.group_admin import NO_OFFSET, first_unread
 
 SHARE = "share"
@@ -40,6 +41,8 @@ class Advice:
     drain_per_s: float = 0.0
     lag: int = 0
     lag_seconds: float | None = None
+    partitions_without_commit: int = 0
+    """That have records: their lag is not known."""
     consumers: int = 0
     partitions: int = 0
     by_s: float = 0.0
@@ -59,6 +62,28 @@ def idle_members(group: Mapping[str, Any]) -> list[dict[str, Any]]:
     if group["kind"] == SHARE or not any(partition_count(member["target"]) for member in members):
         return []
     return [member for member in members if not partition_count(member["target"]) and not member.get("is_shortened")]
+
+
+def without_commit(group: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Partitions with records of which nothing is committed yet: how many of them wait depends on where the consumers began, which only they know."""
+    rows = group["partitions"]
+    return [row for row in rows if row["lag"] is None and first_unread(row) == NO_OFFSET and row["end"] > max(0, row["beginning"])]
+
+
+def lag_of(group: Mapping[str, Any]) -> int | None:
+    """Records that a group lags behind, where that is known; None: nowhere."""
+    known = [row["lag"] for row in group["partitions"] if row["lag"] is not None]
+    return None if not known and without_commit(group) else sum(known)
+
+
+def lag_text(group: Mapping[str, Any], lag_seconds: float | None) -> str:
+    """The same for people, and how old the oldest of them is."""
+    lag, unknown = lag_of(group), len(without_commit(group))
+    if lag is None:
+        return "not known: nothing is committed yet"
+    oldest = "" if not lag_seconds else f", the oldest {span(lag_seconds)} old"
+    more = "" if not unknown else f"; not known in {counted(unknown, 'partition')} where nothing is committed yet"
+    return f"{counted(lag, 'record')}{oldest}{more}"
 
 
 def member_name(member: Mapping[str, Any]) -> str:
@@ -84,7 +109,8 @@ def advise(samples: Sequence[Sample], by_s: float) -> Advice:
     advice = Advice(
         seconds=seconds, arrival_per_s=max(0.0, arrived / seconds), drain_per_s=sum(drains.values()), lag=sum(row["lag"] or 0 for row in rows),
         lag_seconds=max((row["lag_seconds"] for row in rows if row.get("lag_seconds") is not None), default=None),
-        consumers=len(last.group["members"]), partitions=len(rows), by_s=by_s, idle=[member_name(member) for member in idle],
+        consumers=len(last.group["members"]), partitions=len(rows), by_s=by_s,
+        partitions_without_commit=len(without_commit(last.group)), idle=[member_name(member) for member in idle],
     )  # fmt: skip
     _find_needs(advice, last.group, drains)
     _say(advice, last.group)
@@ -138,7 +164,13 @@ def _say(advice: Advice, group: Mapping[str, Any]) -> None:
     if not advice.partitions:
         say("The group has committed nothing and has no partitions: there is nothing to advise on yet.")
         return
-    if not advice.lag:
+    unknown = advice.partitions_without_commit
+    if not advice.lag and unknown:
+        say(
+            f"In {unknown} of {counted(advice.partitions, 'partition')} nothing is committed yet, and how many records wait there is not known: the "
+            "consumers have just begun, or never commit (enable_auto_commit=False without commit()). Ask again when they have committed."
+        )
+    elif not advice.lag:
         say("There is no lag: the consumers keep up.")
     elif not advice.consumers:
         say(f"No consumer runs: {advice.lag:,} records wait. Start one; then ask again.")

@@ -17,6 +17,8 @@ from tailrace.errors import PartitionOutOfRangeError, UnknownTopicError
 from tailrace.offset_lookup import check_offsets_answer
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
+WAYS = "--to-earliest, --to-latest, --to-datetime, --shift-by, --to-offset"
+
 
 class Reset(NamedTuple):
     """Where to: one of these."""
@@ -29,8 +31,9 @@ class Reset(NamedTuple):
     @staticmethod
     def chosen(to_earliest: bool, to_latest: bool, to_datetime: dt.datetime | None, shift_by: int | None, to_offset: int | None) -> Reset:
         """What the options say. Raises UsageError unless it is exactly one."""
-        if sum((to_earliest, to_latest, to_datetime is not None, shift_by is not None, to_offset is not None)) != 1:
-            raise click.UsageError("say where to, with one of --to-earliest, --to-latest, --to-datetime, --shift-by, --to-offset")
+        given = sum((to_earliest, to_latest, to_datetime is not None, shift_by is not None, to_offset is not None))
+        if given != 1:
+            raise click.UsageError(f"say where to, with {'only ' if given else ''}one of {WAYS}")
         return Reset("earliest" if to_earliest else "latest" if to_latest else to_datetime, shift_by, to_offset)
 
 
@@ -96,7 +99,7 @@ def new_offsets(admin: Admin, committed: Mapping[TopicPartition, OffsetAndMetada
             wanted = end if wanted < 0 else wanted  # no record is as late
         offset = min(max(wanted, begin), end)
         if offset != wanted:
-            found.notes.append(f"{key.topic}-{key.partition} has offsets from {begin} to {end}; {offset} is taken for {wanted}")
+            found.notes.append(f"{key.topic}-{key.partition} has offsets from {begin} to {end}: {offset} is used instead of {wanted}")
         found.changes[key] = Change(current, offset, end)
     return found
 

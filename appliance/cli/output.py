@@ -5,6 +5,7 @@ rich is loaded only by what draws.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import orjson
 
 BYTES = "bytes"
 ITEMS = "items"
+UNKNOWN = "-"
 SHORT_MAX = 24
 WRAPPED_MIN = 30
 """Characters."""
@@ -36,30 +38,56 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, shorte
     `shorten`: columns whose cells lose their middle on a terminal (never an id that somebody needs); `wrap`: columns of sentences, which a terminal gets in
     lines of its width.
     """
+    is_terminal = sys.stdout.isatty()
+    texts = [[one_line(cell) for cell in row] for row in rows]
+    if is_terminal:
+        texts = [[shortened(cell) if name in shorten else cell for name, cell in zip(columns, row, strict=True)] for row in texts]
+    numeric = [_is_numeric([row[index] for row in rows]) for index in range(len(columns))]
+    wrapped = [is_terminal and name in wrap for name in columns]
+    lines = _wrapped_lines(columns, texts, numeric, wrapped) if any(wrapped) else _lines(columns, texts, numeric, is_terminal)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def _lines(columns: Sequence[str], texts: list[list[str]], numeric: list[bool], is_terminal: bool) -> list[str]:
+    """As `_wrapped_lines` makes them, for a hundredth of the time: tables of ten thousand partitions are asked for."""
+    from rich.cells import cell_len
+
+    every = [list(columns), *texts]
+    for index, is_numeric in enumerate(numeric):
+        width = max(cell_len(row[index]) for row in every)
+        for row in every:
+            space = " " * (width - cell_len(row[index]))
+            row[index] = space + row[index] if is_numeric else row[index] + space
+    head, *lines = ["  ".join(row).rstrip() for row in every]
+    return [f"\x1b[1m{head}\x1b[0m" if is_terminal and os.environ.get("TERM", "dumb") != "dumb" else head, *lines]
+
+
+def _wrapped_lines(columns: Sequence[str], texts: list[list[str]], numeric: list[bool], wrapped: list[bool]) -> list[str]:
+    """The lines of a table on a terminal, some of whose columns are wrapped."""
     from rich.cells import cell_len
     from rich.console import Console, ConsoleDimensions
     from rich.table import Table
     from rich.text import Text
 
-    is_terminal = sys.stdout.isatty()
-    texts = [[one_line(cell) for cell in row] for row in rows]
-    if is_terminal:
-        texts = [[shortened(cell) if name in shorten else cell for name, cell in zip(columns, row, strict=True)] for row in texts]
     table = Table(box=None, pad_edge=False, header_style="bold")
     width = 2 * len(columns)
     for index, name in enumerate(columns):
-        numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
-        wraps = is_terminal and name in wrap
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=not wraps, overflow="fold")
+        table.add_column(name, justify="right" if numeric[index] else "left", no_wrap=not wrapped[index], overflow="fold")
         longest = max(cell_len(text) for text in [name, *(row[index] for row in texts)])
-        width += min(longest, WRAPPED_MIN) if wraps else longest
+        width += min(longest, WRAPPED_MIN) if wrapped[index] else longest
     for row in texts:
         table.add_row(*(Text(cell) for cell in row))
-    console = Console() if is_terminal else Console(width=width, color_system=None)
+    console = Console()
     console.size = ConsoleDimensions(max(console.width, width), console.height)  # both: a width alone is passed over where TERM is dumb
     with console.capture() as capture:
         console.print(table)
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def _is_numeric(cells: Sequence[Any]) -> bool:
+    """Whether a column is of numbers; "-" and nothing stand for one that is not known."""
+    known = [cell for cell in cells if cell is not None and cell != UNKNOWN]
+    return all(isinstance(cell, int | float) for cell in known) and bool(known or UNKNOWN in cells)
 
 
 def one_line(cell: Any) -> str:

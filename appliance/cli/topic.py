@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from appliance.cli.options import bootstrap_option, complete_topics, connect, json_option, parse_pairs
-from appliance.cli.output import counted, human_bytes, print_json, print_table, say
+from appliance.cli.output import complain, counted, human_bytes, print_json, print_table, say
 from tailrace.admin import NewTopic
 from tailrace.errors import CorruptBatchError, TopicExistsError, UnknownTopicError
 from tailrace.records import TopicPartition
@@ -227,11 +227,16 @@ def alter(name: str, partitions: int | None, configs: tuple[str, ...], bootstrap
             admin.alter_topics({name: parse_pairs(configs, "--config")})
         if partitions is not None:
             admin.create_partitions({name: partitions})
-        topic = admin.describe_topics([name])[name] if as_json else {}
+        topic = admin.describe_topics([name])[name] if as_json or partitions is not None else {}
     if as_json:
         print_json({"altered": name, "partitions": len(topic["partitions"]), "configs": topic["configs"]})
     else:
         say(f"altered {name}")
+    if partitions is not None and topic["configs"].get("partitioner") != "hash_slots":
+        complain(
+            f"keys may go to other partitions of {name} from now on, so that records of one key are in order within each partition only; "
+            "a topic made with --config partitioner=hash_slots keeps the order"
+        )
 
 
 @command.command()

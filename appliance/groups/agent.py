@@ -8,7 +8,8 @@ Waits on its doorbell, and until the service's next timer.
 Invariants: nothing is answered before what it says is committed; a request is consumed before it is looked at; what a step does not commit is forgotten in
     memory, too; a database that cannot be used costs requests of groups their answers, with a sentence, and nothing else.
 Bounds: REQUESTS_AT_ONCE requests of a front in a step, and no more after READING_NS; of a front that does not take its answers nothing is read while
-    ANSWERS_MAX wait.
+    ANSWERS_MAX wait. No session times out while something that came before waits to be read, nor for RESUMED_NS after this process stood still: it was not
+    its members that were silent.
 Crash: a successor reads the database; requests that were taken and not answered are answered by their fronts, which see that another process runs. Sessions
     of a front that was killed are ended when its successor shows.
 
@@ -56,6 +57,10 @@ TRY_AGAIN_NS = 20_000_000
 """How soon a lane that was full is looked at again."""
 AFTER_FAILURE_NS = 1_000_000_000
 """How soon timers are looked at again whose handling failed."""
+STOOD_STILL_NS = 500_000_000
+"""So much later than it was to be is a step only when the process was stopped, or waited for a disk."""
+RESUMED_NS = 1_000_000_000
+"""How long timers wait then: what was sent meanwhile is on its way."""
 
 
 class Store(Protocol):
@@ -82,7 +87,7 @@ class Service(Protocol):
 
     def topics_changed(self, now_ns: int) -> None: ...
 
-    def step(self, now_ns: int) -> None: ...
+    def step(self, now_ns: int, heard_ns: int) -> None: ...
 
     def next_deadline_ns(self) -> int | None: ...
 
@@ -136,7 +141,9 @@ class GroupsAgent:
         self._failure: TailraceError | None = None
         """Why what this step took in cannot be committed."""
         self._timers_at_ns = start_ns
-        """Not before: handling them has failed."""
+        """Not before: handling them has failed, or the process stood still."""
+        self._due_ns: int | None = None
+        """When the next step was to be at the latest, as `next_deadline_ns` has said."""
         self._taken: list[Requester] = []
         """Whose requests this step gave to the service."""
         self._writes = False
@@ -147,6 +154,9 @@ class GroupsAgent:
     def step(self, now_ns: int) -> int:
         """One turn of the loop: news, requests, timers, one commit, answers."""
         self._now_ns = now_ns
+        if self._due_ns is not None and now_ns - self._due_ns >= STOOD_STILL_NS:
+            self._timers_at_ns = max(self._timers_at_ns, now_ns + RESUMED_NS)
+        self._due_ns = None
         work = self._read_coordinator()
         if not self._is_fed or not self._is_running():
             return work
@@ -159,9 +169,15 @@ class GroupsAgent:
         for front in self._fronts:
             work += self._read_front(front, read_until_ns)
         if self._opened is not None and now_ns >= self._timers_at_ns:
-            self._guarded("timers", self._opened[1].step, now_ns)
+            self._guarded("timers", self._opened[1].step, now_ns, self._heard_ns())
         self._commit()
+        self._due_ns = now_ns  # unless it sleeps, the next one follows at once
         return work + sum(front.outbox.flush() for front in self._fronts)
+
+    def _heard_ns(self) -> int:
+        """Up to when all that came is read, but for fronts that take no answers."""
+        waiting = [front.requests.peek() for front in self._fronts if len(front.outbox.waiting) < ANSWERS_MAX]
+        return min((message.arrival_ns for message in waiting if message is not None), default=self._now_ns)
 
     def has_more(self) -> bool:
         """Whether the next step has something to do at once."""
@@ -178,7 +194,8 @@ class GroupsAgent:
             deadlines.append(self._open_at_ns)
         if any(front.outbox.waiting or front.is_replaced for front in self._fronts):
             deadlines.append(self._now_ns + TRY_AGAIN_NS)
-        return min(deadlines, default=None)
+        self._due_ns = min(deadlines, default=None)
+        return self._due_ns
 
     def begin_stop(self) -> None:
         """Nothing to finish: each step ends with its commit."""
@@ -365,7 +382,7 @@ def build(context: ProcessContext, open_store: Callable[[str], GroupStore]) -> G
     def front_link(front: int) -> FrontLink:
         name, process = process_name(Role.FRONT, front), context.control.process(Role.FRONT, front)
         return FrontLink(
-            front, context.lane_reader(name), context.lane_writer(name), context.bell(Role.FRONT, front), lambda: process.load(ProcessWord.GENERATION)
+            front, context.lane_reader(name), context.lane_writer(name), context.bell(Role.FRONT, front), lambda: process.load(ProcessWord.READY_GENERATION)
         )  # fmt: skip
 
     fronts = [front_link(front) for front in range(int(settings["fronts"]))]

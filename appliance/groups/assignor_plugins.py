@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from itertools import islice
 from typing import Any
 
 from appliance.groups.assignors import BUILT_IN, DEFAULT_ASSIGNOR, Assignment, Assignor, Members, Topics
@@ -56,11 +57,18 @@ class Assignors:
             if name not in self._plugins:
                 raise NonsenseError("it is not installed any more")
             return checked(self._load(name)(dict(members), dict(topics)), members, topics), ""
-        except Exception as error:  # a plugin is somebody else's code, and may raise anything
-            reason = str(error) if isinstance(error, NonsenseError) else f"it raised {type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:  # a plugin is somebody else's code, and may raise anything
+            reason = str(error) if isinstance(error, NonsenseError) else f"it raised {type(error).__name__}{_said(error)}"
             trouble = f"the assignor {name} cannot be used ({reason[:300]}): {DEFAULT_ASSIGNOR} decides instead"
             logger.warning("group=%s assignor=%s fallback=%s reason=%s", group, name, DEFAULT_ASSIGNOR, reason[:300])
             return BUILT_IN[DEFAULT_ASSIGNOR](members, topics), trouble
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return f": {error}"
+    except Exception:  # its own text may be what is wrong with it
+        return ""
 
 
 def checked(result: Any, members: Members, topics: Topics) -> Assignment:
@@ -69,11 +77,12 @@ def checked(result: Any, members: Members, topics: Topics) -> Assignment:
         raise NonsenseError(f"it returned a {type(result).__name__}, not a dict of member ids")
     assignment: Assignment = {member_id: [] for member_id in members}
     seen: set[tuple[str, int]] = set()
+    most = 1 + sum(topics.values())
     for member_id, partitions in result.items():
         if member_id not in members:
             raise NonsenseError(f"it returned a member that there is not: {str(member_id)[:80]}")
         try:
-            pairs = [(topic, partition) for topic, partition in partitions]
+            pairs = [(topic, partition) for topic, partition in islice(partitions, most)]
         except (TypeError, ValueError):
             raise NonsenseError("it returned something else than (topic, partition) pairs") from None
         for topic, partition in pairs:

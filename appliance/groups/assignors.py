@@ -20,6 +20,8 @@ import heapq
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+STEPS_MAX = 400_000
+"""Partitions and members that balancing of unequal subscriptions looks at: a second or so."""
 TopicPartition = tuple[str, int]
 """(topic name, partition)."""
 Assignment = dict[str, list[TopicPartition]]
@@ -149,8 +151,11 @@ def _share_out(active: list[str], kept: dict[str, list[TopicPartition]], free: l
 
 
 class _Balance:
-    """Unequal subscriptions. Each topic has a heap of its subscribers by load. An entry whose load is too low is put right when it comes to the top; a
-    load that has become lower is entered anew in the heaps of all the member's topics.
+    """Unequal subscriptions. Each topic has a heap of its subscribers by load. An entry whose load is another is put right when it comes to the top; a
+    load that has become lower is entered anew in the heaps of all the member's topics, once for all that a pass takes from it.
+
+    Passes end when nothing moves, or at STEPS_MAX: along a chain of members, each of which shares a topic with the next, a pass moves what is too much by
+    one member only, and all groups wait for this one. What is left uneven then, the next change of the group goes on with.
     """
 
     def __init__(
@@ -172,18 +177,17 @@ class _Balance:
             actual = len(self._kept[member_id])
             if load == actual:
                 return load, member_id
-            if load < actual:
-                heapq.heapreplace(heap, (actual, place, member_id))
-            else:
-                heapq.heappop(heap)  # the lower load was entered, too
+            heapq.heapreplace(heap, (actual, place, member_id))
 
     def run(self, free: list[TopicPartition]) -> None:
         # Topics with the fewest subscribers first: the others can still choose.
         for one in sorted(free, key=lambda one: (self._popularity[one[0]], one)):
             self._kept[self._least_loaded(one[0])[1]][one] = None
-        # Each move makes the sum of the squared loads smaller, so this ends.
-        while self._move_once():
-            pass
+        # Each move makes the sum of the squared loads smaller, so this would end by itself.
+        steps = sum(map(len, self._kept.values())) + len(self._kept)
+        for _ in range(max(1, STEPS_MAX // max(1, steps))):
+            if not self._move_once():
+                break
         for member_id, mine in self._kept.items():
             self._out[member_id] = list(mine)
 
@@ -192,16 +196,17 @@ class _Balance:
         has_moved = False
         for member_id in sorted(self._place, key=lambda one: (-len(self._kept[one]), self._place[one])):
             mine = self._kept[member_id]
+            before = len(mine)
             for one in sorted(mine):
                 load, other = self._least_loaded(one[0])
-                if load + 2 > len(mine):
-                    continue
-                del mine[one]
-                self._kept[other][one] = None
+                if load + 2 <= len(mine):
+                    del mine[one]
+                    self._kept[other][one] = None
+            if len(mine) < before:
+                has_moved = True
                 for topic in self._members[member_id].topics:
                     if topic in self._heaps:
                         heapq.heappush(self._heaps[topic], (len(mine), self._place[member_id], member_id))
-                has_moved = True
         return has_moved
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import orjson
 
+from appliance.groups.beginnings import Beginnings
 from appliance.groups.group import ConsumerGroup
-from appliance.groups.limits import GROUP_NAME_MAX, PARTITIONS_ASKED_MAX
+from appliance.groups.limits import GROUP_NAME_MAX, OFFSET_MAX, PARTITIONS_ASKED_MAX
 from appliance.groups.members import REVOKING, Member, by_topic
-from appliance.groups.messages import Partition, TopicsView
+from appliance.groups.messages import Partition, TopicsView, TopicView
 from appliance.groups.offsets import OffsetBook
 from appliance.groups.requests import place_in, shown
 from appliance.groups.store import GroupStore, OffsetRow
@@ -23,7 +24,9 @@ from tailrace.errors import InvalidRequestError
 
 FRAME_BYTES = 1_024
 """What an answer takes beside its entries."""
-NAMES_AT_ONCE = 1_000
+NAMES_AT_ONCE = 500
+LISTED_BYTES_MAX = 64 << 10
+"""A page of a list of groups is no longer: while it is made, nobody else is served."""
 DETAILS_SHARE = 4
 """One member's topics and partitions take at most this fraction of an answer."""
 
@@ -32,18 +35,22 @@ class Describing:
     """Answers to questions."""
 
     def __init__(
-        self, store: GroupStore, topics: TopicsView, offsets: OffsetBook, answer_max: int, summary: Callable[[str], dict[str, Any] | None]
-    ) -> None:
+        self, store: GroupStore, topics: TopicsView, offsets: OffsetBook, beginnings: Beginnings, answer_max: int,
+        summary: Callable[[str], dict[str, Any] | None],
+    ) -> None:  # fmt: skip
         """`summary`: a group's row in a list, by name; None: it is gone."""
         self._store = store
         self._topics = topics
         self._offsets = offsets
+        self._beginnings = beginnings
         self._answer_max = answer_max
         self._summary = summary
 
-    def _page(self, head: dict[str, Any], name: str, entries: Iterable[tuple[Any, Any]], last: Any = None) -> bytes:
+    def _page(
+        self, head: dict[str, Any], name: str, entries: Iterable[tuple[Any, Any]], last: Any = None, *, bytes_max: int = OFFSET_MAX
+    ) -> bytes:
         """The answer: `head`, and under `name` as many entries, (what `after` is to be behind it, value), as it takes."""
-        room = self._answer_max - FRAME_BYTES - len(orjson.dumps(head))
+        room = min(self._answer_max, bytes_max) - FRAME_BYTES - len(orjson.dumps(head))
         parts: list[bytes] = []
         following = last
         for token, value in entries:
@@ -65,7 +72,7 @@ class Describing:
         after = request.get("after") or ""
         if type(after) is not str or len(after) > GROUP_NAME_MAX:
             raise InvalidRequestError(f"after is {shown(after)}; it takes the name that the page before ended with")
-        return self._page({}, "groups", self._groups_behind(after))
+        return self._page({}, "groups", self._groups_behind(after), bytes_max=LISTED_BYTES_MAX)
 
     def _groups_behind(self, after: str) -> Iterator[tuple[str, Any]]:
         while names := self._store.group_names(after, NAMES_AT_ONCE):
@@ -123,14 +130,15 @@ class Describing:
 
     def _partitions(self, group: ConsumerGroup, after: tuple[str, int] | None) -> Iterator[tuple[Any, Any]]:
         """Of the topics that members subscribe to, all; of others, those with an offset."""
-        for name, topic_id, count in self._topics_of(group, after):
-            offsets = self._offsets.of_topic(group.group_id, topic_id)
-            numbers = range(count) if name in group.signature and group.members else sorted(offsets)
-            for partition in numbers:
-                if (after is None or (name, partition) > after) and partition < count:
-                    yield [name, partition], self._partition(group, name, (topic_id, partition), offsets.get(partition))
+        for topic in self._topics_of(group, after):
+            behind = after[1] if after is not None and after[0] == topic.name else -1
+            offsets = self._offsets.of_topic(group.group_id, topic.topic_id, behind)
+            is_read = topic.name in group.signature and group.members
+            for partition in range(max(0, behind + 1), topic.partition_count) if is_read else offsets:
+                if partition < topic.partition_count:
+                    yield [topic.name, partition], self._partition(group, topic, partition, offsets.get(partition))
 
-    def _topics_of(self, group: ConsumerGroup, after: tuple[str, int] | None) -> list[tuple[str, str, int]]:
+    def _topics_of(self, group: ConsumerGroup, after: tuple[str, int] | None) -> list[TopicView]:
         found = {}
         for topic_id in self._offsets.topics_of(group.group_id):
             if (topic := self._topics.by_id(topic_id)) is not None:
@@ -138,19 +146,22 @@ class Describing:
         for name in group.signature if group.members else ():
             if (topic := self._topics.by_name(name)) is not None:
                 found[name] = topic
-        return sorted((one.name, one.topic_id, one.partition_count) for one in found.values() if after is None or one.name >= after[0])
+        return [topic for name, topic in sorted(found.items()) if after is None or name >= after[0]]
 
-    def _partition(self, group: ConsumerGroup, name: str, partition: Partition, offset: OffsetRow | None) -> dict[str, Any]:
-        end = self._topics.end_offset(*partition)
-        beginning = self._topics.beginning_offset(*partition)
-        committed = -1 if offset is None else offset.committed
-        return {
-            "topic": name, "partition": partition[1], "committed": committed, "beginning": -1 if beginning is None else beginning,
-            "end": -1 if end is None else end, "lag": None if end is None or committed < 0 else max(0, end - max(committed, beginning or 0)),
-            "member_id": group.owners.get(partition), "metadata": "" if offset is None else offset.metadata,
-            "committed_ms": -1 if offset is None else offset.committed_ms,
-            **({"waits_for": dict(self._hand_over(partition))} if partition in group.held else {}),
+    def _partition(self, group: ConsumerGroup, topic: TopicView, number: int, offset: OffsetRow | None) -> dict[str, Any]:
+        partition = topic.topic_id, number
+        bounds = self._topics.bounds(*partition)
+        beginning, end = (-1, -1) if bounds is None else bounds
+        committed, metadata, committed_ms = (-1, "", -1) if offset is None else (offset.committed, offset.metadata, offset.committed_ms)
+        begins = self._beginnings.of(group, topic, number) if offset is None else committed
+        described: dict[str, Any] = {
+            "topic": topic.name, "partition": number, "committed": committed, "beginning": beginning, "end": end,
+            "lag": None if end < 0 or begins is None else max(0, end - max(begins, beginning)), "member_id": group.owners.get(partition),
+            "metadata": metadata, "committed_ms": committed_ms,
         }  # fmt: skip
+        if partition in group.held:
+            described["waits_for"] = dict(self._hand_over(partition))
+        return described
 
     def _hand_over(self, partition: Partition) -> list[tuple[str, int]]:
         """Of a partition that is held back: the partitions, and the offsets there, that the group is to commit first."""
@@ -174,12 +185,15 @@ class Describing:
         for name, partition in wanted:
             topic = self._topics.by_name(name)
             row = None if group is None or topic is None else self._offsets.get(group.group_id, topic.topic_id, partition)
-            yield [name, partition], _offset(name, partition, row)
+            begins = None if row is not None or group is None or topic is None else self._beginnings.of(group, topic, partition)
+            yield [name, partition], _offset(name, partition, row) if begins is None else [name, partition, begins, -1, "", -1]
 
     def _all_offsets(self, group: ConsumerGroup, after: tuple[str, int] | None) -> Iterator[tuple[Any, Any]]:
-        for name, topic_id, count in self._topics_of(group, after):
-            for partition, row in self._offsets.of_topic(group.group_id, topic_id).items():
-                if (after is None or (name, partition) > after) and partition < count:
+        for topic in self._topics_of(group, after):
+            behind = after[1] if after is not None and after[0] == topic.name else -1
+            for partition, row in self._offsets.of_topic(group.group_id, topic.topic_id, behind).items():
+                if partition < topic.partition_count:
+                    name = topic.name
                     yield [name, partition], _offset(name, partition, row)
 
 

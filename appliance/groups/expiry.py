@@ -2,7 +2,8 @@
 
 Owner: the service.
 Invariants: an offset goes only when its group has had no member, and it was not committed anew, for the retention; or when its topic is known to be
-    deleted. A group goes with its last offset; one that never had any, EMPTY_KEPT_MS after its last member. Work comes in slices of SLICE rows.
+    deleted. A group goes with its last offset; one that never had any, EMPTY_KEPT_MS after its last member. Work comes in slices of SLICE rows. A wall clock
+    that jumps forward expires nothing: no more time passes here than has really passed since the start.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from appliance.groups.limits import GroupLimits
 from appliance.groups.messages import TopicsView
 from appliance.groups.store import GroupStore
 
+NS_PER_MS = 1_000_000
 SWEEP_NS = 60_000_000_000
 """How often it is looked."""
 SLICE_NS = 5_000_000
@@ -23,11 +25,13 @@ EMPTY_KEPT_MS = 600_000
 class Expiry:
     """The sweep."""
 
-    def __init__(self, store: GroupStore, topics: TopicsView, limits: GroupLimits, now_ns: int) -> None:
+    def __init__(self, store: GroupStore, topics: TopicsView, limits: GroupLimits, now_ns: int, wall_ms: int) -> None:
         self._store = store
         self._topics = topics
         self._retention_ms = limits.offsets_retention_minutes * 60_000
         self._due_ns = now_ns + SWEEP_NS
+        self._ahead_ms = wall_ms - now_ns // NS_PER_MS
+        """Of the monotonic clock, at the start."""
         self._behind_group_id = 0
         self._known = {topic.topic_id for topic in topics.topics()}
         self._deleted: list[str] = []
@@ -53,6 +57,7 @@ class Expiry:
 
     def step(self, now_ns: int, wall_ms: int) -> list[int]:
         """One slice; returns the ids of groups that are to go. Raises StorageError, DiskFullError."""
+        wall_ms = min(wall_ms, self._ahead_ms + now_ns // NS_PER_MS)
         if self._deleted:
             self._delete_topic(now_ns, wall_ms)
             return []

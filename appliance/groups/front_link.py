@@ -38,6 +38,7 @@ class FrontLink:
     answers: LaneWriter
     bell: Doorbell
     process_generation: Callable[[], int]
+    """Of the process that serves there, or did last: one that is being started is not known yet, for until it serves no member can come again."""
     outbox: Outbox[Outgoing] = field(init=False)
     sessions: set[int] = field(default_factory=set)
     """Words of the sessions that have sent something and have not ended."""

@@ -30,8 +30,9 @@ class ConsumerGroup:
     """One group."""
 
     __slots__ = (
-        "assign_after_ns", "assignor", "by_instance", "created_ms", "empty_since_ms", "epoch", "freed", "group_id", "held", "is_dirty", "is_held_known",
-        "is_row_changed", "members", "name", "owners", "paused", "rebalances", "signature", "target_owners", "touched", "trouble", "unsettled",
+        "assign_after_ns", "assignor", "begins", "begun", "by_instance", "created_ms", "empty_since_ms", "epoch", "followed_count", "freed", "group_id", "held",
+        "is_dirty", "is_held_known", "is_row_changed", "members", "name", "owners", "paused", "rebalances", "signature", "target_owners", "touched", "trouble",
+        "unsettled",
     )  # fmt: skip
 
     def __init__(self, group_id: int, name: str, now_ms: int) -> None:
@@ -44,6 +45,12 @@ class ConsumerGroup:
         self.empty_since_ms = now_ms
         self.signature: dict[str, tuple[str, int]] = {}
         """Subscribed topics that exist: name -> (id, partitions), as the target was computed for."""
+        self.begun: dict[str, int] = {}
+        """Topic id -> how many partitions it had when the group came to it (see `beginnings`)."""
+        self.begins: dict[str, dict[str, int]] = {}
+        """Topic id -> partition, as text -> where its log ended then, of partitions that the group is given later than the others (see `hand_over`)."""
+        self.followed_count = 0
+        """What the table counts for them."""
         self.trouble = ""
         """What is wrong with the group's own assignor."""
         self.members: dict[str, Member] = {}
@@ -68,7 +75,9 @@ class ConsumerGroup:
     # ---- rows ------------------------------------------------------------------------------------------------------------------------
 
     def row(self) -> GroupRow:
-        detail = orjson.dumps({"topics": self.signature, "trouble": self.trouble, "is_dirty": self.is_dirty}).decode()
+        detail = orjson.dumps(
+            {"topics": self.signature, "begun": self.begun, "begins": self.begins, "trouble": self.trouble, "is_dirty": self.is_dirty}
+        ).decode()
         return GroupRow(
             self.group_id, self.name, CONSUMER, self.epoch, self.assignor, self.rebalances, self.created_ms, self.empty_since_ms, detail
         )
@@ -80,6 +89,7 @@ class ConsumerGroup:
         group.epoch, group.assignor, group.rebalances, group.empty_since_ms = row.epoch, row.assignor, row.rebalances, row.empty_since_ms
         detail = orjson.loads(row.detail)
         group.signature = {name: (topic_id, count) for name, (topic_id, count) in detail["topics"].items()}
+        group.begun, group.begins = detail.get("begun", dict(group.signature.values())), detail.get("begins", {})
         group.trouble = detail["trouble"]
         for member_row in members:
             group.add(Member.of_row(member_row, now_ns))

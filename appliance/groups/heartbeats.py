@@ -16,6 +16,7 @@ import orjson
 
 from appliance.groups import membership
 from appliance.groups.assignor_plugins import Assignors
+from appliance.groups.beginnings import Beginnings
 from appliance.groups.group import ConsumerGroup
 from appliance.groups.hand_over import HandOvers
 from appliance.groups.limits import ASSIGN_PAUSE_NS_PER_MEMBER, ASSIGNED_AT_ONCE_MEMBERS, GroupLimits
@@ -35,9 +36,10 @@ class Heartbeats:
 
     def __init__(
         self, table: GroupTable, sessions: membership.Sessions, outgoing: Outgoing, topics: TopicsView, limits: GroupLimits, assignors: Assignors,
-        catalog_version: int, hand_overs: HandOvers,
+        catalog_version: int, hand_overs: HandOvers, beginnings: Beginnings, answer_max: int,
     ) -> None:  # fmt: skip
-        """`catalog_version`: above what any service before said."""
+        """`catalog_version`: above what any service before said. `answer_max`: bytes of an answer."""
+        self._answer_max = answer_max
         self._table = table
         self._sessions = sessions
         self._outgoing = outgoing
@@ -46,6 +48,7 @@ class Heartbeats:
         self._assignors = assignors
         self._catalog_version = catalog_version
         self._hand_overs = hand_overs
+        self._beginnings = beginnings
         self._delayed: dict[str, int] = {}
         """Names of groups that are to be assigned, and when."""
         self._waiting: list[tuple[Requester, ConsumerGroup, Member, frozenset[Partition] | None]] = []
@@ -83,6 +86,7 @@ class Heartbeats:
         group = self._table.get(name)
         membership.check_assignor(self._assignors, group, member_id, settings)
         self._sessions.check_room(settings.topics, is_new=group is None or member_id not in group.members)
+        self._table.check_partitions(group, settings.topics)
         old = None
         if group is None:
             self._table.check_room(name)
@@ -122,6 +126,8 @@ class Heartbeats:
         member = membership.known_member(group, request, member_id)
         said = membership.checked_heartbeat(member, epoch, request)
         subscription = membership.subscription_in(member, request, self._sessions)
+        if subscription.topics is not member.settings.topics:
+            self._table.check_partitions(group, subscription.topics)
         self._table.change(group)
         membership.subscribe_anew(group, member, subscription)
         self._wait(requester, group, member, said, now_ns)
@@ -194,7 +200,10 @@ class Heartbeats:
         groups = self._table.changed_groups()
         for group in groups:
             if group.is_dirty and self._may_assign(group, now_ns):
+                before = [topic_id for topic_id, _ in group.signature.values()]
                 group.assign(self._topics, self._assignors)
+                self._beginnings.assigned(group, before)
+                self._table.count_partitions(group)
                 group.paused = membership.paused_of(group.signature, self._topics)
                 for member in group.with_news():
                     self._push(group, member)
@@ -243,7 +252,10 @@ class Heartbeats:
         if said is not None or not is_confirmed:
             answer["assignment"] = by_topic(member.assigned)
             answer["topic_names"] = group.names_of(answer["assignment"], self._topics)
-        self._outgoing.answer(requester, group.name, orjson.dumps(answer))
+        body = orjson.dumps(answer)
+        if len(body) > self._answer_max and answer.pop("topic_names", None) is not None:  # the member looks them up
+            body = orjson.dumps(answer)
+        self._outgoing.answer(requester, group.name, body)
         self._outgoing.is_answered(SessionKey(*requester[:2]))
 
     def rolled_back(self, error: TailraceError) -> None:

@@ -14,6 +14,7 @@ Invariants: `assigned` and `revoking` have no partition in common; both are owne
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ STABLE, REVOKING, WAITING = "STABLE", "REVOKING", "WAITING"
 LEAVE_EPOCH = -1
 AWAY_EPOCH = -2
 JOIN_EPOCH = 0
+NAMED_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,3 +188,21 @@ def _epochs_out(given: Mapping[Partition, int]) -> dict[str, list[list[int]]]:
 
 def _epochs_in(kept: Mapping[str, list[list[int]]]) -> dict[Partition, int]:
     return {(topic_id, partition): epoch for topic_id, pairs in kept.items() for partition, epoch in pairs}
+
+
+def members_text(members: Mapping[str, Member]) -> str:
+    """Who is in a group, for the refusal of what needs it empty. One that has gone is a member for a while yet: for how long is said, too."""
+    return counted_names(len(members), map(_named, members.values()))
+
+
+def counted_names(count: int, names: Iterable[str]) -> str:
+    """ "1 member, 'worker'"; of many the first."""
+    more = f" and {count - NAMED_MAX} others" if count > NAMED_MAX else ""
+    return f"{count} member{'' if count == 1 else 's'}, {', '.join(itertools.islice(names, NAMED_MAX))}{more}"
+
+
+def _named(member: Member) -> str:
+    name = repr(member.instance_id or member.settings.client_id)
+    if member.instance_id is not None and (member.is_away or member.closed_ns is not None):
+        return f"{name} (gone; its place is kept for its session_timeout_ms, {member.settings.session_timeout_ms} ms)"
+    return f"{name} (its connection is closed: it is removed in a second)" if member.closed_ns is not None else name

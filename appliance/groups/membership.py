@@ -16,7 +16,7 @@ from typing import Any
 
 from appliance.groups.assignor_plugins import Assignors
 from appliance.groups.group import ConsumerGroup
-from appliance.groups.limits import CLOSED_GRACE_NS, MEMBERS_IN_ALL_MAX, NAME_BYTES, SUBSCRIPTIONS_MAX_BYTES, GroupLimits
+from appliance.groups.limits import CLOSED_GRACE_NS, FRONT_GRACE_NS, MEMBERS_IN_ALL_MAX, NAME_BYTES, SUBSCRIPTIONS_MAX_BYTES, GroupLimits
 from appliance.groups.members import REVOKING, STABLE, WAITING, Member, MemberSettings
 from appliance.groups.messages import Partition, SessionKey, TopicsView
 from appliance.groups.requests import flag_in, owned_in, settings_in, shown, topics_in
@@ -30,7 +30,7 @@ from tailrace.errors import (
     UnsupportedAssignorError,
 )
 from tailrace.protocol.errors import ErrorCode
-from workers.timing_wheel import TimingWheel
+from workers.timing_wheel import NEVER_NS, TimingWheel
 
 
 class Sessions:
@@ -69,7 +69,7 @@ class Sessions:
         """The connection is gone. `with_front`: the client is not told of that before it sends something."""
         for member, group_id in self._members.pop(session, {}).items():
             member.session = None
-            member.closed_ns = now_ns + (member.settings.heartbeat_interval_ms * 1_000_000 if with_front else 0)
+            member.closed_ns = now_ns + (FRONT_GRACE_NS + member.settings.heartbeat_interval_ms * 1_000_000 if with_front else 0)
             self.watch(group_id, member)
 
     def _unbind(self, member: Member) -> None:
@@ -108,12 +108,15 @@ class Sessions:
         self.watch(group_id, member)
 
     def advance(self, now_ns: int) -> None:
+        if now_ns < self._wheel.quiet_until_ns:
+            return
         for group_id, member in self._wheel.advance(now_ns):
             member.timer = None
             self._expired(group_id, member, now_ns)
 
     def next_deadline_ns(self) -> int | None:
-        return self._wheel.next_deadline_ns()
+        until_ns = self._wheel.quiet_until_ns
+        return None if until_ns == NEVER_NS else until_ns
 
 
 def subscription_bytes(topics: tuple[str, ...]) -> int:

@@ -76,6 +76,9 @@ class TopicsView(Protocol):
 
     def beginning_offset(self, topic_id: str, partition: int) -> int | None: ...
 
+    def bounds(self, topic_id: str, partition: int) -> tuple[int, int] | None:
+        """(beginning, end), of one moment, for less than each of them costs; None: not known."""
+
 
 class GroupsOfAKind(Protocol):
     """Groups of another kind (share groups) in the same store, as the service uses them.

@@ -12,9 +12,10 @@ from typing import Any
 import orjson
 
 from appliance.groups import membership
+from appliance.groups.beginnings import Beginnings
 from appliance.groups.group import ConsumerGroup
 from appliance.groups.limits import GroupLimits
-from appliance.groups.members import Member
+from appliance.groups.members import Member, members_text
 from appliance.groups.messages import Partition, TopicsView
 from appliance.groups.offsets import Commit, OffsetBook, Refusal, entry_parts
 from appliance.groups.requests import entries_in, epoch_in, member_in, shown
@@ -31,10 +32,12 @@ class OffsetRequests:
     """COMMIT_OFFSETS and ALTER_GROUP_OFFSETS."""
 
     def __init__(
-        self, table: GroupTable, book: OffsetBook, topics: TopicsView, limits: GroupLimits, answer_max: int, wall_ms: Callable[[], int]
-    ) -> None:
+        self, table: GroupTable, book: OffsetBook, beginnings: Beginnings, topics: TopicsView, limits: GroupLimits, answer_max: int,
+        wall_ms: Callable[[], int],
+    ) -> None:  # fmt: skip
         self._table = table
         self._book = book
+        self._beginnings = beginnings
         self._topics = topics
         self._limits = limits
         self._answer_max = answer_max
@@ -72,6 +75,7 @@ class OffsetRequests:
             self._table.check_room(name)
             group = self._table.create(name)
         self._table.change(group)
+        self._beginnings.committed(group, rows)
         for row in rows:
             self._book.put(row._replace(group_id=group.group_id))
 
@@ -87,7 +91,7 @@ class OffsetRequests:
         """ALTER_GROUP_OFFSETS: an operator sets or deletes offsets. Raises GroupNotEmptyError when the group has members."""
         group = self._table.get(name)
         if group is not None and group.members:
-            raise GroupNotEmptyError(f"the group {name} has {len(group.members)} members; none of its offsets were changed")
+            raise GroupNotEmptyError(f"the group {name} has {members_text(group.members)}; none of its offsets were changed")
         judge = self._judge(_NOBODY, None, -1)
         rows: list[OffsetRow] = []
         gone: list[Partition] = []

@@ -40,15 +40,20 @@ class OffsetBook:
         found = self._unwritten.get((group_id, topic_id, partition))
         return self._store.offset(group_id, topic_id, partition) if found is None else found
 
+    def has_any(self, group_id: int, topic_id: str) -> bool:
+        """Whether the group has offsets in the topic."""
+        self.settle()
+        return self._store.has_offsets(group_id, topic_id)
+
     def topics_of(self, group_id: int) -> list[str]:
         """The ids of the topics that the group has offsets in."""
         self.settle()
         return self._store.offset_topics(group_id)
 
-    def of_topic(self, group_id: int, topic_id: str) -> dict[int, OffsetRow]:
-        """By partition, ascending."""
+    def of_topic(self, group_id: int, topic_id: str, behind: int = -1) -> dict[int, OffsetRow]:
+        """By partition, ascending, of those behind this one."""
         self.settle()
-        return {row.partition: row for row in self._store.offsets_of_topic(group_id, topic_id)}
+        return {row.partition: row for row in self._store.offsets_of_topic(group_id, topic_id, behind)}
 
     def settle(self) -> None:
         """Write what was put since. Raises StorageError, DiskFullError."""
@@ -152,6 +157,7 @@ def entry_parts(entry: Any) -> tuple[str, int, int, int, str]:
             and type(offset) is int
             and type(leader_epoch) is int
             and type(metadata) is str
+            and -OFFSET_MAX <= partition <= OFFSET_MAX
             and -OFFSET_MAX <= offset <= OFFSET_MAX
             and -1 <= leader_epoch <= OFFSET_MAX
         ):

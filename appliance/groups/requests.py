@@ -156,7 +156,13 @@ def place_in(request: Mapping[str, Any]) -> tuple[str, int] | None:
     after = request.get("after")
     if after is None:
         return None
-    if not isinstance(after, list) or len(after) != 2 or type(after[0]) is not str or type(after[1]) is not int:
+    if (
+        not isinstance(after, list)
+        or len(after) != 2
+        or type(after[0]) is not str
+        or type(after[1]) is not int
+        or not -1 <= after[1] < 1 << 31
+    ):
         raise InvalidRequestError("after is what the page before ended with: a topic and a partition")
     return after[0], after[1]
 

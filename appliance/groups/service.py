@@ -28,12 +28,13 @@ from typing import Any
 import orjson
 
 from appliance.groups.assignor_plugins import Assignors
+from appliance.groups.beginnings import Beginnings
 from appliance.groups.describing import Describing
 from appliance.groups.expiry import Expiry
 from appliance.groups.hand_over import HandOvers
 from appliance.groups.heartbeats import Heartbeats
 from appliance.groups.limits import DELETED_AT_ONCE_MAX, GroupLimits
-from appliance.groups.members import JOIN_EPOCH, Member
+from appliance.groups.members import JOIN_EPOCH, Member, members_text
 from appliance.groups.membership import Sessions
 from appliance.groups.messages import Answer, GroupsOfAKind, Push, Requester, SessionKey, TopicsView
 from appliance.groups.offset_requests import OffsetRequests
@@ -70,7 +71,8 @@ class GroupService:
         self._sessions = Sessions(now_ns, self._expired)
         self._table = GroupTable(store, topics, limits, self._sessions, self._share_count, self._wall_ms)
         self._book = OffsetBook(store)
-        self._offset_requests = OffsetRequests(self._table, self._book, topics, limits, answer_max, self._wall_ms)
+        beginnings = Beginnings(topics, self._book)
+        self._offset_requests = OffsetRequests(self._table, self._book, beginnings, topics, limits, answer_max, self._wall_ms)
         self._heartbeats = Heartbeats(
             self._table,
             self._sessions,
@@ -80,9 +82,11 @@ class GroupService:
             Assignors() if assignors is None else assignors,
             self._wall_ms(),
             HandOvers(topics, self._book),
+            beginnings,
+            answer_max,
         )
-        self._describing = Describing(store, topics, self._book, answer_max, self.summary)
-        self._expiry = Expiry(store, topics, limits, now_ns)
+        self._describing = Describing(store, topics, self._book, beginnings, answer_max, self.summary)
+        self._expiry = Expiry(store, topics, limits, now_ns, self._wall_ms())
         self._table.load(now_ns)
         self._heartbeats.topics_changed()
         store.before_commit.append(self.settle)
@@ -161,8 +165,8 @@ class GroupService:
         return self._share.summary(name) if self._share is not None and self._share.has(name) else None
 
     def session_closed(self, session: SessionKey, now_ns: int, *, with_front: bool = False) -> None:
-        """The connection is gone: its dynamic members have CLOSED_GRACE_NS to come over another one; and a heartbeat's time more `with_front`: of a front
-        that was killed they learn by their next heartbeat only.
+        """The connection is gone: its dynamic members have CLOSED_GRACE_NS to come over another one; and a heartbeat's time and FRONT_GRACE_NS more
+        `with_front`: that a front was killed they learn by their next heartbeat only.
         """
         self._now_ns = now_ns
         self._sessions.closed(SessionKey(*session), now_ns, with_front=with_front)
@@ -201,23 +205,27 @@ class GroupService:
         if group is None:
             raise UnknownGroupError(f"there is no group {shown(name)}")
         if group.members:
-            raise GroupNotEmptyError(f"the group {name} has {len(group.members)} members")
+            raise GroupNotEmptyError(f"the group {name} has {members_text(group.members)}")
         self._book.settle()
         self._table.delete(group)
 
     # ---- time ------------------------------------------------------------------------------------------------------------------------
 
-    def step(self, now_ns: int) -> None:
-        """Timers: members that are silent, offsets that are old. Before the commit. Raises StorageError, DiskFullError: then roll back."""
+    def step(self, now_ns: int, heard_ns: int | None = None) -> None:
+        """Timers: members that are silent, offsets that are old. Before the commit. `heard_ns`: up to when all that members sent was handled, where that is
+        not now: who was not silent until then is not silent. Raises StorageError, DiskFullError: then roll back.
+        """
         self._now_ns = now_ns
-        self._sessions.advance(now_ns)
+        heard_ns = now_ns if heard_ns is None else min(now_ns, heard_ns)
+        self._sessions.advance(heard_ns)
         self._heartbeats.advance(now_ns)
         if self._expiry.is_due(now_ns):
+            self._store.look_after_files()
             self._book.settle()
             for group_id in self._expiry.step(now_ns, self._wall_ms()):
                 self._table.delete(self._table.of_id(group_id))
         if self._share is not None:
-            self._share.step(now_ns)
+            self._share.step(heard_ns)
 
     def _expired(self, group_id: int, member: Member, now_ns: int) -> None:
         self._heartbeats.expired(group_id, member, now_ns)

@@ -8,6 +8,7 @@ Crash: SQLite's own recovery; what `commit` has not returned for was not answere
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import stat
@@ -15,8 +16,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from appliance.groups.store_files import StoreFiles
 from tailrace.errors import DiskFullError, StorageError, TailraceError
 
+logger = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 LOCKED_TIMEOUT_S = 0.5
 """How long a change waits for another process (a backup, a shell) that holds the database."""
@@ -115,9 +118,9 @@ class GroupStore:
         except sqlite3.Error as error:
             raise _unusable(path, error) from error
         try:
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
+            self._set_up()
             self._open_tables(path)
+            self._files = StoreFiles(path)
             (highest,) = self._db.execute("SELECT coalesce(max(group_id), 0) FROM groups").fetchone()
             self._next_group_id: int = 1 + max(int(highest), self._meta("last_group_id"))
         except sqlite3.Error as error:
@@ -126,6 +129,31 @@ class GroupStore:
         except BaseException:
             self._db.close()
             raise
+
+    def _set_up(self) -> None:
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+
+    def look_after_files(self) -> None:
+        """Where the database, or its log, was removed while it is in use: write everything again. To be called outside of a transaction. Raises
+        StorageError: it cannot be, or another file was put in the place.
+        """
+        if self._db.in_transaction or self._files.are_there():
+            return
+        logger.error("groups_db_removed path=%s: another program has removed it, or its -wal; it is written again", self.path)
+        with _refusals():
+            try:
+                self._files.write_again(self._db)
+                old, self._db = (
+                    self._db,
+                    sqlite3.connect(self.path, isolation_level=None, timeout=LOCKED_TIMEOUT_S, check_same_thread=False),
+                )
+                old.close()
+                self._set_up()
+                self._meta("schema_version")
+                self._files = StoreFiles(self.path)
+            except OSError as error:
+                raise StorageError(f"{self.path} was removed, and cannot be written again: {os.strerror(error.errno or 0)}") from error
 
     def _open_tables(self, path: str) -> None:
         """The version is looked at before anything is written: another build's database stays as it is."""
@@ -163,6 +191,7 @@ class GroupStore:
             raise self._failure
         if not self._db.in_transaction:
             with self._failing():
+                self.look_after_files()
                 self._db.execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
@@ -287,10 +316,13 @@ class GroupStore:
         rows = self.read(sql, (group_id, topic_id, partition))
         return OffsetRow(*rows[0]) if rows else None
 
-    def offsets_of_topic(self, group_id: int, topic_id: str) -> list[OffsetRow]:
-        """By partition."""
-        sql = "SELECT * FROM offsets WHERE group_id = ? AND topic_id = ? ORDER BY partition"
-        return [OffsetRow(*row) for row in self.read(sql, (group_id, topic_id))]
+    def offsets_of_topic(self, group_id: int, topic_id: str, behind: int) -> list[OffsetRow]:
+        """Of partitions behind this one, in order."""
+        sql = "SELECT * FROM offsets WHERE group_id = ? AND topic_id = ? AND partition > ? ORDER BY partition"
+        return list(map(OffsetRow._make, self.read(sql, (group_id, topic_id, behind))))
+
+    def has_offsets(self, group_id: int, topic_id: str) -> bool:
+        return bool(self.read("SELECT 1 FROM offsets WHERE group_id = ? AND topic_id = ? LIMIT 1", (group_id, topic_id)))
 
     def offset_topics(self, group_id: int) -> list[str]:
         """The ids of the topics that the group has offsets in."""

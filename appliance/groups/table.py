@@ -6,16 +6,16 @@ Invariants: a group is named in `changed` before anything in it is changed, unti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from appliance.groups.group import ConsumerGroup
-from appliance.groups.limits import GroupLimits
+from appliance.groups.limits import PARTITIONS_FOLLOWED_MAX, GroupLimits
 from appliance.groups.membership import Sessions, paused_of
 from appliance.groups.messages import TopicsView
 from appliance.groups.requests import CONSUMER, shown
-from appliance.groups.store import GroupStore
-from tailrace.errors import TailraceError
+from appliance.groups.store import GroupRow, GroupStore, MemberRow
+from tailrace.errors import GroupFullError, StorageError, TailraceError
 from tailrace.protocol.errors import ErrorCode
 
 
@@ -36,6 +36,8 @@ class GroupTable:
         self._by_id: dict[int, ConsumerGroup] = {}
         self.changed: dict[int, str] = {}
         """Groups that this step has changed, made or deleted: id -> name."""
+        self._followed_count = 0
+        """Partitions of the topics that groups subscribe to, summed over the groups."""
 
     def __iter__(self) -> Iterator[ConsumerGroup]:
         return iter(self._by_name.values())
@@ -52,13 +54,24 @@ class GroupTable:
         for row in self._store.all_members():
             rows.setdefault(row.group_id, []).append(row)
         for group_row in self._store.groups(CONSUMER):
-            group = ConsumerGroup.of_rows(group_row, rows.get(group_row.group_id, ()), now_ns)
+            group = self._of_rows(group_row, rows.get(group_row.group_id, ()), now_ns)
             self._take_in(group)
             if group.is_dirty:
                 self.change(group)
 
+    def _of_rows(self, row: GroupRow, members: Iterable[MemberRow], now_ns: int) -> ConsumerGroup:
+        """Raises StorageError: SQLite finds nothing wrong with the file, but its rows are not what was written."""
+        try:
+            return ConsumerGroup.of_rows(row, members, now_ns)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StorageError(
+                f"{self._store.path} is damaged: the rows of the group {shown(row.name)} cannot be read ({type(error).__name__}: {error!s:.100}). "
+                "Restore it from a backup or move it away (groups then begin without members and committed offsets)"
+            ) from error
+
     def _take_in(self, group: ConsumerGroup) -> None:
         self._by_name[group.name] = self._by_id[group.group_id] = group
+        self.count_partitions(group)
         group.paused = paused_of(group.signature, self._topics)
         for member in group.members.values():
             self._sessions.watch(group.group_id, member)
@@ -78,6 +91,24 @@ class GroupTable:
             detail = f"there are {count} groups, as many as groups.max allows: {shown(name)} was not made"
             raise TailraceError(detail, ErrorCode.TOO_MANY_GROUPS)
 
+    def check_partitions(self, group: ConsumerGroup | None, names: Iterable[str]) -> None:
+        """Raises GroupFullError when these topics are too much, with all that groups subscribe to already."""
+        known: Mapping[str, Any] = {} if group is None else group.signature
+        more = sum(topic.partition_count for name in names if name not in known and (topic := self._topics.by_name(name)) is not None)
+        if more and self._followed_count + more > PARTITIONS_FOLLOWED_MAX:
+            raise GroupFullError(
+                f"all groups together subscribe to {self._followed_count} partitions, and {more} more are too many: subscribe to fewer topics"
+            )
+
+    def count_partitions(self, group: ConsumerGroup | None, gone: ConsumerGroup | None = None) -> None:
+        """The topics that `group` subscribes to may be others than before; `gone` is no group any more."""
+        if group is not None:
+            count = sum(count for _, count in group.signature.values())
+            self._followed_count += count - group.followed_count
+            group.followed_count = count
+        if gone is not None:
+            self._followed_count -= gone.followed_count
+
     def create(self, name: str) -> ConsumerGroup:
         """A new group without members. Look for room before."""
         group = ConsumerGroup(self._store.new_group_id(), name, self.wall_ms())
@@ -90,6 +121,7 @@ class GroupTable:
         self.change(group)
         self._store.delete_group(group.group_id)
         del self._by_name[group.name], self._by_id[group.group_id]
+        self.count_partitions(None, group)
 
     def write(self, group: ConsumerGroup) -> None:
         """The rows that have changed. Raises StorageError, DiskFullError."""
@@ -122,13 +154,14 @@ class GroupTable:
         old = self._by_id.pop(group_id, None)
         if old is not None:
             known = old.members
+            self.count_partitions(None, old)
             for member in known.values():
                 self._sessions.forget(member)
             del self._by_name[name]
         row = self._store.group(group_id)
         if row is None:
             return
-        group = ConsumerGroup.of_rows(row, self._store.members(group_id), now_ns)
+        group = self._of_rows(row, self._store.members(group_id), now_ns)
         group.is_dirty = group.is_dirty or (bool(group.members) and group.subscribed(self._topics) != group.signature)
         if group.is_dirty:
             self.change(group)

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from appliance.groups.messages import TopicView
 from shm.catalog_messages import Assignment
 from shm.layout import SlotState
-from shm.partition_table import PartitionState, PartitionTable
+from shm.partition_table import PartitionTable
 from tailrace.hash_slots import HandOver
+
+_OPEN = (int(SlotState.ONLINE), int(SlotState.OFFLINE_FOR_WRITES))
 
 
 @dataclass(slots=True)
@@ -96,20 +98,21 @@ class CatalogTopics:
 
     def end_offset(self, topic_id: str, partition: int) -> int | None:
         """The offset behind the last record that consumers see; None: not known, there is no such partition or its log is not open yet."""
-        state = self._state(topic_id, partition)
-        return None if state is None else state.high_watermark
+        bounds = self.bounds(topic_id, partition)
+        return None if bounds is None else bounds[1]
 
     def beginning_offset(self, topic_id: str, partition: int) -> int | None:
         """The first offset that is kept; None: not known."""
-        state = self._state(topic_id, partition)
-        return None if state is None else state.log_start_offset
+        bounds = self.bounds(topic_id, partition)
+        return None if bounds is None else bounds[0]
 
-    def _state(self, topic_id: str, partition: int) -> PartitionState | None:
+    def bounds(self, topic_id: str, partition: int) -> tuple[int, int] | None:
+        """(beginning, end), of one moment; None: not known."""
         known = self._topics.get(topic_id)
         assignment = None if known is None else known.partitions.get(partition)
         if known is None or assignment is None:
             return None
-        state = self._tables[assignment.data_dir].read(assignment.slot)
-        if state.topic_id != known.topic_id or state.state not in (SlotState.ONLINE, SlotState.OFFLINE_FOR_WRITES):
+        found_id, _, state, _, beginning, end = self._tables[assignment.data_dir].bounds(assignment.slot)
+        if found_id != known.topic_id or state not in _OPEN:
             return None
-        return state
+        return beginning, end

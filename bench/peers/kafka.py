@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.measure import paced, percentile
@@ -56,21 +57,26 @@ class Kafka:
 
     name = "Apache Kafka"
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, properties: Mapping[str, object] | None = None, java_options: Sequence[str] = ()) -> None:
+        """Format a directory and start. `properties` are the broker's, beside those above. Raises Missing."""
         self._directory = directory
+        self._java_options = java_options
         self._class_path = fetch_jars()
         self._port = free_port()
         self._config = f"{directory}/server.properties"
         with open(self._config, "w", encoding="utf-8") as file:
             file.write(_PROPERTIES.format(port=self._port, controller=free_port(), directory=directory))
+            file.writelines(f"{name}={value}\n" for name, value in (properties or {}).items())
         cluster = self._java("kafka.tools.StorageTool", "random-uuid").stdout.strip()
         self._java("kafka.tools.StorageTool", "format", "-t", cluster, "-c", self._config)
         self.server = self.start()
         self._made = 0
 
     def start(self) -> Server:
-        command = ["java", "-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:-UsePerfData", "-cp", self._class_path, "kafka.Kafka", self._config]
-        self.server = Server(command, self._port, f"{self._directory}/log.txt")
+        options = ["-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:-UsePerfData", *self._java_options]
+        self.server = Server(
+            ["java", *options, "-cp", self._class_path, "kafka.Kafka", self._config], self._port, f"{self._directory}/log.txt"
+        )
         return self.server
 
     @property
@@ -86,7 +92,7 @@ class Kafka:
 
         self._made += 1
         name = f"t{self._made}"
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 2})
         for future in admin.create_topics([NewTopic(name, partitions, 1, config=configs or {})]).values():
             future.result(30)
         return name

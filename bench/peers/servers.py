@@ -7,16 +7,29 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("spawn")
 START_TIMEOUT_S = 60.0
+_TIED = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("its parent is gone")
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 class Missing(RuntimeError):
     """A peer that cannot be had here; the text says why, and what to install."""
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command, to be killed when the thread that starts it ends: a bench that is killed leaves nothing behind."""
+    return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
 
 
 class Server:
@@ -27,7 +40,12 @@ class Server:
         self.port = port
         with open(log_path, "ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **(environment or {})}, start_new_session=True
+                tied(command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
             )
         deadline = time.monotonic() + START_TIMEOUT_S
         while not is_open(port):

@@ -14,7 +14,8 @@ import pyarrow as pa
 from tailrace.aio.admin import AsyncAdmin, PendingDelays
 from tailrace.aio.consumer import AsyncConsumer
 from tailrace.aio.producer import AsyncBatchesHandle, AsyncHandle, AsyncProducer
+from tailrace.aio.share_consumer import AsyncShareConsumer
 
 pa.array([0])  # the first one makes pyarrow load pandas, where there is one: half a second that an event loop must not be held for
 
-__all__ = ["AsyncAdmin", "AsyncBatchesHandle", "AsyncConsumer", "AsyncHandle", "AsyncProducer", "PendingDelays"]
+__all__ = ["AsyncAdmin", "AsyncBatchesHandle", "AsyncConsumer", "AsyncHandle", "AsyncProducer", "AsyncShareConsumer", "PendingDelays"]

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack
 
 from tailrace.aio.client import AsyncClient
 from tailrace.aio.driver import IN_A_LOOP, Driver
@@ -21,7 +21,7 @@ from tailrace.aio.loop_consumer import LoopConsumer
 from tailrace.arguments import by_partition, name_list, partition_list, partitions_named, timeout_ms_of, timeout_s_of, whole
 from tailrace.consumer import Consumer
 from tailrace.errors import ClientClosedError, InvalidRequestError, RequestTimeoutError, TailraceError
-from tailrace.other_names import OtherNames
+from tailrace.other_names import OtherNames, refuse_keywords
 from tailrace.records import OffsetAndTimestamp, Record, TopicBatch, TopicPartition, to_timestamp_us
 from tailrace.settings import ConsumerOptions
 
@@ -183,10 +183,12 @@ class AsyncConsumer(AsyncClient, AsyncGroupMethods, OtherNames):
                 await wait(min(times, default=None))
             self._driver.enter()
 
-    async def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> list[Record]:
+    async def poll(self, timeout_ms: float = 0, max_records: int | None = None, **others: Never) -> list[Record]:
         """Up to `max_records` records (default max_poll_records); awaits the first for at most `timeout_ms`. Empty when the time is up. Raises what
         `Consumer.poll` does.
         """
+        if others:
+            refuse_keywords("poll", others)
         return await self._poll_some((), timeout_ms, max_records)
 
     async def _poll_some(self, partitions: tuple[Any, ...], timeout_ms: float | None, max_records: int | None) -> list[Record]:

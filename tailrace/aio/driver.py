@@ -58,24 +58,27 @@ class WouldWait(BaseException):
 
 
 class Answers:
-    """What the requests of one operation were answered with, in order. What an answer has settled for good is not asked again: it is passed over."""
+    """What the requests of one operation were answered with, in order. What an answer has settled for good is not asked again: it is passed over, whatever
+    else is asked of the same API.
+    """
 
     def __init__(self) -> None:
-        self._known: list[tuple[Api, Response | TailraceError]] = []
+        self._known: list[tuple[Api, bytes, Response | TailraceError]] = []
         self._next = 0
 
-    def add(self, api: Api, outcome: Response | TailraceError) -> None:
-        """The answer to the question that was open; the operation begins again."""
-        self._known.append((api, outcome))
+    def add(self, api: Api, body: bytes, outcome: Response | TailraceError) -> None:
+        """The answer to the question that was open; the operation begins again. `body`: the question's."""
+        self._known.append((api, body, outcome))
         self._next = 0
 
     def take(self, question: Question) -> dict[str, Any]:
         """The answer to the operation's next question, a dict of its own each time. Raises WouldWait when it is not known, and what the answer says."""
-        while self._next < len(self._known) and self._known[self._next][0] != question.api:
+        asked = question.api, requests.encode_json(question.request)
+        while self._next < len(self._known) and self._known[self._next][:2] != asked:
             self._next += 1
         if self._next == len(self._known):
             raise WouldWait(question)
-        outcome = self._known[self._next][1]
+        outcome = self._known[self._next][2]
         self._next += 1
         if isinstance(outcome, TailraceError):
             raise outcome
@@ -347,11 +350,13 @@ class Driver:
                 question = wait.question
                 if question is None:
                     raise
+            body = requests.encode_json(question.request)
+            outcome: Response | TailraceError
             try:
-                body = [requests.encode_json(question.request)]
-                answers.add(question.api, await self.call(question.api, body, question.timeout_ms, question.connect_timeout_ms, start_ns))
+                outcome = await self.call(question.api, [body], question.timeout_ms, question.connect_timeout_ms, start_ns)
             except TailraceError as error:
-                answers.add(question.api, error)  # the operation may know what to do
+                outcome = error  # the operation may know what to do
+            answers.add(question.api, body, outcome)
 
     def _attempt(self, operation: Callable[[], T], answers: Answers) -> T:
         before, self._client.answers = self._client.answers, answers

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from tailrace.aio.driver import Driver, LoopClient
@@ -53,6 +54,8 @@ class LoopGroup:
         self.driver = driver
         self._beats = HeartbeatDriver(kind, client, group.beats, driver.wake_watchers)
         self._stepping = asyncio.Lock()
+        self._stepper: asyncio.Task[Any] | None = None
+        """The task that makes a step, and in which a listener may ask for another."""
         self._waiting_count = 0
         group.leaves_rebalances = True
 
@@ -98,7 +101,7 @@ class LoopGroup:
         """All steps of a rebalance that can be made now. `give_back`: called with partitions before they are given up. Raises as `GroupReading.step`."""
         if not self.group.is_rebalance_due(self.driver.connection.now_ns()):
             return
-        async with self._stepping:
+        async with self._alone():
             self.group.hear_news()
             raised: Exception | None = None
             try:
@@ -115,13 +118,27 @@ class LoopGroup:
                 self.settle()
             self.group.raise_after(raised)
 
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Steps are made by one task at a time. A listener that is told of one is in its task: what it asks for is done at once."""
+        task = asyncio.current_task()
+        if self._stepper is task:
+            yield
+            return
+        async with self._stepping:
+            self._stepper = task
+            try:
+                yield
+            finally:
+                self._stepper = None
+
     async def make(self, change: Change, give_back: Callable[[list[TopicPartition]], None]) -> None:
         """One step."""
         group = self.group
         if change.kind is ChangeKind.ASSIGN:
             await self._assign(change)
             return
-        keys = group.keys_of(change)
+        keys = group.partitions.keys_of(change)
         give_back(keys)
         try:
             if change.kind is ChangeKind.LOSE:
@@ -143,7 +160,7 @@ class LoopGroup:
             if isinstance(error, UnknownTopicError):
                 return
             raise
-        keys = group.take(change, infos)
+        keys = group.partitions.take(change, infos)
         self.settle()
         await _tell(group.hooks.assigned, keys)
 
@@ -178,9 +195,11 @@ class LoopGroup:
 
     async def unsubscribe(self, give_back: Callable[[list[TopicPartition]], None]) -> None:
         """`GroupReading.unsubscribe`, awaited."""
-        async with self._stepping:
+        async with self._alone():
             try:
-                await self.make(self.group.last_change(), give_back)
+                with self.group.giving_up() as is_first:
+                    if is_first:
+                        await self.make(self.group.last_change(), give_back)
             finally:
                 self.group.leave()
                 self.settle()

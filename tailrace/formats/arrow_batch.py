@@ -208,7 +208,10 @@ def _to_records(topic: str, partition: int, first_offset: int, batch: pa.RecordB
         stamps = np.full(count, header.append_time_us)
     else:
         column = batch.column(0).view(pa.int64())
-        stamps = (column.fill_null(header.max_timestamp_us) if column.null_count else column).to_numpy()
+        if column.null_count:
+            column = column.fill_null(header.max_timestamp_us)
+        # Not `to_numpy()`: its first call imports pandas, and a member of a group would hold its partitions meanwhile without reading them.
+        stamps = np.frombuffer(column.buffers()[1], np.int64, count, column.offset * 8) if count else np.empty(0, np.int64)
     try:
         return kernel.records(
             Record, topic, partition, first_offset, timestamp_type, stamps, batch.column(1), batch.column(2), batch.column(3)

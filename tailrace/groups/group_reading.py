@@ -7,6 +7,8 @@ rebalance touches the partitions that it is about and no others: those that are 
     ASSIGN   a cursor for each, which begins at the committed offset; tell the listener
     LOSE     tell the listener, drop the cursors; nothing can be committed any more
 
+The cursors and the names of partitions are kept in `tailrace.groups.assigned_partitions`.
+
 Owner: one Consumer, one thread.
 Invariants: after a step the cursors are those of the partitions that the membership has taken, whatever a listener raised; what it raised reaches the caller
     once.
@@ -26,16 +28,17 @@ from tailrace.decoded_records import DecodedRecords
 from tailrace.environment import Environment
 from tailrace.errors import InvalidRequestError, UnknownTopicError
 from tailrace.fetcher import PartitionCursor
+from tailrace.groups.assigned_partitions import AssignedPartitions
 from tailrace.groups.driver import HeartbeatThread
 from tailrace.groups.listener import Hooks, tell
-from tailrace.groups.membership import NEVER_NS, NS_PER_MS, POLLING_NS, Change, ChangeKind, MemberIdentity, Membership, Partition, Phase
+from tailrace.groups.membership import NEVER_NS, NS_PER_MS, POLLING_NS, Change, ChangeKind, MemberIdentity, Membership, Phase
 from tailrace.groups.offsets import PositionLookup, fetch_committed
 from tailrace.groups.progress import Progress
 from tailrace.groups.subscription import Subscription, missing_topics
 from tailrace.offset_lookup import Call
 from tailrace.reading import Reading
 from tailrace.records import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
-from tailrace.retry_topics import is_retry_topic, with_retry_topics
+from tailrace.retry_topics import with_retry_topics
 from tailrace.settings import ConsumerSettings
 from tailrace.topics import TopicInfo
 
@@ -72,7 +75,6 @@ class GroupReading:
         self._reading = reading
         self._decoded = decoded
         self._call = call
-        self._info = info
         self._all_topics = all_topics
         self.membership = Membership(
             MemberIdentity(
@@ -90,12 +92,12 @@ class GroupReading:
         self._abandon.atexit = False  # the appliance sees that the connection has closed
         self._subscription: Subscription | None = None
         self.hooks = Hooks()
-        self._keys: dict[Partition, TopicPartition] = {}
-        """The partitions that are taken, by topic id, and by name."""
         self.progress = Progress(connection, settings, self._now_ns, reading, decoded, self._who, self._hurry)
-        self._lookup = PositionLookup(connection, settings.group_id, self.progress.begins_at)
+        self._begins_at_end = settings.auto_offset_reset != "earliest"
+        self._lookup = PositionLookup(connection, settings.group_id, self.progress.begins_at, begins_at_end=self._begins_at_end)
+        self.partitions = AssignedPartitions(self.group_id, self.membership, reading, decoded, self.progress, self._lookup, call, info)
         self._retry_at_ns = NEVER_NS
-        self._in_step = False
+        self._in_step = self._is_giving_up = False
         self.leaves_rebalances = False
         """Whether another makes the steps of a rebalance (an event loop)."""
 
@@ -122,12 +124,17 @@ class GroupReading:
     def _want_topics(self) -> None:
         subscription = self._subscription
         assert subscription is not None
+        existing: set[str] | None = None
         if subscription.patterns:
             version = self.membership.catalog_version
-            subscription.match(self._all_topics())
+            existing = set(self._all_topics())
+            subscription.match(existing)
             subscription.listed_version = version
+        topics = with_retry_topics(subscription.topics, self.group_id)
+        if existing is not None:  # of thousands of topics few have one for retries, and one that is made later is in the next list
+            existing.update(subscription.topics)
+            topics = [name for name in topics if name in existing]
         with self._lock:
-            topics = with_retry_topics(subscription.topics, self.group_id)
             self.membership.subscribe(topics, bool(subscription.patterns), self._now_ns())
         self._ring()
 
@@ -285,10 +292,7 @@ class GroupReading:
     def look_at_catalog(self) -> None:
         """What the appliance says of topics: whose delivery is paused, and whether patterns are to be matched anew."""
         membership, subscription = self.membership, self._subscription
-        for partition, key in self._keys.items():
-            cursor = self._reading.cursors.get(key)
-            if cursor is not None:
-                cursor.pause(delivery=partition[0] in membership.paused_topics)
+        self.partitions.look_at_pauses()
         if subscription is not None and subscription.patterns and subscription.listed_version != membership.catalog_version:
             self._want_topics()
         if subscription is not None and not subscription.names_are_checked and membership.phase is Phase.MEMBER:
@@ -299,12 +303,8 @@ class GroupReading:
                     "there is no topic %s; the consumer of group %r reads it when there is one", ", ".join(missing), self.group_id
                 )
 
-    def keys_of(self, change: Change) -> list[TopicPartition]:
-        """The partitions of a step that are read now."""
-        return sorted(self._keys[partition] for partition in change.partitions if partition in self._keys)
-
     def _revoke(self, change: Change) -> None:
-        keys = self.keys_of(change)
+        keys = self.partitions.keys_of(change)
         try:
             self.progress.commit_before_revoking(keys)
             tell(self.hooks.revoked, keys)
@@ -313,12 +313,7 @@ class GroupReading:
 
     def drop(self, change: Change, keys: list[TopicPartition]) -> None:
         """Read these no more, and let the appliance know."""
-        cursors = {key: cursor for key, cursor in self._reading.cursors.items() if key not in set(keys)}
-        self._reading.cursors = cursors
-        self._decoded.keep_only(cursors)
-        self.progress.forget(keys)
-        for partition in change.partitions:
-            self._keys.pop(partition, None)
+        self.partitions.drop(change, keys)
         with self._lock:
             if change.kind is ChangeKind.LOSE:
                 self.membership.lost_told(self._now_ns())
@@ -334,9 +329,13 @@ class GroupReading:
             if isinstance(error, UnknownTopicError):
                 return  # the appliance's processes learn of topics one after another
             raise
-        keys = self.take(change, infos)
+        keys = self.partitions.take(change, infos)
         self._ring()
         tell(self.hooks.assigned, keys)
+
+    def infos_of(self, change: Change) -> dict[str, TopicInfo]:
+        """What is to be known of the topics of a step, by id. Raises UnknownTopicError."""
+        return self.partitions.infos_of(change, self._subscription)
 
     def put_back(self, change: Change) -> None:
         """What is assigned cannot be taken now: soon again."""
@@ -344,29 +343,8 @@ class GroupReading:
             self.membership.revoked(change.partitions, self._now_ns())
         self._retry_at_ns = self._now_ns() + RETRY_NS
 
-    def infos_of(self, change: Change) -> dict[str, TopicInfo]:
-        """What is to be known of the topics of a step, by id. Raises UnknownTopicError."""
-        counts: dict[str, int] = {}
-        for topic_id, partition in change.partitions:
-            counts[topic_id] = max(counts.get(topic_id, 0), partition + 1)
-        return {topic_id: self._info(self.membership.topic_names[topic_id], topic_id, count) for topic_id, count in counts.items()}
-
-    def take(self, change: Change, infos: dict[str, TopicInfo]) -> list[TopicPartition]:
-        """Begin to read."""
-        cursors = {}
-        for topic_id, partition in sorted(change.partitions):
-            info = infos[topic_id]
-            key = TopicPartition(info.name, partition)
-            cursors[key] = cursor = PartitionCursor(key, info)
-            cursor.begins_at_earliest = is_retry_topic(info.name, self.group_id)
-            cursor.pause(delivery=topic_id in self.membership.paused_topics)
-            self._keys[topic_id, partition] = key
-        self._lookup.add(cursors.values())
-        self._reading.cursors = {**self._reading.cursors, **cursors}
-        return sorted(cursors)
-
     def _lose(self, change: Change) -> None:
-        keys = self.keys_of(change)
+        keys = self.partitions.keys_of(change)
         self.say_lost(change, keys)
         try:
             tell(self.hooks.lost, keys)
@@ -381,10 +359,21 @@ class GroupReading:
         """The step that gives up everything that is read."""
         with self._lock:
             lost = self.membership.next_change()
-        return lost if lost is not None and lost.kind is ChangeKind.LOSE else Change(ChangeKind.REVOKE, frozenset(self._keys))
+        return lost if lost is not None and lost.kind is ChangeKind.LOSE else Change(ChangeKind.REVOKE, self.partitions.all())
 
     def _give_up(self) -> None:
-        self._make(self.last_change())
+        with self.giving_up() as is_first:
+            if is_first:
+                self._make(self.last_change())
+
+    @contextmanager
+    def giving_up(self) -> Iterator[bool]:
+        """Around giving up everything. False: that is under way already, and a listener that it has told calls again."""
+        before, self._is_giving_up = self._is_giving_up, True
+        try:
+            yield not before
+        finally:
+            self._is_giving_up = before
 
     # ---- offsets ---------------------------------------------------------------------------------------------------------------------------
 
@@ -396,7 +385,7 @@ class GroupReading:
     def decide(self, cursor: PartitionCursor) -> None:
         """The cursor's position is wanted now."""
         if cursor.from_committed:
-            found = fetch_committed(self._call, self.group_id, [cursor.key])
+            found = fetch_committed(self._call, self.group_id, [cursor.key], is_to_begin=self._begins_at_end)
             self._lookup.place(cursor, found[cursor.key])
 
     def committed(self, keys: list[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:

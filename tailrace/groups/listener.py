@@ -37,6 +37,10 @@ class RebalanceListener:
         return self.on_partitions_revoked(lost)
 
 
+class ConsumerRebalanceListener(RebalanceListener):
+    """A RebalanceListener under kafka-python's and Java's name."""
+
+
 Hook = Callable[[list[TopicPartition]], Any]
 
 

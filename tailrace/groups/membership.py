@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from tailrace.errors import CommitFailedError, TailraceError, error_for
 from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
@@ -34,6 +35,10 @@ NS_PER_MS = 1_000_000
 RETRY_FIRST_NS = 50 * NS_PER_MS
 RETRY_MAX_NS = 1_000 * NS_PER_MS
 NEVER_NS = 2**63 - 1
+HEARTBEAT_SLOTS = 8
+"""Members of one host, whose monotonic clock is one, send heartbeats at so many moments in an interval, each at its own of them: those of one moment wake
+the appliance's processes together, and not all of a group's members have the same.
+"""
 POLLING_NS = NEVER_NS >> 1
 """The time of the last poll, while the consumer is in one: far enough ahead."""
 
@@ -97,6 +102,9 @@ class Membership:
 
     def __init__(self, identity: MemberIdentity, now_ns: int) -> None:
         self.identity = identity
+        self._interval_ns = identity.heartbeat_interval_ms * NS_PER_MS
+        self._moment_ns = crc32(identity.member_id.encode()) % HEARTBEAT_SLOTS * (self._interval_ns // HEARTBEAT_SLOTS)
+        """Where in each interval its heartbeat comes, if nothing happens."""
         self.phase = Phase.OUT
         self.epoch = JOIN_EPOCH
         self.taken = NOTHING
@@ -124,6 +132,8 @@ class Membership:
         """What the appliance knows that this member owns, if `_is_told_owned`."""
         self._is_told_owned = False
         self._lost_reason = ""
+        self._has_expired = False
+        """Whether that is because poll was not called: a commit says so."""
         self._stays_out = False
         """After LEAVING: not to join again."""
         self._token = 0
@@ -196,7 +206,8 @@ class Membership:
     def who(self) -> dict[str, Any]:
         """What a commit says of its member. Raises CommitFailedError when it is none."""
         if self.phase is not Phase.MEMBER:
-            raise CommitFailedError("this consumer is no member of its group now: it joins at its next poll", ErrorCode.UNKNOWN_MEMBER)
+            why = self._lost_reason if self._has_expired and self._lost_reason else "it joins at its next poll"
+            raise CommitFailedError(f"this consumer is no member of its group now: {why}", ErrorCode.UNKNOWN_MEMBER)
         return {"group": self.identity.group, "member_id": self.identity.member_id, "member_epoch": self.epoch}
 
     def heartbeat_soon(self, now_ns: int) -> None:
@@ -260,7 +271,7 @@ class Membership:
         self._token += 1
         self._under_way = reported
         self._give_up_ns = now_ns + max(1_000, one.session_timeout_ms // 3) * NS_PER_MS
-        self._due_ns = now_ns + one.heartbeat_interval_ms * NS_PER_MS
+        self._due_ns = now_ns + self._interval_ns - (now_ns - self._moment_ns) % self._interval_ns
         self.heartbeat_count += 1
         return self._token, request
 
@@ -374,8 +385,9 @@ class Membership:
     def _expire(self, now_ns: int) -> None:
         """The consumer does not poll: others get its partitions."""
         limit = self.identity.max_poll_interval_ms
+        self._has_expired = True
         self._lost_reason = (
-            f"poll() was not called for max_poll_interval_ms ({limit} ms), so the consumer left its group and joins again now. "
+            f"poll() was not called for max_poll_interval_ms ({limit} ms), so the consumer left its group, and poll() joins it again. "
             "Handle fewer records at a time (max_poll_records), or raise max_poll_interval_ms"
         )
         self._forget_partitions(keep_taken=True)
@@ -383,6 +395,7 @@ class Membership:
         self._begin_to_leave(now_ns)
 
     def _lose(self, reason: str) -> None:
+        self._has_expired = False
         self._lost_reason = reason
         self._forget_partitions(keep_taken=True)
         self.phase = Phase.LOST

@@ -18,7 +18,15 @@ from typing import Any
 from tailrace.arguments import INT64_MAX, by_partition, whole
 from tailrace.client_log import logger
 from tailrace.connection import Connection, decode_answer
-from tailrace.errors import CommitFailedError, InvalidRequestError, NotReachableError, RequestTimeoutError, TailraceError, error_for
+from tailrace.errors import (
+    CommitFailedError,
+    InvalidRequestError,
+    NotReachableError,
+    RequestTimeoutError,
+    TailraceError,
+    error_for,
+    error_for_offset,
+)
 from tailrace.fetcher import PartitionCursor
 from tailrace.offset_lookup import Call
 from tailrace.protocol import requests
@@ -58,7 +66,7 @@ def offsets_of(given: Any) -> Offsets:
 
 def commit_error(code: ErrorCode, sentence: str) -> TailraceError:
     """What a refused commit raises."""
-    return CommitFailedError(sentence, code) if code in LOST_MEMBERSHIP else error_for(code, sentence)
+    return CommitFailedError(sentence, code) if code in LOST_MEMBERSHIP else error_for_offset(code, sentence)
 
 
 class Commit:
@@ -214,8 +222,12 @@ class CommitQueue:
                 logger.exception("the callback of commit_async raised")
 
 
-def fetch_committed(call: Call, group: str, keys: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
-    """What the group has committed of each partition; None: nothing. `call`: a request and its answer. Raises what the appliance says."""
+def fetch_committed(
+    call: Call, group: str, keys: Iterable[TopicPartition], *, is_to_begin: bool = False
+) -> dict[TopicPartition, OffsetAndMetadata | None]:
+    """What the group has committed of each partition; None: nothing. `is_to_begin`: see `starts_in`. `call`: a request and its answer. Raises what the
+    appliance says.
+    """
     wanted = list(dict.fromkeys(keys))
     found: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(wanted)
     for start in range(0, len(wanted), ASKED_AT_ONCE):
@@ -228,15 +240,28 @@ def fetch_committed(call: Call, group: str, keys: Iterable[TopicPartition]) -> d
                 if error.code is ErrorCode.UNKNOWN_GROUP:
                     return found
                 raise
-            found.update(committed_in(answer))
+            found.update(starts_in(answer) if is_to_begin else committed_in(answer))
             after = answer.get("next")
             if after is None:
                 break
     return found
 
 
+NOT_COMMITTED_MS = -1
+"""The time of an offset that nobody has committed: a consumer that would begin at the end begins there, and misses nothing of a partition that was added."""
+
+
 def committed_in(answer: Mapping[str, Any]) -> Offsets:
     """The offsets of one page of FETCH_OFFSETS; partitions of which nothing is committed are left out."""
+    return {
+        TopicPartition(topic, partition): OffsetAndMetadata(offset, metadata, epoch)
+        for topic, partition, offset, epoch, metadata, committed_ms, *_ in answer["offsets"]
+        if offset >= 0 and committed_ms != NOT_COMMITTED_MS
+    }
+
+
+def starts_in(answer: Mapping[str, Any]) -> Offsets:
+    """The same; and where nothing is committed, where a consumer begins that would begin at the end, if the appliance knows better."""
     return {
         TopicPartition(topic, partition): OffsetAndMetadata(offset, metadata, epoch)
         for topic, partition, offset, epoch, metadata, *_ in answer["offsets"]
@@ -247,10 +272,14 @@ def committed_in(answer: Mapping[str, Any]) -> Offsets:
 class PositionLookup:
     """Where partitions that have just been assigned begin: asked for without waiting, so that others go on."""
 
-    def __init__(self, connection: Connection, group: str, on_found: Callable[[TopicPartition, OffsetAndMetadata], None]) -> None:
+    def __init__(
+        self, connection: Connection, group: str, on_found: Callable[[TopicPartition, OffsetAndMetadata], None], *, begins_at_end: bool
+    ) -> None:
+        """`on_found`: told of each committed offset. `begins_at_end`: whether `starts_in` counts where nothing is committed."""
         self._connection = connection
         self._group = group
         self._on_found = on_found
+        self._begins_at_end = begins_at_end
         self._cursors: dict[TopicPartition, PartitionCursor] = {}
         self._is_sent = False
         self._ask_at_ns = 0
@@ -292,7 +321,7 @@ class PositionLookup:
         known: Collection[TopicPartition] = asked
         if response.code is ErrorCode.OK:
             answer = decode_answer(Api.FETCH_OFFSETS, response)
-            found = committed_in(answer)
+            found = starts_in(answer) if self._begins_at_end else committed_in(answer)
             if answer.get("next") is not None:  # the others are asked for again
                 known = [key for topic, partition, *_ in answer["offsets"] if (key := TopicPartition(topic, partition)) in asked]
         elif response.code is not ErrorCode.UNKNOWN_GROUP:
@@ -306,7 +335,7 @@ class PositionLookup:
                 del self._cursors[key]
 
     def place(self, cursor: PartitionCursor, committed: OffsetAndMetadata | None) -> None:
-        """The cursor begins there, unless it has been moved meanwhile; None: where auto_offset_reset says."""
+        """The cursor begins at what `starts_in` has said, unless it has been moved meanwhile; None: where auto_offset_reset says."""
         if not cursor.from_committed:
             return
         if committed is None:

@@ -18,6 +18,7 @@ from tailrace.connection import Connection
 from tailrace.decoded_records import DecodedRecords
 from tailrace.errors import TailraceError, UnknownTopicError
 from tailrace.groups.offsets import Callback, Commit, CommitQueue, Offsets
+from tailrace.protocol.errors import ErrorCode
 from tailrace.reading import Reading
 from tailrace.records import OffsetAndMetadata, Record, TopicBatch, TopicPartition
 from tailrace.settings import ConsumerSettings
@@ -61,6 +62,7 @@ class Progress:
         self._handed_out: list[Record] | list[TopicBatch] = []
         """By the last poll."""
         self._iterating: tuple[list[Record], Iterable[Record]] | None = None
+        self._said_failed: ErrorCode | None = None
         self._sought: set[TopicPartition] = set()
         """Moved since the last poll: what was handed out of them says nothing of their position."""
 
@@ -203,12 +205,18 @@ class Progress:
         self._remember(commit.offsets)
 
     def commit_async(self, offsets: Offsets, callback: Callback | None) -> Commit | None:
-        """Commit these; `callback` is called by a later poll, commit or close."""
+        """Commit these; `callback` is called by a later poll, commit or close. Without one the log is told of what fails."""
         if not offsets and callback is None:
             return None
-        commit = self._commits.add(offsets, callback, self._settings.request_timeout_ms)
+        commit = self._commits.add(offsets, self._say_failed if callback is None else callback, self._settings.request_timeout_ms)
         self._commits.pump(self._now_ns())
         return commit
+
+    def _say_failed(self, _offsets: Offsets, error: TailraceError | None) -> None:
+        """Of a commit that nobody waits for and that has no callback; once until one succeeds, as there may be thousands a second."""
+        if error is not None and self._said_failed is not error.code:
+            logger.warning("commit_async of group %r failed, and has no callback to say so: %s", self._settings.group_id, error)
+        self._said_failed = None if error is None else error.code
 
     def _auto_committed(self, offsets: Offsets, error: TailraceError | None) -> None:
         if error is None:

@@ -1,13 +1,14 @@
 """What a consumer wants to read: names of topics, patterns of names, or both.
 
 Owner: one Consumer, one thread.
-Invariants: a pattern is matched from the beginning of a name on, as Python's `re.match` and Kafka's Python clients do.
+Invariants: a pattern is matched from the beginning of a name on, as Python's `re.match` and Kafka's Python clients do. It matches no topic that groups have
+    made for themselves (Kafka's clients leave out internal topics likewise), unless it spells how such names end: `retry`, or `dlq`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from tailrace.arguments import name_list
@@ -15,6 +16,7 @@ from tailrace.errors import InvalidRequestError
 from tailrace.offset_lookup import Call
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
+from tailrace.retry_topics import made_by_groups
 
 TOPICS_AT_ONCE = 16
 """Names in one request for metadata: its answer has the topics' schemas."""
@@ -39,9 +41,15 @@ class Subscription:
 
     def match(self, existing: Iterable[str]) -> bool:
         """Match the patterns with the names of all topics; returns whether that changes what is wanted."""
-        before = self.matched
-        self.matched = sorted(name for name in existing if any(pattern.match(name) for pattern in self.patterns))
+        before, names = self.matched, frozenset(existing)
+        self.matched = sorted(
+            name for name in names if any(pattern.match(name) and _may_match(pattern, name, names) for pattern in self.patterns)
+        )
         return self.matched != before
+
+
+def _may_match(pattern: re.Pattern[str], name: str, existing: frozenset[str]) -> bool:
+    return made_by_groups(name, existing).removeprefix(".") in pattern.pattern
 
 
 def missing_topics(call: Call, names: list[str]) -> list[str]:
@@ -50,6 +58,19 @@ def missing_topics(call: Call, names: list[str]) -> list[str]:
     for start in range(0, len(names), TOPICS_AT_ONCE):
         answer = call(Api.METADATA, {"topics": names[start : start + TOPICS_AT_ONCE]})
         found += [topic["name"] for topic in answer["topics"] if topic.get("code") == ErrorCode.UNKNOWN_TOPIC]
+    return found
+
+
+def named_topics(call: Call, names: Iterable[str], wanted: Collection[str]) -> dict[str, str]:
+    """The names of the topics with the ids `wanted`, of those that have one of these names: {id: name}. An answer has no room for the names of thousands."""
+    left, found, asked = set(wanted), dict[str, str](), list(names)
+    for start in range(0, len(asked), TOPICS_AT_ONCE):
+        if not left:
+            break
+        answer = call(Api.METADATA, {"topics": asked[start : start + TOPICS_AT_ONCE]})
+        some = {topic["topic_id"]: topic["name"] for topic in answer["topics"] if topic.get("topic_id") in left}
+        found.update(some)
+        left -= some.keys()
     return found
 
 

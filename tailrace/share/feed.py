@@ -55,6 +55,8 @@ class PartitionFeed:
         """Whether others take records in between: what lies behind those that are wanted is not worth fetching then."""
         self._record_bytes = 0.0
         """About how many a record takes in its batch."""
+        self._passed_over: tuple[int, TailraceError | None] | None = None
+        """Offsets below this have no record, or one that cannot be read for this reason."""
         self._decoded: tuple[BatchHeader, pa.RecordBatch, int] | None = None
         """The batch that was taken last, and the offset of its first row here: the next run may begin in it."""
 
@@ -69,7 +71,8 @@ class PartitionFeed:
             data, cursor.position = cursor.buffered.popleft()
             cursor.buffered_bytes -= len(data)
         at = cursor.position
-        if at is not None and cursor.error is None and (at == offset or (cursor.buffered and at < offset)):
+        is_sound = cursor.error is None or bool(cursor.buffered)  # an error lies behind what is buffered
+        if at is not None and is_sound and (at == offset or (cursor.buffered and at < offset)):
             self._is_scattered = self._is_scattered and at != offset
             cursor.position = offset
         else:
@@ -85,8 +88,15 @@ class PartitionFeed:
         """The next part of what was acquired; None: it is to be fetched first (then the cursor is there), or `cursor.error` says why it cannot be. Raises
         nothing: what cannot be read is a piece, too.
         """
+        if self.cursor.error is not None and not self.cursor.buffered:
+            return None
         while self.runs:
             run = self.runs[0]
+            if self._passed_over is not None:
+                passed, why = self._passed_over
+                if run.first < passed:
+                    return self._piece(run, min(run.last, passed - 1), [], why)
+                self._passed_over = None
             if self._decoded is not None:
                 header, rows, start = self._decoded
                 if start <= run.first < start + rows.num_rows:
@@ -113,12 +123,10 @@ class PartitionFeed:
                 return self._piece(run, min(run.last, taken[2] - 1), [])
         return None
 
-    def pass_over(self, behind: int, error: TailraceError | None) -> Piece | None:
-        """Offsets below `behind` have no record, or none that can be read; None: the next run begins behind them."""
+    def pass_over(self, behind: int, error: TailraceError | None) -> None:
+        """Offsets below `behind` have no record, or none that can be read."""
         self.cursor.error = None
-        if not self.runs or behind <= self.runs[0].first:
-            return None
-        return self._piece(self.runs[0], min(self.runs[0].last, behind - 1), [], error)
+        self._passed_over = behind, error
 
     def _piece(self, run: Run, last: int, records: list[Record], unreadable: TailraceError | None = None) -> Piece:
         piece = Piece(run, run.first, last, records, unreadable)

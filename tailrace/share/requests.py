@@ -1,8 +1,9 @@
 """A share consumer's requests: acquire and acknowledge, one under way at a time, none carried out twice.
 
 Owner: one ShareConsumer, one thread.
-Invariants: a request that got no answer is sent again with its number until it is answered: the appliance answers a number that it knows from memory. What was
-    said of records is forgotten when it is answered, put back when the appliance says that it did nothing, and told as refused when the locks are gone.
+Invariants: a request that got no answer is sent again with its number until it is answered: the appliance answers a number that it knows from memory. That a
+    later copy could not be carried out says nothing of the first one. What was said of records is forgotten when it is answered, put back when the
+    appliance says of every copy that it did nothing, and told as refused when the locks are gone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 from tailrace.connection import Connection, decode_answer
 from tailrace.errors import LockLostError, NotReachableError, RequestTimeoutError, TailraceError
 from tailrace.groups.driver import HeartbeatThread
+from tailrace.groups.membership import Phase
 from tailrace.pending_call import PendingCall
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
@@ -24,6 +26,7 @@ from tailrace.share.held import Held, Said
 GONE_CODES = frozenset({ErrorCode.UNKNOWN_MEMBER, ErrorCode.FENCED_MEMBER, ErrorCode.UNKNOWN_GROUP})
 """The appliance does not know this member: what it had acquired is free."""
 NS_PER_MS = 1_000_000
+TRY_AGAIN_NS = 100 * NS_PER_MS
 REFUSED_MAX = 10_000
 """Runs that are remembered until commit() asks."""
 
@@ -54,6 +57,8 @@ class Answer(NamedTuple):
     acquired: list[Acquired]
     ends: list[tuple[str, int, int]]
     is_acquire: bool
+    lock_ms: int = 0
+    """How long the locks last; 0: nothing was acquired."""
 
 
 class ShareRequests:
@@ -69,9 +74,14 @@ class ShareRequests:
         self._topic_id = topic_id
         self._timeout_ms = timeout_ms
         self._sequence = 0
+        self._answered_sequence = 0
         self._request: tuple[Api, dict[str, Any], list[Said], int] | None = None
-        """What is under way, or to be sent again: (API, body, what it says of records, since when)."""
+        """What is under way, or to be sent again: (API, body, what it says of records, since when it may have been carried out)."""
         self._call: PendingCall | None = None
+        self._may_be_done = False
+        """Whether a copy of the request was sent and not answered."""
+        self._send_at_ns = 0
+        """When it is to be sent again."""
         self.refused: list[Refused] = []
         """Since they were last taken."""
         self.refused_count = 0
@@ -83,6 +93,15 @@ class ShareRequests:
     def is_busy(self) -> bool:
         """Whether a request waits for its answer."""
         return self._request is not None
+
+    @property
+    def last(self) -> int:
+        """The number of the request that was begun last."""
+        return self._sequence
+
+    def is_answered(self, number: int) -> bool:
+        """Whether the request of this number has ended."""
+        return self._answered_sequence >= number
 
     def begin(self, max_records: int | None) -> None:
         """Send what was said of records; with `max_records` acquire as many more."""
@@ -109,15 +128,24 @@ class ShareRequests:
         assert self._request is not None
         api, body, said, since_ns = self._request
         if self._call is None:
-            frames = [requests.encode_json(body)]
-            self._call = PendingCall(self._connection, api, frames, self._timeout_ms, None, self._connection.now_ns())
+            now_ns = self._connection.now_ns()
+            if now_ns < self._send_at_ns:
+                return None
+            if not self._may_be_done:
+                since_ns = now_ns
+                self._request = api, body, said, since_ns
+            self._call = PendingCall(self._connection, api, [requests.encode_json(body)], self._timeout_ms, None, now_ns)
         try:
             response = self._call.step()
-        except (RequestTimeoutError, NotReachableError):
-            self._call = None  # it may have been carried out: it goes on with its number
-            raise
         except TailraceError as error:
-            self._request = self._call = None
+            self._may_be_done = self._may_be_done or self._call.may_be_done
+            if isinstance(error, (RequestTimeoutError, NotReachableError)):
+                self._call = None
+                raise
+            if self._may_be_done and (error.retriable or error.code is ErrorCode.STORAGE_ERROR):  # said of this copy, not of the one before
+                self._call, self._send_at_ns = None, self._connection.now_ns() + TRY_AGAIN_NS
+                raise
+            self._end()
             if error.code not in GONE_CODES:
                 self._held.put_back(said)
                 raise
@@ -125,27 +153,44 @@ class ShareRequests:
             return Answer([], [], False)
         if response is None:
             return None
-        self._request = self._call = None
+        self._end()
         answer = decode_answer(api, response)
         names = {self._topic_id(run.key.topic): run.key.topic for run in said}
         for topic_id, partition, first, last, *_ in answer.get("refused", ()):
             self._refuse(Refused(TopicPartition(names.get(topic_id) or topic_id, partition), first, last))
-        locked_until_ns = since_ns + int(answer.get("lock_ms", 0)) * NS_PER_MS
+        lock_ms = int(answer.get("lock_ms", 0))
+        locked_until_ns = since_ns + lock_ms * NS_PER_MS
+        if not self._is_of_now(body["member_epoch"]):  # it was removed since, and joined again: what this answer gave it is free
+            return Answer([], [], False)
         acquired = [
             Acquired(run[0], run[1], run[2], run[3], run[4], is_dead, locked_until_ns)
             for is_dead, runs in ((False, "acquired"), (True, "dead"))
             for run in answer.get(runs, ())
         ]
-        return Answer(acquired, [(one[0], one[1], one[2]) for one in answer.get("ends", ())], api is Api.SHARE_ACQUIRE)
+        return Answer(acquired, [(one[0], one[1], one[2]) for one in answer.get("ends", ())], api is Api.SHARE_ACQUIRE, lock_ms)
+
+    def _end(self) -> None:
+        self._request = self._call = None
+        self._may_be_done, self._send_at_ns = False, 0
+        self._answered_sequence = self._sequence
+
+    def _is_of_now(self, epoch: int) -> bool:
+        with self._thread.beats.lock:
+            membership = self._thread.beats.membership
+            return membership.phase is not Phase.LOST and membership.epoch == epoch
 
     def _meet_end(self, said: list[Said]) -> None:
         """The member was removed: others have its records. The heartbeats find out, and join again."""
-        for run in said:
-            self._refuse(Refused(run.key, run.first, run.last))
+        self.refuse(said)
         self.lost_locks = True
         with self._thread.beats.lock:
             self._thread.beats.membership.heartbeat_soon(self._connection.now_ns())
         self._thread.ring()
+
+    def refuse(self, said: list[Said]) -> None:
+        """This was said in vain: the locks are gone."""
+        for run in said:
+            self._refuse(Refused(run.key, run.first, run.last))
 
     def _refuse(self, refused: Refused) -> None:
         self.refused_count += 1
@@ -158,7 +203,7 @@ class ShareRequests:
 
     def next_step_ns(self) -> int | None:
         """When `step` is due though nothing comes; None: nothing is under way."""
-        return None if self._request is None else 0 if self._call is None else self._call.step_again_ns
+        return None if self._request is None else self._send_at_ns if self._call is None else self._call.step_again_ns
 
     def take_refused(self) -> LockLostError | None:
         """What was refused since it was last asked, as an error."""

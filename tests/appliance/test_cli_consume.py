@@ -145,17 +145,22 @@ def test_a_group_goes_on_behind_what_was_printed(appliance: EmbeddedAppliance, t
         assert admin.list_groups()[ten]["state"] == "EMPTY", "each left at its end"
 
 
-def test_a_members_ctrl_c_commits_what_it_has_printed(appliance: EmbeddedAppliance, ten: str) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_members_ctrl_c_or_sigterm_commits_what_it_has_printed(
+    appliance: EmbeddedAppliance, ten: str, number: signal.Signals, status: int
+) -> None:
     environment = {**os.environ, "TAILRACE_BOOTSTRAP": appliance.address}
     arguments = [TAILRACE, "consume", ten, "--group", ten, "--from-beginning", "--follow"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None
         printed = sorted(process.stdout.readline() for _ in range(10))
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         rest, complaint = process.communicate(timeout=60)
     assert (printed, rest) == ([b"v%d\n" % n for n in range(10)], b"")
-    assert process.returncode == 130, complaint
+    assert process.returncode == status, complaint
     assert committed(appliance, ten) == {0: 5, 1: 5}
+    with Admin(appliance.address) as admin:
+        assert admin.list_groups()[ten]["members"] == 0, "it has left"
 
 
 def test_a_member_that_shares_its_topic_commits_before_it_hands_over(appliance: EmbeddedAppliance, ten: str) -> None:

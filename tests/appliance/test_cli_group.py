@@ -9,15 +9,16 @@ from typing import Any
 import click
 import pytest
 
-from appliance.cli.group_advice import Advice, Sample, advise, span
+from appliance.cli.group_advice import Advice, Sample, advise, lag_of, lag_text, span
 from appliance.cli.group_reset import Reset, Selection, new_offsets
-from tailrace import NewTopic, Producer
+from tailrace import Consumer, NewTopic, Producer, ShareConsumer
 from tailrace.admin import Admin
 from tailrace.errors import PartitionOutOfRangeError, UnknownTopicError
 from tailrace.private_appliance import EmbeddedAppliance
 from tailrace.records import OffsetAndMetadata, TopicPartition
 from tests.appliance.test_cli import run
 from tests.appliance.test_cli_tables import on_terminal
+from tests.kit.groups import poll_until
 
 
 def group_at(
@@ -100,6 +101,19 @@ def test_a_group_that_stands_still_or_has_nobody_is_said_to_be_so() -> None:
     assert "nothing to advise" in advised(group_at(0, [], [], 0), group_at(10, [], [], 0)).sentences[0]
 
 
+def test_lag_is_said_to_be_unknown_where_nothing_is_committed() -> None:
+    advice = advised(group_at(0, [-1, -1, -1], [9, 9, 0], 2), group_at(10, [-1, -1, -1], [9, 9, 0], 2))
+    assert (advice.lag, advice.partitions_without_commit) == (0, 2), "an empty partition hides nothing"
+    assert not any("keep up" in sentence for sentence in advice.sentences)
+    assert "In 2 of 3 partitions nothing is committed yet" in advice.sentences[0]
+    group = group_at(0, [-1, -1], [9, 9]).group
+    assert (lag_of(group), lag_text(group, None)) == (None, "not known: nothing is committed yet")
+    group = group_at(0, [9, -1], [9, 9]).group
+    assert (lag_of(group), lag_text(group, None)) == (0, "0 records; not known in 1 partition where nothing is committed yet")
+    group = group_at(0, [-1, 4], [0, 9]).group
+    assert (lag_of(group), lag_text(group, 65.0)) == (5, "5 records, the oldest 1m 5s old")
+
+
 def test_spans_are_readable() -> None:
     assert [span(s) for s in (1.5, 59.99, 90, 120, 3_700, 7_200, 200_000)] == ["1.5 s", "60.0 s", "1m 30s", "2m", "1h 1m", "2h", "2d 7h"]
 
@@ -169,7 +183,7 @@ def test_a_selection_names_topics_and_partitions(admin: Admin) -> None:
         new_offsets(admin, {}, Selection({}), Reset("earliest"))
     with pytest.raises(click.UsageError, match="say where to"):
         Reset.chosen(False, False, None, None, None)
-    with pytest.raises(click.UsageError, match="say where to"):
+    with pytest.raises(click.UsageError, match="only one of --to-earliest"):
         Reset.chosen(True, False, None, None, 5)
 
 
@@ -232,9 +246,17 @@ def test_offsets_are_reset_in_every_way_and_shown_before_that(appliance: Embedde
         assert committed(appliance, ten) == wanted, options
     clamped = run(appliance, *reset, "--to-offset", "99", "--json")
     assert json.loads(clamped.stdout)["offsets"][0] == {"topic": ten, "partition": 0, "committed": 5, "new": 5, "end": 5}
-    assert "5 is taken for 99" in clamped.stderr.decode()
+    assert "5 is used instead of 99" in clamped.stderr.decode()
+    done = run(appliance, *reset, "--to-offset", "4")
+    assert [line.split() for line in done.stdout.decode().splitlines()[1:]] == [[ten, "0", "5", "4", "5"], [ten, "1", "5", "4", "5"]], (
+        "what was set is shown"
+    )
     run(appliance, "group", "reset-offsets", f"{ten}-new", "--to-earliest", "--topic", ten)
     assert committed(appliance, f"{ten}-new") == [0, 0], "a group that was not there is made"
+    run(appliance, *reset, "--to-earliest", "--all-topics", "--execute")
+    assert committed(appliance, ten) == [0, 0], "as kafka-consumer-groups.sh is told"
+    assert b"exclude each other" in run(appliance, *reset, "--to-earliest", "--all-topics", "--topic", ten, status=2).stderr
+    assert b"would set" in run(appliance, *reset, "--to-latest", "--dry-run", "--execute").stderr, "the careful one counts"
     assert b"say where to" in run(appliance, *reset, status=2).stderr
     assert b"UNKNOWN_GROUP" in run(appliance, "group", "reset-offsets", f"{ten}-none", "--to-earliest", status=1).stderr
     assert b"UNKNOWN_TOPIC" in run(appliance, *reset, "--to-earliest", "--topic", "none", status=1).stderr
@@ -251,8 +273,43 @@ def test_a_terminal_is_asked_before_offsets_are_set_or_groups_deleted(appliance:
     assert b"there is no group" in run(appliance, "group", "delete", ten, "--if-exists").stderr
 
 
+def test_a_group_that_cannot_be_deleted_or_reset_says_who_is_in_it_and_keeps_no_other_from_it(
+    appliance: EmbeddedAppliance, ten: str
+) -> None:
+    def worker(name: str, **settings: Any) -> Consumer:
+        return Consumer(ten, bootstrap=appliance.address, group_id=name, client_id="worker", **settings)
+
+    with Admin(appliance.address) as admin:
+        admin.alter_group_offsets(f"{ten}-free", {TopicPartition(ten, 0): 1})
+        with worker(f"{ten}-busy") as busy, worker(f"{ten}-static", group_instance_id="w1") as static:
+            poll_until([busy, static], lambda: busy.assignment() and static.assignment(), "both are members")
+            static.close()
+            done = run(appliance, "group", "delete", f"{ten}-busy", f"{ten}-static", f"{ten}-none", f"{ten}-free", "--json", status=1)
+            assert json.loads(done.stdout) == {"deleted": [f"{ten}-free"], "refused": [f"{ten}-busy", f"{ten}-static", f"{ten}-none"]}
+            refusals = done.stderr.decode().splitlines()
+            assert f"the group {ten}-busy has 1 member, 'worker'. Stop" in refusals[0]
+            assert "1 member, 'w1' (gone; its place is kept for its session_timeout_ms, 45000 ms)" in refusals[1]
+            assert "UNKNOWN_GROUP" in refusals[2]
+            refused = run(appliance, "group", "reset-offsets", f"{ten}-busy", "--to-earliest", "--topic", ten, status=1)
+            assert b"has 1 member, 'worker'; none of its offsets were changed" in refused.stderr
+            assert not refused.stdout, "what was not set is not shown"
+        with ShareConsumer(ten, bootstrap=appliance.address, group_id=f"{ten}-share", client_id="hand") as hand:
+            hand.poll(10)
+            assert b"has 1 member, 'hand'" in run(appliance, "group", "delete", f"{ten}-share", status=1).stderr
+
+
 def test_advice_on_a_group_that_nobody_is_in(appliance: EmbeddedAppliance, ten: str) -> None:
     advice = json.loads(run(appliance, "group", "advise", ten, "--seconds", "1", "--by", "5m", "--json").stdout)
     assert (advice["lag"], advice["consumers"], advice["drained_in_s"], advice["by_s"]) == (3, 0, None, 300.0)
     text = run(appliance, "group", "advise", ten, "--seconds", "1").stdout.decode()
     assert "No consumer runs: 3 records wait." in text
+
+
+def test_more_partitions_say_what_becomes_of_the_order_of_keys(appliance: EmbeddedAppliance, topic: str) -> None:
+    slotted = f"{topic}-slots"
+    run(appliance, "topic", "create", topic)
+    run(appliance, "topic", "create", slotted, "--config", "partitioner=hash_slots")
+    said = run(appliance, "topic", "alter", topic, "--partitions", "2")
+    assert b"in order within each partition only; a topic made with --config partitioner=hash_slots keeps the order" in said.stderr
+    assert b"partitioner" not in run(appliance, "topic", "alter", slotted, "--partitions", "2").stderr
+    assert b"partitioner" not in run(appliance, "topic", "alter", topic, "--config", "segment.ms=60000").stderr

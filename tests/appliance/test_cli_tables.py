@@ -14,6 +14,7 @@ import termios
 
 import pytest
 
+from appliance.cli.output import print_table
 from appliance.cli.topic import OLDEST_MAX
 from tailrace import Admin, NewTopic, Producer
 from tailrace.private_appliance import EmbeddedAppliance
@@ -74,6 +75,16 @@ def test_ids_are_whole_on_a_narrow_terminal_and_in_a_pipe(appliance: EmbeddedApp
     assert state["cluster_id"] in on_terminal(appliance, "status", columns=40)[1]
     assert "…" not in described
     assert all(line == line.rstrip() for line in piped.splitlines())
+
+
+def test_numbers_are_to_the_right_also_beside_those_that_are_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["TOPIC", "COMMITTED", "LAG", "MEMBER"], [["t", 5, "-", None], ["t", "-", "-", None], ["t", None, 1234, None]])
+    assert capsys.readouterr().out == (
+        "TOPIC  COMMITTED   LAG  MEMBER\n"
+        "t              5     -\n"
+        "t              -     -\n"
+        "t                 1234\n"
+    )  # fmt: skip
 
 
 def test_sentences_wrap_on_a_terminal_and_stay_whole_in_a_pipe(appliance: EmbeddedAppliance) -> None:

@@ -11,7 +11,7 @@ from shm.layout import ProcessWord
 from tailrace.errors import DiskFullError, StorageError, TailraceError
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
-from tests.kit.group_agents import AgentWorld, broken_disk
+from tests.kit.group_agents import SECOND_NS, AgentWorld, broken_disk
 
 A, B = 1 << 32 | 1, 1 << 32 | 2
 """Words of two sessions of a front of generation 1."""
@@ -130,8 +130,34 @@ def test_timers_that_fail_are_tried_again_later_and_do_not_spin(world: AgentWorl
     world.step()
     assert world.service.steps == steps
     world.service.timer_failure = None
-    world.step(2)
+    world.step(1)
     assert world.service.steps == steps + 1
+
+
+def test_sessions_time_out_only_up_to_when_everything_was_read(world: AgentWorld) -> None:
+    world.ask(Api.COMMIT_OFFSETS, {}, correlation_id=0)
+    sent_ns = world.now_ns
+    for number in range(1, 2 * module.REQUESTS_AT_ONCE):
+        world.ask(Api.COMMIT_OFFSETS, {}, correlation_id=number)
+    world.step(0.2)
+    assert world.service.heard_ns == sent_ns, "a part of it waits"
+    world.step(0.1)
+    assert world.service.heard_ns == world.now_ns
+
+
+def test_a_process_that_stood_still_lets_its_members_be_heard_before_it_looks_at_timers(world: AgentWorld) -> None:
+    world.service.deadline_ns = world.now_ns + SECOND_NS
+    world.step()
+    steps = world.service.steps
+    world.step(1.2)
+    assert world.service.steps == steps + 1, "a little late"
+    world.service.deadline_ns = world.now_ns + SECOND_NS
+    world.step()
+    world.step(60)
+    assert world.service.steps == steps + 2, "not now"
+    assert world.due_ns == world.now_ns + module.RESUMED_NS
+    world.step(1)
+    assert world.service.steps == steps + 3
 
 
 def test_nothing_is_handled_before_the_whole_catalog_is_known() -> None:
@@ -225,7 +251,7 @@ def test_the_sessions_of_a_killed_front_are_ended_when_its_lane_is_read() -> Non
     world.ask(Api.GROUP_HEARTBEAT, {}, word=A, front=1)
     world.step()
     world.ask(Api.GROUP_HEARTBEAT, {}, word=B)  # left in its lane
-    world.front_slots[0].store(ProcessWord.GENERATION, 2)
+    world.front_slots[0].store(ProcessWord.READY_GENERATION, 2)
     world.step()
     assert world.service.closed == [(0, A), (0, B)]
     world.step()
@@ -235,7 +261,7 @@ def test_the_sessions_of_a_killed_front_are_ended_when_its_lane_is_read() -> Non
 def test_a_killed_front_whose_successor_has_spoken_loses_only_the_old_sessions(world: AgentWorld) -> None:
     world.ask(Api.GROUP_HEARTBEAT, {}, word=A)
     world.step()
-    world.front_slots[0].store(ProcessWord.GENERATION, 2)
+    world.front_slots[0].store(ProcessWord.READY_GENERATION, 2)
     new = 9 << 32 | 1
     world.ask(Api.GROUP_HEARTBEAT, {}, word=B)
     world.ask(Api.GROUP_HEARTBEAT, {}, word=new)

@@ -11,6 +11,7 @@ from tailrace.formats.partition_file import PARTITION_FILE
 from tests.crash.test_power_loss import boot
 from tests.kit.simdisk import Inode, SimDisk
 from tests.kit.workload import Workload, read_log
+from workers.index_scrub import scrub_one_index
 from workers.partition_log import PartitionLog
 from workers.recovery import Hints
 
@@ -49,7 +50,7 @@ def test_a_flipped_bit_or_a_lost_end_is_never_served_and_the_rest_is(suffix: str
                 log = PartitionLog(workload.bench.files, "/data", item)
                 log.open("flip", hints=Hints(quarantine="/data/quarantine"))
                 while log.unscrubbed:
-                    log.scrub_one_index()
+                    scrub_one_index(log)
                 lost = {offset for damage in log.file.damage for offset in range(damage.start, damage.end)}
                 walked = dict(_readable(workload, log))
                 assert all(good[offset] == value for offset, value in walked.items()), f"{path} byte {index}: something else is served"

@@ -25,6 +25,7 @@ from tailrace.protocol.requests import FetchEntry, FetchRequest, ProduceRequest
 from tailrace.protocol.wire import API_VERSIONS, Api, RequestHeader
 from tailrace.schema import delay_schema, to_message
 from tailrace.topics import TopicInfo
+from tests.fuzz.group_conversations import GROUP_REQUESTS, Made
 from tests.kit.batches import TIME_US
 
 SCRATCH_TOPICS = 24
@@ -356,75 +357,8 @@ def _describe_delays(_rng: random.Random, _world: World) -> Request:
     return _json(Api.DESCRIBE_DELAYS, {})
 
 
-def _group(rng: random.Random) -> str:
-    return f"g{rng.randrange(6)}"
-
-
-def _member(rng: random.Random) -> str:
-    return f"{rng.randrange(8):032x}"
-
-
-def _some_partition(rng: random.Random, world: World) -> tuple[str, int]:
-    return rng.choice(world.names or ["t"]), rng.randrange(3)
-
-
-def _group_heartbeat(rng: random.Random, world: World) -> Request:
-    epoch = rng.choice((0, 0, 1, 2, 5, -1, -2))
-    value: dict[str, Any] = {
-        "group": _group(rng), "kind": rng.choice(("consumer", "consumer", "share")), "member_id": _member(rng), "member_epoch": epoch,
-        "instance_id": rng.choice((None, None, "one")), "topics": [_some_partition(rng, world)[0]] if epoch == 0 else None,
-        "follows_catalog": rng.random() < 0.3, "assignor": rng.choice((None, "sticky", "range", "roundrobin")), "session_timeout_ms": 2_000,
-        "rebalance_timeout_ms": 5_000, "heartbeat_interval_ms": 500, "client_id": "fuzz",
-    }  # fmt: skip
-    if value["kind"] == "consumer":
-        value["owned"] = {} if epoch == 0 else rng.choice((None, {rng.choice(world.targets).info.topic_id.hex(): [0]}))
-    return _json(Api.GROUP_HEARTBEAT, value)
-
-
-def _commit_offsets(rng: random.Random, world: World) -> Request:
-    offsets = [[*_some_partition(rng, world), rng.choice((0, 0, 1, 50)), -1, ""] for _ in range(rng.choice((1, 3)))]
-    member = rng.choice((None, _member(rng)))
-    return _json(
-        Api.COMMIT_OFFSETS,
-        {"group": _group(rng), "member_id": member, "member_epoch": -1 if member is None else rng.randrange(1, 4), "offsets": offsets},
-    )
-
-
-def _fetch_offsets(rng: random.Random, world: World) -> Request:
-    wanted = rng.choice((None, [list(_some_partition(rng, world))]))
-    return _json(Api.FETCH_OFFSETS, {"group": _group(rng), "partitions": wanted, "after": None})
-
-
-def _list_groups(rng: random.Random, _world: World) -> Request:
-    return _json(Api.LIST_GROUPS, {"after": rng.choice(("", "g3"))})
-
-
-def _describe_group(rng: random.Random, _world: World) -> Request:
-    return _json(Api.DESCRIBE_GROUP, {"group": _group(rng), "after": None, "part": rng.choice(("members", "partitions"))})
-
-
-def _delete_groups(rng: random.Random, _world: World) -> Request:
-    return _json(Api.DELETE_GROUPS, {"groups": [_group(rng)]})
-
-
-def _alter_group_offsets(rng: random.Random, world: World) -> Request:
-    return _json(Api.ALTER_GROUP_OFFSETS, {"group": _group(rng), "offsets": [[*_some_partition(rng, world), rng.choice((0, 1, None)), ""]]})
-
-
-def _runs(rng: random.Random, world: World) -> list[list[Any]]:
-    kind = rng.choice(("accept", "release", "reject", "renew"))
-    return [[rng.choice(world.targets).info.topic_id.hex(), 0, 0, rng.randrange(5), kind]]
-
-
-def _share_acquire(rng: random.Random, world: World) -> Request:
-    acknowledge = rng.choice(([], _runs(rng, world)))
-    value = {"group": _group(rng), "member_id": _member(rng), "member_epoch": 1, "max_records": rng.randrange(1, 50)}
-    return _json(Api.SHARE_ACQUIRE, {**value, "acknowledge": acknowledge})
-
-
-def _share_acknowledge(rng: random.Random, world: World) -> Request:
-    value = {"group": _group(rng), "member_id": _member(rng), "member_epoch": 1}
-    return _json(Api.SHARE_ACKNOWLEDGE, {**value, "acknowledge": _runs(rng, world)})
+def _of_groups(build: Callable[[random.Random, World], Made]) -> Builder:
+    return lambda rng, world: _json(*build(rng, world))
 
 
 Builder = Callable[[random.Random, World], Request]
@@ -433,9 +367,7 @@ REQUESTS: dict[Api, tuple[Builder, int]] = {
     Api.CREATE_TOPICS: (_create, 4), Api.DELETE_TOPICS: (_delete, 2), Api.ALTER_TOPICS: (_alter, 2), Api.INIT_PRODUCER_ID: (_init_producer, 2),
     Api.LIST_OFFSETS: (_list_offsets, 3), Api.DESCRIBE_CLUSTER: (_describe_cluster, 1), Api.CREDIT: (_credit, 1), Api.DELETE_RECORDS: (_delete_records, 2),
     Api.LEASE_OFFSETS: (_lease, 2), Api.LIST_DELAYS: (_list_delays, 4), Api.CHANGE_DELAYS: (_change_delays, 4), Api.DESCRIBE_DELAYS: (_describe_delays, 1),
-    Api.GROUP_HEARTBEAT: (_group_heartbeat, 6), Api.COMMIT_OFFSETS: (_commit_offsets, 4), Api.FETCH_OFFSETS: (_fetch_offsets, 2),
-    Api.LIST_GROUPS: (_list_groups, 1), Api.DESCRIBE_GROUP: (_describe_group, 2), Api.DELETE_GROUPS: (_delete_groups, 1),
-    Api.ALTER_GROUP_OFFSETS: (_alter_group_offsets, 2), Api.SHARE_ACQUIRE: (_share_acquire, 3), Api.SHARE_ACKNOWLEDGE: (_share_acknowledge, 2),
+    **{api: (_of_groups(build), weight) for api, (build, weight) in GROUP_REQUESTS.items()},
 }  # fmt: skip
 """API -> how to make a request, and how often it comes (relative to the others)."""
 

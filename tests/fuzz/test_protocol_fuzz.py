@@ -23,6 +23,7 @@ def test_bent_requests_of_every_api_end_no_process_and_disturb_no_other_client()
     assert not outcome.findings, str(outcome)
     assert outcome.messages > 1_000, str(outcome)
     assert outcome.witness["acknowledged"] > 100
+    assert outcome.peak_bytes["tr-groups-0"], "the process of groups was asked, and watched"
 
 
 def test_the_fuzzer_sees_a_process_that_ends() -> None:

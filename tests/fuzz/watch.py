@@ -48,6 +48,8 @@ class Watch:
         """What is new. Memory is remembered at its highest."""
         found = self._read_log()
         now = children(self._appliance)
+        for name, pid in now.items():
+            self._pids.setdefault(name, pid)  # started when it was first needed: groups, dedicated workers
         self._pids = {name: now.get(name, pid) if pid in self._told else pid for name, pid in self._pids.items()}
         changed = {name for name, pid in self._pids.items() if now.get(name) != pid and pid not in self._told}
         if changed and changed == self._changed:  # the log has had its time to say so, with the reason

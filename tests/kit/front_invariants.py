@@ -60,7 +60,12 @@ def _check_decider(decider: Decider) -> None:
     queued: dict[int, int] = {}
     requests = [item for item in decider._queue if item.kind is LaneKind.REQUEST]
     assert len(decider._queue) - len(requests) == decider._closed_count <= CLOSED_MAX
-    for item in requests:
+    turns = decider._turns
+    for word, waiting in turns._waiting.items():
+        assert waiting
+        assert len(turns._under_way[word]) == turns._at_once_max, "whoever waits has others of his session before him"
+        assert all(decider.unanswered.is_waiting(word, number) for number, _ in waiting)
+    for item in [*requests, *(item for waiting in turns._waiting.values() for _, item in waiting)]:
         queued[item.word] = queued.get(item.word, 0) + len(item.payload)
     assert queued == decider._queued_bytes_of
     assert decider._queued_bytes == sum(queued.values()) <= QUEUED_BYTES_MAX

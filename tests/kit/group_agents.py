@@ -71,6 +71,7 @@ class ToldService:
         self.reload_failure: Exception | None = None
         self.deadline_ns: int | None = None
         self.steps = 0
+        self.heard_ns = 0
 
     def handle(self, requester: Requester, api: int, request: dict[str, Any], now_ns: int) -> None:
         if "raise" in request:
@@ -89,8 +90,9 @@ class ToldService:
     def topics_changed(self, now_ns: int) -> None:
         self.topics_changes += 1
 
-    def step(self, now_ns: int) -> None:
+    def step(self, now_ns: int, heard_ns: int) -> None:
         self.steps += 1
+        self.heard_ns = heard_ns
         if self.timer_failure is not None:
             raise self.timer_failure
 
@@ -137,8 +139,10 @@ class AgentWorld:
         self.is_running = True
         """Whether the logs are recovered."""
         self.now_ns = SECOND_NS
+        self.due_ns: int | None = None
+        """When the agent wants its next step."""
         links = [
-            FrontLink(f, LaneReader(to_it[f]), LaneWriter(from_it[f]), SilentBell(), lambda f=f: self.front_slots[f].load(ProcessWord.GENERATION))  # type: ignore[misc]
+            FrontLink(f, LaneReader(to_it[f]), LaneWriter(from_it[f]), SilentBell(), lambda f=f: self.front_slots[f].load(ProcessWord.READY_GENERATION))  # type: ignore[misc]
             for f in range(fronts)
         ]  # fmt: skip
         self.agent = GroupsAgent(
@@ -182,15 +186,19 @@ class AgentWorld:
 
     def put(self, kind: LaneKind, word: int, correlation_id: int = 0, api: int = 0, body: bytes = b"", front: int = 0) -> None:
         lane = self.ask_lanes[front]
-        assert lane.try_write(kind, api, 0, word, correlation_id, 0, (body,) if body else ())
+        assert lane.try_write(kind, api, 0, word, correlation_id, self.now_ns, (body,) if body else ())
         lane.publish()
 
     def ask(self, api: int, value: dict[str, Any], *, word: int = 1 << 32, correlation_id: int = 1, front: int = 0) -> None:
         self.put(LaneKind.REQUEST, word, correlation_id, api, orjson.dumps(value), front)
 
     def step(self, seconds: float = 0) -> int:
+        """What the runner does: a step, and then a sleep until the agent wants the next one; `seconds` is how long the sleep before was."""
         self.now_ns += int(seconds * SECOND_NS)
-        return self.agent.step(self.now_ns)
+        work = self.agent.step(self.now_ns)
+        if not work or not self.agent.has_more():
+            self.due_ns = self.agent.next_deadline_ns()
+        return work
 
     def heard(self, front: int = 0) -> list[tuple[LaneKind, int, int, ErrorCode, bytes]]:
         """(kind, session word, correlation id, code, body) of what a front was sent since."""

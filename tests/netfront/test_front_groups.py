@@ -8,7 +8,9 @@ import orjson
 import pytest
 
 from netfront import deciders
-from netfront.deciders import CLOSED_MAX
+from netfront.deciders import CLOSED_MAX, PATIENCE_NS
+from netfront.decisions import GATHERED_FROM, GROUPS_AT_ONCE_MAX
+from netfront.transport import Watched
 from shm.catalog_messages import LaneKind
 from shm.lane import LaneMessage
 from tailrace.protocol.errors import ErrorCode
@@ -103,6 +105,21 @@ def test_the_process_is_told_of_the_end_of_sessions_that_asked_it_something_and_
     assert (closed.kind, closed.session, len(closed.payload)) == (LaneKind.SESSION_CLOSED, word, 0)
     assert world.groups.take() is None
     assert not world.front._decisions._group_sessions
+
+
+def test_the_end_of_a_connection_is_told_in_the_step_that_finds_it_for_no_other_may_come(
+    world: FakeFront, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.has_groups = True
+    client.send_json(Api.GROUP_HEARTBEAT, {})
+    world.settle()
+    word = taken(world).session
+    monkeypatch.setattr(world.transport, "try_send", lambda _identity, _frames: False)
+    monkeypatch.setattr(world.transport, "watch", lambda _now_ns: Watched([client.identity], 0))
+    world.transport.watch_at_ns = world.now_ns
+    world.step()
+    closed = taken(world)
+    assert (closed.kind, closed.session) == (LaneKind.SESSION_CLOSED, word)
 
 
 def test_a_handshake_anew_ends_the_session_before_for_groups_too(world: FakeFront, client: FakeClient) -> None:
@@ -216,3 +233,91 @@ def test_a_fetch_is_answered_in_the_version_that_was_asked(world: FakeFront, cli
     world.append(route)
     world.settle()
     assert sorted(header for header in last_headers(world, client) if header[2]) == [(Api.FETCH, 3, parked), (Api.FETCH, 2, other)][::-1]
+
+
+def passed_on(world: FakeFront) -> list[int]:
+    """The numbers in the requests that groups got since."""
+    world.settle()
+    found = []
+    while (message := world.groups.take()) is not None:
+        found.append(orjson.loads(message.payload)["n"])
+    return found
+
+
+def test_heartbeats_of_many_members_without_news_go_together_and_nothing_else_waits_for_them(world: FakeFront) -> None:
+    start_groups(world)
+    members = [FakeClient(world, b"member-%d" % number) for number in range(GATHERED_FROM)]
+    quiet = {"group": "g", "member_epoch": 1, "topics": None, "owned": None}
+
+    def ask(member: int, number: int, news: dict[str, object] | None = None, api: Api = Api.GROUP_HEARTBEAT) -> None:
+        members[member].send_json(api, {**quiet, "n": number, **(news or {})})
+
+    for member in range(GATHERED_FROM - 1):
+        ask(member, member, {"member_epoch": 0, "topics": ["t"]})
+    assert passed_on(world) == list(range(GATHERED_FROM - 1)), "who joins is not kept waiting"
+    ask(0, 1)
+    assert passed_on(world) == [1], "nor is a member among few"
+    members[-1].send_json(Api.GROUP_HEARTBEAT, {"n": 0})
+    world.settle()
+    last = taken(world)
+
+    ask(0, 2)
+    ask(1, 3)
+    assert passed_on(world) == []
+    deadline_ns = world.front.next_deadline_ns()
+    assert deadline_ns is not None
+    assert deadline_ns - world.now_ns <= PATIENCE_NS
+    world.step(after_ms=PATIENCE_NS // 1_000_000)
+    assert passed_on(world) == [2, 3]
+
+    ask(2, 4)
+    assert passed_on(world) == []
+    changes: list[dict[str, object]] = [
+        {"owned": {}}, {"topics": ["u"]}, {"member_epoch": -1}, {"member_epoch": "1"}, {"member_epoch": True},
+    ]  # fmt: skip
+    for number, news in enumerate(changes, 5):
+        ask(3, number, news)
+        assert number in passed_on(world)
+        ask(4, 100 + number)
+        assert passed_on(world) == []
+    ask(5, 10, api=Api.COMMIT_OFFSETS)
+    assert passed_on(world) == [109, 10], "in their order"
+
+    world.groups.push(last.session, Api.GROUP_HEARTBEAT, {"group": "g"})
+    world.settle()
+    ask(-1, 11)
+    assert passed_on(world) == [11], "who was told that there is news is not kept waiting"
+    ask(-1, 12)
+    assert passed_on(world) == []
+
+
+def test_a_client_that_asks_for_much_at_once_waits_behind_itself_and_others_do_not(world: FakeFront, client: FakeClient) -> None:
+    start_groups(world)
+    other = world.connect(b"other")
+    asked = [client.send_json(Api.DESCRIBE_GROUP, {"n": n}) for n in range(3 * GROUPS_AT_ONCE_MAX)]
+    world.settle()
+    first = other.send_json(Api.GROUP_HEARTBEAT, {"group": "g"})
+    world.settle()
+    lane = []
+    while (message := world.groups.take()) is not None:
+        lane.append(message)
+    assert [message.correlation_id for message in lane] == [*asked[:GROUPS_AT_ONCE_MAX], first]
+    world.groups.answer(lane[0], {})
+    world.settle()
+    lane.append(taken(world))
+    assert lane[-1].correlation_id == asked[GROUPS_AT_ONCE_MAX], "an answer makes room for the next, in order"
+    assert world.groups.take() is None
+    world.step(after_ms=20_000)  # what is with the process, and what waits for its turn, times out
+    world.settle()
+    heard = client.heard()
+    assert {heard[number][0] for number in asked[1:]} == {ErrorCode.TIMED_OUT}
+    decider = world.front._decisions.groups
+    assert (decider._queued_bytes, decider._queued_bytes_of, decider._turns._waiting) == (0, {}, {})
+    again = [client.send_json(Api.DESCRIBE_GROUP, {}) for _ in range(3 * GROUPS_AT_ONCE_MAX)]
+    world.settle()
+    assert [taken(world).correlation_id for _ in range(GROUPS_AT_ONCE_MAX)] == again[:GROUPS_AT_ONCE_MAX]
+    world.front._keeper.drop(next(session for session in world.front._sessions.all() if session.identity == client.identity))
+    world.settle()
+    assert taken(world).kind == LaneKind.SESSION_CLOSED
+    assert world.groups.take() is None
+    assert (decider._queued_bytes, decider._turns._waiting, decider._turns._under_way.keys() & {lane[0].session}) == (0, {}, set())

@@ -140,3 +140,37 @@ def test_a_message_of_too_many_parts_closes_its_sender_or_can_be_answered_where_
         client.close(0)
         context.term()
         router.close()
+
+
+GOES_WITH_ITS_QUEUE_FULL = """
+import socket, struct, time
+from netfront.peers import Limits
+from netfront.router import Router
+from tests.kit.raw_zmtp import RawPeer, message
+
+M = 1 << 20
+router = Router(["tcp://127.0.0.1:*"], M, Limits(10, M, 2 * M, 8 * M, 64 * M, 512 * M))
+peer = RawPeer(f"tcp://127.0.0.1:{router.port}")
+peer.shake_zmtp()
+peer.socket.settimeout(0.5)
+try:
+    while True:
+        peer.socket.sendall(message([b"x"]) * 20_000)
+except TimeoutError:
+    pass
+peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+peer.close()
+time.sleep(5.5)  # ZMTP's heartbeats came every 5 s
+count = 0
+while router.socket.poll(500):
+    while router.try_receive() is not None:
+        count += 1
+assert count > 4_000, count
+router.close()
+print("lives")
+"""
+
+
+def test_a_peer_that_goes_while_what_it_sent_fills_its_queue_does_not_end_the_front() -> None:
+    done = subprocess.run([sys.executable, "-P", "-c", GOES_WITH_ITS_QUEUE_FULL], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "lives\n", (done.returncode, done.stderr)

@@ -6,18 +6,20 @@ Owner: one `tests.sim.schedule.Schedule`. Invariants: a program never waits, it 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from tailrace.connection import Connection
+from tailrace.connection import Connection, OnResponse
 from tailrace.consumer import Consumer
 from tailrace.errors import CorruptBatchError, LogTruncatedError, OffsetOutOfRangeError, TailraceError
 from tailrace.producer import Producer
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.session import Response
 from tailrace.protocol.wire import Api
 from tailrace.records import RecordMetadata, TopicPartition
 from tests.kit.batches import TIME_US
@@ -27,6 +29,23 @@ from tests.sim.world import World
 
 TOPIC = "t"
 LATER = "later"
+
+
+class Inbox:
+    """Answers, to be handled outside of the connection: inside it a check that fails would be an answer that the connection does not understand."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[OnResponse, Response | None]] = deque()
+
+    def later(self, handler: OnResponse) -> OnResponse:
+        """To be given to `Connection.request`."""
+        return lambda response: self._waiting.append((handler, response))
+
+    def handle(self) -> None:
+        """What has come."""
+        while self._waiting:
+            handler, response = self._waiting.popleft()
+            handler(response)
 
 
 class Refusal(NamedTuple):
@@ -85,6 +104,7 @@ class ProducerActor:
     delayed: Delayed | None
     next_number: int = 0
     refusals: list[Refusal] = field(default_factory=list)
+    sent_ns: dict[bytes, int] = field(default_factory=dict)
 
     def turn(self) -> None:
         sender = self.producer._sender
@@ -93,6 +113,7 @@ class ProducerActor:
             for _ in range(self.rng.randint(1, 3)):
                 value = value_of(self.name, self.next_number, b"x" * self.rng.randint(0, 60))
                 self.next_number += 1
+                self.sent_ns[value] = sender.now_ns()
                 self.history.send(partition, value)
                 on_delivery = partial(self._on_delivery, partition, value)
                 self.producer.send(TOPIC, value, partition=partition, timestamp=TIME_US, on_delivery=on_delivery)

@@ -19,7 +19,7 @@ from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.session import Response
 from tailrace.protocol.wire import Api
-from tests.sim.actors import TOPIC
+from tests.sim.actors import TOPIC, Inbox
 from tests.sim.machine_parts import ADDRESS, MS, SECOND
 from tests.sim.world import World
 
@@ -94,6 +94,7 @@ class MemberActor:
     next_heartbeat_ns: int = 0
     is_reported: bool = False
     """Whether the group knows what it owns."""
+    inbox: Inbox = field(default_factory=Inbox)
 
     def turn(self) -> None:
         self.pump()
@@ -114,6 +115,7 @@ class MemberActor:
     def pump(self) -> None:
         self.connection.process()
         self.connection.tick(self.connection.now_ns())
+        self.inbox.handle()
         if not self.is_asking and self.connection.now_ns() >= self.next_heartbeat_ns:
             self._heartbeat()
 
@@ -129,7 +131,7 @@ class MemberActor:
                 "heartbeat_interval_ms": 500, "client_id": self.name,
             }  # fmt: skip
         self.is_asking = self.connection.request(
-            Api.GROUP_HEARTBEAT, [requests.encode_json(request)], lambda response: self._on_heartbeat(response, leaves)
+            Api.GROUP_HEARTBEAT, [requests.encode_json(request)], self.inbox.later(lambda response: self._on_heartbeat(response, leaves))
         )
         self.next_heartbeat_ns = self.connection.now_ns() + HEARTBEAT_NS
 
@@ -174,7 +176,7 @@ class MemberActor:
                 assert response.code in _ANEW, (response.code, response.detail())
                 sent.is_kept = False
 
-        self.is_committing = self.connection.request(Api.COMMIT_OFFSETS, [requests.encode_json(body)], on_response)
+        self.is_committing = self.connection.request(Api.COMMIT_OFFSETS, [requests.encode_json(body)], self.inbox.later(on_response))
         if self.is_committing:
             self.history.commits.append(sent)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from appliance import topic_settings
 from appliance.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
+from shm.layout import Role
 from tailrace.admin import Admin
 from tailrace.consumer import Consumer
 from tailrace.delays import delay_log_name
@@ -25,9 +26,14 @@ from tests.sim.actors import LATER, TOPIC, AdminActor, ConsumerActor, Delayed, P
 from tests.sim.group_members import MemberActor, are_settled, committed, members
 from tests.sim.machine_parts import ADDRESS, MS, SECOND, PowerLost
 from tests.sim.plan import Plan, plan
+from tests.sim.share_history import QueueHistory
+from tests.sim.share_members import ShareActor, partitions_of_queue, share_members
+from tests.sim.share_members import settings as queue_settings
 from tests.sim.world import World
 
 HOUR_US = 3_600_000_000
+QUEUE_RATE = 0.3
+QUEUE_FAULT_RATE = 0.06
 
 
 class AllKilled(BaseException):
@@ -48,8 +54,13 @@ class Schedule:
         self.groups_rng = random.Random(f"groups of {seed}")
         """Of its own: a schedule without groups goes as it would if there were none."""
         self.members: list[MemberActor] = []
-        self.actors: list[ProducerActor | ConsumerActor | AdminActor | MemberActor] = []
+        self.queue_rng = random.Random(f"share of {seed}")
+        self.workers: list[ShareActor] = []
+        """Members of a share group."""
+        self.actors: list[ProducerActor | ConsumerActor | AdminActor | MemberActor | ShareActor] = []
         self.delayed: Delayed | None = None
+        self.losses_ns: list[int] = []
+        """When the power failed."""
         self.log: list[str] = []
         """What the fates did, for whoever looks into a failure."""
 
@@ -86,6 +97,8 @@ class Schedule:
             given["message.timestamp.type"] = "LogAppendTime"
         if plan.dedicated:
             given["worker.dedicated"] = True
+        queue_given = queue_settings(self.queue_rng) if self.queue_rng.random() < QUEUE_RATE else {}
+        given |= queue_given
         world.changes_layout = plan.changes_layout
         catalog.create_topic(TOPIC, plan.partitions, given, DEFAULT_SCHEMA_MESSAGE, False, TIME_US)
         if plan.delays:
@@ -116,6 +129,11 @@ class Schedule:
         if self.groups_rng.random() < 0.4:
             self.members = members(world, self.groups_rng, plan.partitions)
             self.actors += self.members
+        if queue_given:
+            limit = queue_given["group.share.delivery.count.limit"]
+            queue = QueueHistory(plan.partitions, limit, may_lose=not plan.is_lossless, may_delete=plan.deletes)
+            self.workers = share_members(world, self.queue_rng, queue)
+            self.actors += self.workers
 
     def _consumer(self, topic: str = TOPIC) -> Consumer:
         consumer = Consumer(
@@ -133,6 +151,7 @@ class Schedule:
                 return
             except PowerLost:
                 self.log.append(f"{self.world.steps}: power lost")
+                self.losses_ns.append(self.world.now_ns)
                 self.world.lose_power()
             except AllKilled:
                 self.log.append(f"{self.world.steps}: all killed")
@@ -142,7 +161,24 @@ class Schedule:
         while self.world.steps < self.plan.steps:
             if self.plan.faults and self.rng.random() < self.plan.fault_rate:
                 self._fault(self.rng.choice(self.plan.faults))
+            if self.workers and self.queue_rng.random() < QUEUE_FAULT_RATE:
+                self._queue_fault()
             self._step()
+
+    def _queue_fault(self) -> None:
+        """What queues have to live with: locks pass; the process that keeps them dies."""
+        world, rng = self.world, self.queue_rng
+        groups = next((child for child in world.children if child.role is Role.GROUPS and child.agent is not None), None)
+        if groups is not None and rng.random() < 0.5 and {"kill", "kill all", "crash point"} & set(self.plan.faults):
+            self.log.append(f"{world.steps}: groups killed")
+            if world.is_runnable(groups):
+                world.fate.doom(rng.randint(0, 25))
+                world.step(groups)
+                world.fate.pardon()
+            if groups.agent is not None:
+                world.bury(groups)
+        else:
+            world.now_ns += rng.randrange(1, 300) * MS
 
     def _step(self) -> None:
         """One turn of somebody who can do something."""
@@ -225,6 +261,8 @@ class Schedule:
         if self.members:
             self._await_members(world.now_ns + 600 * SECOND)
             self.members[0].history.check(committed(world))
+        if self.workers:
+            self._await_queue(world.now_ns + 600 * SECOND)
 
     def _await_members(self, deadline_ns: int) -> None:
         """Until every partition has one owner in the group."""
@@ -233,6 +271,27 @@ class Schedule:
                 f"{actor.name}: epoch={actor.epoch} owned={actor.partitions} asks={actor.is_asking}" for actor in self.members
             )
             self._quiet_step()
+
+    def _await_queue(self, deadline_ns: int) -> None:
+        """Until all that is in the log was accepted, rejected or is a dead letter; that stays so when the process of groups is killed."""
+        world = self.world
+        for actor in self.workers:
+            actor.is_calm = True
+        while not is_done(rows := partitions_of_queue(world), self.plan.partitions):
+            assert world.now_ns < deadline_ns, f"the queue does not come to its end: {rows}; " + "; ".join(
+                f"{actor.name}: epoch={actor.epoch} held={len(actor.held)} under={actor.under}" for actor in self.workers
+            )
+            for _ in range(50):
+                self._quiet_step()
+        queue = self.workers[0].history
+        rest_ns = world.now_ns
+        while any(actor.heard_ns < rest_ns for actor in self.workers):  # then no suspicion is left open
+            assert world.now_ns < deadline_ns, "a member of the queue is not heard any more"
+            self._quiet_step()
+        queue.check({p: row["beginning"] for p, row in rows.items()}, {p: row["end"] for p, row in rows.items()})
+        world.bury(next(child for child in world.children if child.role is Role.GROUPS))
+        world.settle_servers()
+        assert is_done(partitions_of_queue(world), self.plan.partitions), "what was done with is not, for the next process of groups"
 
     def _await_deliveries(self, deadline_ns: int) -> None:
         """Until the scheduler has nothing left that is due within reach: the clock may have been set, by hours."""
@@ -290,6 +349,9 @@ class Schedule:
                 assert waited < 200, f"the log cannot be read to its end: {[(key, reader.position(key), ends[key]) for key in ends]}"
         if self.delayed is not None:
             self.delayed.check(self._read_delayed(), is_lossless=plan.is_lossless)
+        if self.workers and "disk error" not in plan.faults:
+            sent_ns = {value: sent_ns for actor in self.producers for value, sent_ns in actor.sent_ns.items()}
+            self.workers[0].history.check_losses(readable, sent_ns, self.losses_ns)
         return check(
             self.history,
             readable,
@@ -330,6 +392,11 @@ class Schedule:
             if not self.plan.may_have_holes:
                 raise
             return skip(reader, error)[1]
+
+
+def is_done(rows: dict[int, dict[str, Any]], partitions: int) -> bool:
+    """Whether a queue has nothing left: `rows` of `partitions_of_queue`."""
+    return len(rows) == partitions and all(row["end"] is not None and row["start_offset"] == row["end"] for row in rows.values())
 
 
 def run(seed: int) -> Schedule:

@@ -6,18 +6,24 @@ import errno
 import logging
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from appliance import coordinator
 from appliance.default_schema import DEFAULT_SCHEMA_MESSAGE
+from appliance.groups.share.share_groups import ShareGroups
+from appliance.groups.share.share_partition import SharePartition
 from shm.layout import SlotState
 from tailrace.errors import CorruptBatchError, TailraceError
 from tests.kit.batches import TIME_US
+from tests.sim import schedule
 from tests.sim.actors import TOPIC
+from tests.sim.group_members import GroupHistory
 from tests.sim.machine_parts import PowerLost, SimGroupStore
 from tests.sim.plan import plan
 from tests.sim.schedule import Schedule, run
+from tests.sim.share_history import QueueHistory
 from tests.sim.world import World
 
 pytestmark = pytest.mark.filterwarnings("ignore:topic '(t|later)' has durability=memory")
@@ -101,36 +107,81 @@ def test_the_checks_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         list(map(run, range(400)))
 
 
-def test_a_process_of_groups_that_answers_before_it_commits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("queues", "found"),
+    [(0.0, "was answered|epochs do not go back|had been given before"), (1.0, "next process of groups|given out|refused under|no group")],
+)
+def test_a_process_of_groups_that_answers_before_it_commits_is_found(monkeypatch: pytest.MonkeyPatch, queues: float, found: str) -> None:
+    monkeypatch.setattr(schedule, "QUEUE_RATE", queues)
+
     def forgetful(store: SimGroupStore) -> None:
         store._world.fate.count_down()
         for write in store.before_commit:
             write()
 
     monkeypatch.setattr(SimGroupStore, "commit", forgetful)
-    with pytest.raises(AssertionError, match=r"was answered|epochs do not go back"):
+    with pytest.raises(AssertionError, match=found):
         list(map(run, range(400)))
+
+
+@pytest.mark.parametrize("history", [GroupHistory, QueueHistory])
+def test_a_check_that_fails_while_an_answer_is_handled_fails_the_schedule(monkeypatch: pytest.MonkeyPatch, history: type) -> None:
+    """A connection takes an exception of its owner's for an answer that it does not understand."""
+
+    def given(*_: object) -> None:
+        raise AssertionError("as it must be")
+
+    monkeypatch.setattr(history, "given", given)
+    with pytest.raises(AssertionError, match="as it must be"):
+        list(map(run, range(50)))
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"), [("locks", "two locks at once"), ("numbers", "refused under a lock"), ("members", "moved on|twice")]
+)
+def test_a_queue_that_breaks_a_promise_is_found(monkeypatch: pytest.MonkeyPatch, fault: str, found: str) -> None:
+    """Locks that a restart forgets; a request that is carried out a second time; acknowledgements that are taken from anybody."""
+    monkeypatch.setattr(schedule, "QUEUE_RATE", 1.0)
+    if fault == "locks":
+        monkeypatch.setattr(SharePartition, "lock_again", lambda partition, *_: partition._free_where(lambda _: True))
+    elif fault == "numbers":
+        remember = ShareGroups._after_records
+        monkeypatch.setattr(
+            ShareGroups, "_after_records", lambda groups, group, member, _, answer: remember(groups, group, member, 0, answer)
+        )
+    else:
+        acknowledge = SharePartition.acknowledge
+
+        def careless(partition: SharePartition, member: str, first: int, last: int, *rest: Any) -> list[tuple[int, int]]:
+            holders = {span.state.member for span in partition.spans.between(first, last) if span.state.member}
+            for holder in holders - {member}:
+                acknowledge(partition, holder, first, last, *rest)
+            return [] if holders - {member} else acknowledge(partition, member, first, last, *rest)
+
+        monkeypatch.setattr(SharePartition, "acknowledge", careless)
+    with pytest.raises(AssertionError, match=found):
+        list(map(run, range(200)))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_dying_disk_takes_only_its_own_partitions_offline(seed: int) -> None:
-    schedule = Schedule(
+    dying = Schedule(
         seed,
         replace(plan(random.Random(seed)), data_dirs=2, partitions=4, durability="disk", acks="all", faults=("disk error",), delays=False),
     )
-    world = schedule.world
+    world = dying.world
 
     def dead(operation: str, path: str) -> None:
         if path.startswith("/disk1/") and operation in ("write", "sync", "create", "truncate"):
             raise OSError(errno.EIO, "dead", path)
 
-    schedule.break_disk = lambda: setattr(world.disk, "hook", dead)  # type: ignore[method-assign]
-    schedule.run()
-    refused = {refusal.partition for actor in schedule.producers for refusal in actor.refusals}
+    dying.break_disk = lambda: setattr(world.disk, "hook", dead)  # type: ignore[method-assign]
+    dying.run()
+    refused = {refusal.partition for actor in dying.producers for refusal in actor.refusals}
     on_the_good_disk = {p for p in range(4) if f"/disk0/t-{p}" in world.disk.names}
     assert len(on_the_good_disk) == 2
     assert not refused & on_the_good_disk, "partitions of the good disk were refused"
-    assert {p for p, _ in schedule.history.acknowledged} >= on_the_good_disk
+    assert {p for p, _ in dying.history.acknowledged} >= on_the_good_disk
 
 
 def test_a_state_that_is_published_before_it_is_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

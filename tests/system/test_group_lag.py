@@ -106,9 +106,11 @@ def test_metrics_of_groups_are_there_once_there_is_one(appliance: EmbeddedApplia
 
 
 def test_a_topic_that_is_paused_gives_groups_nothing_and_goes_on_with_nothing_missed(
-    appliance: EmbeddedAppliance, admin: Admin, topic: str
+    appliance: EmbeddedAppliance, admin: Admin, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two consumers of a topic and of another, which shows that records come; a reader without a group is not held up."""
+    """Two consumers of a topic and of another, which shows that records come; a reader without a group is not held up. The program's log says why nothing
+    comes.
+    """
     other = f"{topic}-other"
     admin.create_topics([NewTopic(topic, 2), NewTopic(other, 2)])
     settings: dict[str, Any] = {
@@ -171,6 +173,9 @@ def test_a_topic_that_is_paused_gives_groups_nothing_and_goes_on_with_nothing_mi
             mine = [int(record.value) for record in got if (record.topic, record.partition) == (topic, number)]
             assert mine == list(range(number, 50, 2)), "each once, in order"
         assert of_group(topic) == owned
+        for word in ("paused (delivery.paused=true)", "resumed"):
+            said = [one.getMessage() for one in caplog.records if f"delivery of topic {topic} is {word}" in one.getMessage()]
+            assert len(said) == sum(bool(mine) for mine in owned.values()), "each consumer that has some of it says so, once"
 
 
 def test_lag_of_consumers_falls_as_they_commit_and_surplus_ones_are_idle(appliance: EmbeddedAppliance, admin: Admin, topic: str) -> None:

@@ -13,14 +13,16 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import orjson
 import pytest
 
 from shm.crash_points import CRASH_POINT_VARIABLE, CRASH_POINTS
 from shm.layout import Role
-from tailrace import Producer
+from tailrace import Admin, Producer
 from tailrace.private_appliance import EmbeddedAppliance
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
+from tests.appliance.test_cli import TAILRACE
 from tests.kit.file_systems import small_file_system
 from tests.kit.orders import create, produce, read, start
 from tests.kit.processes import children, commits_of, kill_and_wait_for_successor, shared_memory, wait_until
@@ -60,6 +62,32 @@ def test_an_appliance_without_groups_has_neither_process_nor_memory_for_them(own
     assert process_named(client) is None
     assert not [name for name in shared_memory(own) if "groups" in name]
     assert not os.path.exists(f"{own.data_dir}/groups.db")
+
+
+def test_looking_for_groups_and_completing_their_names_start_no_process(own: EmbeddedAppliance, client: RawClient) -> None:
+    """A list that came from the process would be answered when that runs: so once there is an answer, there is the process, or there never will be."""
+
+    def run(*words: str, **environment: str) -> str:
+        done = subprocess.run(
+            [TAILRACE, *words], env={**os.environ, "TAILRACE_BOOTSTRAP": own.address, **environment}, capture_output=True, timeout=60
+        )
+        assert done.returncode == 0
+        return (done.stdout + done.stderr).decode()
+
+    assert run("group", "list") == "no groups yet; a consumer with a group_id makes one, or `tailrace consume TOPIC --group NAME`\n"
+    assert orjson.loads(run("group", "list", "--json")) == []
+    for line in ("tailrace group describe ", "tailrace consume orders --group b"):
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+        assert run(_TAILRACE_COMPLETE="bash_complete", **words).strip() == ""
+    with Admin(own.address) as admin:
+        assert admin.list_groups() == {}
+    assert GROUPS not in children(own)
+    assert process_named(client) is None
+    assert not os.path.exists(f"{own.data_dir}/groups.db")
+    joined(client)
+    assert GROUPS in children(own)
+    asked = {"_TAILRACE_COMPLETE": "bash_complete", "COMP_WORDS": "tailrace group describe ", "COMP_CWORD": "3"}
+    wait_until(lambda: run(**asked).strip() == "plain,g", "its name is offered")
 
 
 def test_the_first_request_starts_it_and_a_later_start_finds_everything_again(own: EmbeddedAppliance, client: RawClient) -> None:

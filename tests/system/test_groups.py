@@ -200,6 +200,21 @@ def test_commits_are_made_in_order_and_called_back_in_order(appliance: EmbeddedA
         assert (consumer.committed(keys[0]), consumer.committed(keys[1])) == (40, 5)
 
 
+def test_a_commit_that_nobody_waits_for_and_that_has_no_callback_says_in_the_log_that_it_failed(
+    appliance: EmbeddedAppliance, filled: str, keys: list[TopicPartition], caplog: pytest.LogCaptureFixture
+) -> None:
+    with member(appliance, filled, filled, enable_auto_commit=False) as consumer:
+        read_until([consumer], RECORDS)
+        for offset, said in ((101, 1), (102, 1), (40, 1), (101, 2)):  # once until one succeeds
+            consumer.commit({keys[0]: offset}, asynchronous=True)
+            consumer.commit({keys[1]: 5})
+            assert caplog.text.count("commit_async of group") == said, offset
+        assert "beyond the end" in caplog.text
+        assert "Give the offset of the next record to read" in caplog.text
+        assert "Seek to" not in caplog.text, "a commit does not read"
+        assert consumer.committed(keys[0]) == 40
+
+
 def test_commits_that_make_no_sense_are_refused_and_change_nothing(
     appliance: EmbeddedAppliance, filled: str, keys: list[TopicPartition]
 ) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from tailrace import Producer, RebalanceListener, Record, TopicPartition
 from tailrace.aio import AsyncConsumer
-from tailrace.errors import CommitFailedError, InvalidRequestError, OffsetOutOfRangeError
+from tailrace.errors import ClientClosedError, CommitFailedError, InvalidRequestError, OffsetOutOfRangeError
 from tailrace.private_appliance import EmbeddedAppliance
 from tests.kit.aio import run
 from tests.kit.topics import create
@@ -68,6 +69,40 @@ class Remembers(RebalanceListener):
     async def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
         await asyncio.sleep(0)
         self.calls.append(("assigned", assigned))
+
+
+@pytest.mark.parametrize("kind", ["assigned", "revoked"])
+@pytest.mark.parametrize("asked", ["unsubscribe", "close"])
+def test_a_listener_may_unsubscribe_and_close_inside_of_a_step(appliance: EmbeddedAppliance, filled: str, asked: str, kind: str) -> None:
+    calls: list[tuple[str, int]] = []
+
+    class Leaves(Remembers):
+        async def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
+            await self.told("revoked", revoked)
+
+        async def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
+            await self.told("assigned", assigned)
+
+        async def told(self, said: str, partitions: list[TopicPartition]) -> None:
+            calls.append((said, len(partitions)))
+            if said == kind:
+                await getattr(consumer, asked)()
+
+    consumer: AsyncConsumer
+
+    async def main() -> None:
+        nonlocal consumer
+        consumer = member(appliance, f"{filled}-{asked}-{kind}")
+        await consumer.subscribe([filled], listener=Leaves())
+        async with asyncio.timeout(60):
+            with suppress(ClientClosedError, InvalidRequestError):
+                while not calls:
+                    await consumer.poll(10)
+                await consumer.unsubscribe()
+            await consumer.close()
+
+    run(main())
+    assert calls == [("assigned", PARTITIONS), ("revoked", PARTITIONS)]
 
 
 def test_consumers_of_a_loop_share_commit_and_go_on(appliance: EmbeddedAppliance, filled: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import os
+import pathlib
 import random
 import signal
 import subprocess
@@ -14,13 +15,14 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
-from tailrace import Admin, Producer, Record, TopicPartition
+from tailrace import Admin, Consumer, Producer, Record, TopicPartition
 from tailrace.environment import REAL
-from tailrace.errors import ClientClosedError, CommitFailedError
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.errors import ClientClosedError, CommitFailedError, InvalidRequestError
+from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.groups import Remembers, heartbeats, member, offsets_by_partition, poll_until, poll_until_shared, read_until
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 from tests.kit.topics import create
@@ -72,7 +74,7 @@ def test_a_consumer_that_does_not_poll_is_given_up_told_so_and_joins_again(
         had = stuck.assignment()
         told.calls.clear()
         read += poll_until([other], lambda: len(other.assignment()) == PARTITIONS, "its partitions are given to the other")
-        with pytest.raises(CommitFailedError):
+        with pytest.raises(CommitFailedError, match=r"poll\(\) was not called for max_poll_interval_ms \(500 ms\)"):
             stuck.commit({had[0]: 1})
         caplog.set_level(logging.WARNING, "tailrace")
         poll_until_shared([stuck, other], PARTITIONS)
@@ -165,6 +167,22 @@ def test_a_listener_is_told_in_order_may_commit_and_seek_and_its_exceptions_reac
         assert after.committed(key) == 49
 
 
+@pytest.mark.parametrize("kind", ["assigned", "revoked"])
+@pytest.mark.parametrize("asked", ["unsubscribe", "close"])
+def test_a_listener_may_unsubscribe_and_close_and_is_told_once(appliance: EmbeddedAppliance, filled: str, asked: str, kind: str) -> None:
+    def act(said: str, _partitions: list[TopicPartition]) -> None:
+        if said == kind:
+            getattr(consumer, asked)()
+
+    told = Remembers(act)
+    with member(appliance, f"{filled}-{asked}-{kind}") as consumer:
+        consumer.subscribe([filled], listener=told)
+        with contextlib.suppress(ClientClosedError, InvalidRequestError):
+            poll_until([consumer], lambda: bool(told.calls), "it has partitions")
+            consumer.unsubscribe()
+    assert [(said, len(partitions)) for said, partitions in told.calls] == [("assigned", PARTITIONS), ("revoked", PARTITIONS)]
+
+
 def test_at_most_once_and_at_least_once(appliance: EmbeddedAppliance, filled: str) -> None:
     with member(appliance, filled + "most", filled, enable_auto_commit=False, max_poll_records=10) as consumer:
         lost = consumer.poll(60_000)
@@ -231,6 +249,34 @@ def test_a_restart_of_the_fronts_or_of_the_group_process_moves_no_partition(appl
             one.commit()
             two.commit()
         assert told.calls == other_told.calls == []
+
+
+def test_a_front_that_takes_long_to_come_again_costs_none_of_its_members_its_place(tmp_path: pathlib.Path) -> None:
+    running = start_embedded(data_dir=str(tmp_path / "data"), listen=f"ipc://{tmp_path}/s", settings={"fronts": 2})
+    try:
+        create(running, "orders", PARTITIONS)
+        told, other_told = Remembers(), Remembers()
+        settings: dict[str, Any] = {"group_id": "g", "heartbeat_interval_ms": 250}
+        with Consumer(bootstrap=f"ipc://{tmp_path}/s", **settings) as one, Consumer(bootstrap=f"ipc://{tmp_path}/s.1", **settings) as other:
+            one.subscribe(["orders"], listener=told)
+            other.subscribe(["orders"], listener=other_told)
+            poll_until_shared([one, other], PARTITIONS)
+            told.calls.clear()
+            other_told.calls.clear()
+            kill_and_wait_for_successor(running, "tr-front-0")
+            successor = children(running)["tr-front-0"]
+            os.kill(successor, signal.SIGSTOP)
+            try:
+                begun = heartbeats(other)
+                poll_until([other], lambda: heartbeats(other) > begun + 12, "the process of groups had three seconds to look")
+            finally:
+                os.kill(successor, signal.SIGCONT)
+            one.commit()
+            begun = heartbeats(one)
+            poll_until([one, other], lambda: heartbeats(one) > begun + 1, "it is known to the successor")
+            assert told.calls == other_told.calls == []
+    finally:
+        running.stop()
 
 
 def test_a_child_is_told_at_once_that_it_has_no_consumer_and_the_parents_goes_on(appliance: EmbeddedAppliance, filled: str) -> None:

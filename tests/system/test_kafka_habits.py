@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -176,6 +178,36 @@ def test_what_cannot_be_sent_is_refused_by_send_and_names_what_is_wrong(applianc
         pytest.raises(InvalidRecordError, match="partitioner"),
     ):
         odd.send(topic, b"x")
+
+
+def test_what_needs_an_assignment_says_when_a_member_has_one(appliance: EmbeddedAppliance, topic: str) -> None:
+    key = TopicPartition(topic, 0)
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics(NewTopic(topic))
+        producer.send(topic, b"x").result(20)
+    with Consumer(topic, bootstrap=appliance.address, group_id=topic, auto_offset_reset="earliest") as consumer:
+        calls: list[Callable[[], None]] = [
+            lambda: consumer.seek(key, 0), consumer.seek_to_beginning, consumer.seek_to_end, lambda: consumer.pause(key),
+        ]  # fmt: skip
+        for call in calls:
+            with pytest.raises(InvalidRequestError, match=r"assigned to this consumer: .* while poll\(\) runs.* on_partitions_assigned"):
+                call()
+        assert re.fullmatch(rf"<Consumer of group '{topic}', member [0-9a-f]{{32}}, 0 partitions>", repr(consumer))
+        assert len(consumer.poll(20_000)) == 1
+        assert repr(consumer).endswith(", 1 partition>")
+        with pytest.raises(InvalidRequestError, match=r"not assigned to this consumer\. "):
+            consumer.seek((topic, 7), 0)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequestError, match="give a record that poll"):
+            consumer.commit([1])  # type: ignore[arg-type]
+        consumer.commit()
+        assert consumer.committed((topic, 0)) == consumer.committed(key) == 1  # type: ignore[arg-type]
+        assert consumer.committed([(topic, 0)]) == consumer.committed([key]) == {key: 1}  # type: ignore[list-item]
+        consumer.seek_to_beginning()
+        assert consumer.position(key) == 0
+    assert "of group" in repr(consumer), "closed"
+    with Consumer(topic, bootstrap=appliance.address) as plain:
+        assert repr(plain) == "<Consumer without a group, 1 partition>"
+    assert "0 partitions" in repr(Consumer.__new__(Consumer))
 
 
 def test_partitions_are_paused_by_themselves_or_in_a_list_and_positions_follow(appliance: EmbeddedAppliance, topic: str) -> None:

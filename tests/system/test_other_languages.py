@@ -1,4 +1,4 @@
-"""The example client in JavaScript, written from the protocol page, against a real appliance: what it sends is what ours reads, and back."""
+"""The example clients, written from the protocol page, against a real appliance: what they send is what ours reads, and back."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import json
 import pathlib
 import shutil
 import subprocess
+import sys
+from collections import Counter
+from contextlib import ExitStack
 
 import pytest
 
-from tailrace import Admin, Consumer, NewTopic, Producer
+from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.partitioners import partition_for_key
 from tailrace.private_appliance import EmbeddedAppliance
+from tests.kit.processes import wait_until
 
 CLIENT = pathlib.Path(__file__).parents[2] / "examples/clients/javascript"
+GROUP_MEMBER = pathlib.Path(__file__).parents[2] / "examples/clients/python/group_member.py"
 COUNT = 1_000
 
 
@@ -39,3 +44,54 @@ def test_a_client_in_javascript_produces_fetches_and_chooses_partitions_as_ours(
                     values.setdefault(record.key or b"", []).append(int((record.value or b"").split()[1]))
     assert all(numbers == sorted(numbers) for numbers in values.values())
     assert sorted(n for numbers in values.values() for n in numbers) == list(range(COUNT))
+
+
+def test_members_of_a_group_that_know_the_protocol_page_alone_share_hand_over_and_commit(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
+) -> None:
+    """Two of them, and a consumer of ours that takes their places."""
+    assert "import tailrace" not in GROUP_MEMBER.read_text().replace("imports tailrace", "")
+    outputs = [tmp_path / "first", tmp_path / "second"]
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer, ExitStack() as stack:
+        admin.create_topics([NewTopic(topic, 4)])
+
+        def send(first: int, last: int) -> None:
+            for number in range(first, last):
+                producer.send(topic, b"%d" % number, partition=number % 4)
+            producer.flush(60)
+
+        def start(output: pathlib.Path) -> subprocess.Popen[bytes]:
+            file = stack.enter_context(output.open("wb"))
+            command = [sys.executable, "-I", str(GROUP_MEMBER), appliance.address, topic, topic]
+            process = subprocess.Popen(command, stdout=file, stderr=subprocess.PIPE)
+            stack.callback(process.kill)
+            return process
+
+        def printed() -> Counter[int]:
+            return Counter(int(line.split()[2][2:-1]) for output in outputs if output.exists() for line in output.read_text().splitlines())
+
+        def owned() -> list[int]:
+            described = admin.describe_groups(topic)[topic] if topic in admin.list_groups() else {"members": []}
+            return sorted(len(one["owned"].get(topic, [])) for one in described["members"])
+
+        send(0, 400)
+        processes = [start(outputs[0])]
+        wait_until(lambda: len(printed()) == 400, "the first reads everything")
+        processes.append(start(outputs[1]))
+        wait_until(lambda: owned() == [2, 2], "they share the partitions")
+        send(400, 800)
+        wait_until(lambda: len(printed()) == 800, "both read on")
+        assert set(printed().values()) == {1}, "a hand-over repeats nothing"
+        assert outputs[1].read_text(), "the second has its share"
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            assert (process.wait(60), process.stderr.read() if process.stderr else b"") == (0, b"")
+            if process.stderr:
+                process.stderr.close()
+        assert admin.list_groups()[topic]["members"] == 0, "they have left"
+        assert {key.partition: int(found or 0) for key, found in admin.list_group_offsets(topic).items()} == dict.fromkeys(range(4), 200)
+        with Consumer(topic, bootstrap=appliance.address, group_id=topic, auto_offset_reset="earliest") as consumer:
+            send(800, 801)
+            assert [record.value for record in consumer.poll(60_000)] == [b"800"]
+            assert consumer.position(TopicPartition(topic, 0)) == 201

@@ -302,3 +302,17 @@ def test_partitions_and_settings_can_be_changed_while_records_flow(appliance: Em
     with Producer(appliance.address) as producer:
         assert producer.send(topic, b"new", partition=2).result(60).offset == 0
     assert {r.value for r in read_all(appliance, topic, 3)} == {b"before", b"same", b"new"}
+
+
+def test_first_records_come_without_pandas_being_loaded(appliance: EmbeddedAppliance, topic: str) -> None:
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics([NewTopic(topic)])
+        producer.send(topic, b"v", b"k", headers=[("h", b"x")])
+    code = (
+        "import importlib.util, sys, tailrace\nassert importlib.util.find_spec('pandas')\n"
+        f"with tailrace.Consumer({topic!r}, bootstrap={appliance.address!r}, group_id={topic!r}, auto_offset_reset='earliest') as consumer:\n"
+        "    while not consumer.poll(1000): pass\n"
+        "print('pandas' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == (b"False\n", b"")  # members that load it hold partitions meanwhile which they do not read

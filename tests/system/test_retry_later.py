@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from typing import Any
 
@@ -19,11 +22,14 @@ from tailrace import (
     NotSupportedError,
     Producer,
     Record,
+    RecordTooLargeError,
+    TopicExistsError,
     TopicPartition,
 )
 from tailrace.aio import AsyncConsumer
 from tailrace.private_appliance import EmbeddedAppliance
-from tests.kit.processes import kill_and_wait_for_successor
+from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
+from tests.system.test_share_dead_letters import fits
 
 LONG_MS = 60_000
 
@@ -146,6 +152,19 @@ def test_what_cannot_be_retried_is_said(appliance: EmbeddedAppliance, topic: str
             consumer.retry_later(record, 1)
 
 
+def test_a_record_that_its_headers_make_too_large_is_refused_and_can_be_committed(appliance: EmbeddedAppliance, topic: str) -> None:
+    with Admin(appliance.address) as admin:
+        admin.create_topics(NewTopic(topic, 1, {"max.message.bytes": 4_096}))
+    with Producer(appliance.address) as producer:
+        assert any(fits(producer, topic, size) for size in range(4_000, 0, -10))
+    with group(appliance, topic) as consumer:
+        (record,) = take(consumer, 1)
+        with pytest.raises(RecordTooLargeError):
+            consumer.retry_later(record, 0)
+        consumer.commit()
+        assert consumer.poll(100) == []
+
+
 def test_an_async_consumer_retries_alike(appliance: EmbeddedAppliance, topic: str) -> None:
     make(appliance, topic, 2)
 
@@ -162,3 +181,60 @@ def test_an_async_consumer_retries_alike(appliance: EmbeddedAppliance, topic: st
             await consumer.commit()
 
     asyncio.run(main())
+
+
+def test_members_that_make_the_retry_topic_at_once_both_retry(appliance: EmbeddedAppliance, topic: str) -> None:
+    """The second is told that the topic exists while the first still waits for it."""
+    make(appliance, topic, 2)
+    flusher = children(appliance)["tr-flusher-0"]
+    with (
+        group(appliance, topic) as first,
+        group(appliance, topic) as second,
+        ThreadPoolExecutor() as pool,
+        Admin(appliance.address) as admin,
+    ):
+        records = take(first, 2)
+
+        def is_decided() -> bool:
+            try:
+                admin.create_topics(NewTopic(f"{topic}.g.retry"), validate_only=True)
+            except TopicExistsError:
+                return True
+            return False
+
+        os.kill(flusher, signal.SIGSTOP)
+        try:
+            one = pool.submit(first.retry_later, records[0], 0)
+            wait_until(is_decided, "the topic is decided")
+            other = pool.submit(second.retry_later, records[1], 0)
+            wait([other], timeout=0.5)  # so long it may go wrong
+            assert not one.done()
+            assert not other.done(), other.exception()
+        finally:
+            os.kill(flusher, signal.SIGCONT)
+        assert one.result() == other.result() == 1
+
+
+def test_patterns_read_no_retries_of_other_groups_and_no_dead_letters(appliance: EmbeddedAppliance, topic: str) -> None:
+    make(appliance, topic, 2)
+    with group(appliance, topic, "mails", retry_attempts_max=1) as mails:
+        first, second = take(mails, 2)
+        assert mails.retry_later(first, "1ms") == 1
+        (again,) = take(mails, 1)
+        assert mails.retry_later(again, "1ms") == 0  # a dead letter
+        assert mails.retry_later(second, "1ms") == 1
+        assert take(mails, 1)[0].topic == f"{topic}.mails.retry"
+    machinery = {f"{topic}.mails.retry", f"{topic}.dlq"}
+    with Consumer(bootstrap=appliance.address, group_id="billing", auto_offset_reset="earliest") as billing:
+        assert machinery < set(billing.topics()), "and no delay log is a topic"
+        assert not [name for name in billing.topics() if "@" in name]
+        billing.subscribe(pattern=f"{topic}.*")
+        records = take(billing, 2)
+        assert billing.subscription() == {topic}
+        assert {record.topic for record in records} == {topic}
+        billing.retry_later(records[0], "1ms")
+        assert take(billing, 1)[0].topic == f"{topic}.billing.retry", "its own retries are read all the same"
+        assert billing.subscription() == {topic}
+        billing.subscribe(pattern=rf"{topic}.*\.dlq")
+        assert dict(take(billing, 1)[0].headers)["dlq.topic"] == topic.encode()
+        assert billing.subscription() == {f"{topic}.dlq"}

@@ -49,6 +49,16 @@ def test_poison_ends_in_the_dead_letter_topic_and_the_rest_goes_on(appliance: Em
         assert (origin.value, origin.timestamp) == (b"7", int(headers["dlq.timestamp"]))
 
 
+def test_a_dead_letter_says_why_it_was_rejected(appliance: EmbeddedAppliance, topic: str) -> None:
+    make(appliance, topic, 3)
+    with share(appliance, topic) as consumer:
+        for record, reason in zip(take(consumer, 3), ("no customer 4711", "file \udc80", None), strict=True):
+            consumer.acknowledge(record, "reject", reason=reason)
+        consumer.commit()
+    reasons = {letter.value: dict(letter.headers)["dlq.reason"] for letter in read(appliance, f"{topic}.dlq", 3)}
+    assert reasons == {b"0": b"no customer 4711", b"1": rb"file \udc80", b"2": b"rejected by the consumer"}
+
+
 def test_a_dead_letter_that_cannot_be_written_is_not_given_up(
     appliance: EmbeddedAppliance, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,8 +4,10 @@ otherwise is named. No appliance is needed for any of this.
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import inspect
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,10 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
+from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer, TopicPartition, other_names
 from tailrace.arguments import (
     by_partition,
     optional_text_bytes,
+    partition_list,
     partition_number,
     partitions_named,
     timeout_ms_of,
@@ -61,6 +64,11 @@ LATER = {
 """Methods that Kafka has and this version has not."""
 
 
+def share_consumer(bootstrap: str) -> ShareConsumer:
+    """One that reads nothing yet."""
+    return ShareConsumer(bootstrap=bootstrap, group_id="g")
+
+
 @pytest.fixture(params=list(CALLS), ids=lambda kind: kind.__name__)
 def closed(request: pytest.FixtureRequest) -> Any:
     client = request.param(bootstrap=NOWHERE)
@@ -96,9 +104,15 @@ def test_what_comes_with_a_later_version_says_so_in_one_sentence(kind: type) -> 
 @pytest.mark.parametrize(
     ("kind", "name", "hint"),
     [(Consumer, "get_watermark_offsets", r"end_offsets\("), (Consumer, "store_offsets", r"commit\("), (Admin, "alter_configs", r"alter_topics\("),
-     (Admin, "list_consumer_groups", r"list_groups\("), (Admin, "list_consumer_group_offsets", r"list_group_offsets\(")],
+     (Consumer, "group_metadata", r"consumer_group_metadata\("), (Consumer, "member_id", r"memberid\("), (Admin, "list_share_groups", r"list_groups\("),
+     (Admin, "delete_consumer_group_offsets", r"0\): None"), (Admin, "list_consumer_groups", r"list_groups\("),
+     (Admin, "list_consumer_group_offsets", r"list_group_offsets\("), (share_consumer, "committed", "tailrace group describe"),
+     (share_consumer, "consume", r"poll\(timeout_ms"), (share_consumer, "end_offsets", r"Consumer\(.*end_offsets\("),
+     (share_consumer, "paused", "delivery.paused=true"), (share_consumer, "resume", "delivery.paused=false"),
+     (share_consumer, "retry_later", "release"), (share_consumer, "seek_to_beginning", "group reset-offsets"),
+     (share_consumer, "store_offsets", r"acknowledge\("), (share_consumer, "unassign", r"unsubscribe\(")],
 )  # fmt: skip
-def test_another_clients_method_is_not_there_and_the_error_names_ours(kind: type, name: str, hint: str) -> None:
+def test_another_clients_method_is_not_there_and_the_error_names_ours(kind: Callable[..., Any], name: str, hint: str) -> None:
     client = kind(bootstrap=NOWHERE)
     try:
         assert not hasattr(client, name)
@@ -158,7 +172,9 @@ def test_arguments_of_a_wrong_kind_are_refused_with_a_sentence(
     (ProducerSettings, {"client_id": 3}, "takes text"), (ConsumerSettings, {"client_id": None}, "takes text"), (AdminSettings, {"client_id": b"x"}, "text"),
     (AdminSettings, {"request_timeout_ms": 0}, "whole number"), (AdminSettings, {"connect_timeout_ms": "soon"}, "whole number"),
     (ProducerSettings, {"queue_buffering_max_ms": 5}, "it is linger_ms"), (ProducerSettings, {"message_timeout_ms": 5}, "it is delivery_timeout_ms"),
-    (ConsumerSettings, {"consumer_timeout_ms": 5}, r"poll\(timeout_ms"), (ConsumerSettings, {"xyzzy": 5}, "known are bootstrap"),
+    (ConsumerSettings, {"consumer_timeout_ms": 5}, r"poll\(timeout_ms"), (ConsumerSettings, {"group_protocol": "consumer"}, "KIP-848"),
+    (ConsumerSettings, {"group_remote_assignor": "uniform"}, "partition_assignment_strategy"),
+    (ConsumerSettings, {"default_offset_commit_callback": print}, r"commit_async\(callback"), (ConsumerSettings, {"xyzzy": 5}, "known are bootstrap"),
 ])  # fmt: skip
 def test_settings_of_a_wrong_kind_or_another_name_are_refused_with_a_sentence(settings: type, given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidSettingError, match=sentence):
@@ -216,6 +232,54 @@ def test_partitions_by_themselves_or_in_one_list() -> None:
     assert partitions_named((KEY, other)) == partitions_named(([KEY, other],)) == [KEY, other]
     assert partitions_named((("t", 1),)) == [other], "a pair is a partition, not a list of two"
     assert by_partition("offsets", {("t", 0): 1}, "") == {KEY: 1}
+    assert partition_list(("t", 1)) == partition_list([("t", 1)]) == partition_list(other) == [other]
+    assert partition_list((KEY, other)) == partition_list(iter((KEY, other))) == [KEY, other], "two of them are a list"
+    with pytest.raises(InvalidRequestError, match="TopicPartition"):
+        partition_list(("t", "u"))
+
+
+def test_a_poll_that_seems_to_be_given_seconds_says_what_it_waits_for_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(other_names, "_wondered", False)
+    with Consumer(bootstrap=NOWHERE) as consumer:
+        for timeout in (0, 5, 0.25, 1500.0, 0.0, 1.0, 1.0):
+            with pytest.raises(InvalidRequestError, match="nothing is assigned"):
+                consumer.poll(timeout)
+            assert len(caplog.records) == (timeout == 1.0), timeout
+    assert "poll(1.0) waits 1.0 ms" in caplog.text
+
+
+def test_every_method_of_a_consumer_that_a_share_consumer_has_not_is_named_with_what_to_write() -> None:
+    missing = {name for name, _ in inspect.getmembers(Consumer, callable) if not name.startswith("_") and not hasattr(ShareConsumer, name)}
+    assert missing <= set(other_names.SHARE_CONSUMER_ELSEWHERE)
+    assert not [name for name in other_names.SHARE_CONSUMER_ELSEWHERE if hasattr(ShareConsumer, name)]
+
+
+@pytest.mark.parametrize("kind", [Consumer, share_consumer])
+def test_other_clients_arguments_of_poll_are_named(kind: Callable[..., Any]) -> None:
+    client = kind(bootstrap=NOWHERE)
+    try:
+        for name, sentence in (("timeout", r"poll\(timeout_ms=\.\.\.\), in milliseconds"), ("update_offsets", "leave it out")):
+            with pytest.raises(InvalidRequestError, match=sentence):
+                client.poll(**{name: 1.0})
+        with pytest.raises(TypeError, match=r"^poll\(\) got an unexpected keyword argument 'tiemout_ms'$"):
+            client.poll(tiemout_ms=1)
+    finally:
+        client.close()
+
+
+def test_a_partition_with_an_offset_says_where_the_offset_goes() -> None:
+    anything: Any = TopicPartition
+    named: dict[str, Any] = {"offset": 42}
+    for more, keywords in (((42,), {}), ((42, "metadata"), {}), ((), named)):
+        with pytest.raises(InvalidRequestError) as caught:
+            anything("t", 0, *more, **keywords)
+        assert "seek(TopicPartition('t', 0), 42)" in str(caught.value)
+        assert "commit({TopicPartition('t', 0): 42})" in str(caught.value)
+    with pytest.raises(TypeError, match=r"^TopicPartition\(\) missing 1 required positional argument: 'partition'"):
+        anything("t")
+    assert TopicPartition(topic="t", partition=0) == KEY == pickle.loads(pickle.dumps(KEY)) == copy.copy(KEY) == KEY._replace(topic="t")
 
 
 def test_text_that_is_no_utf8_costs_no_other_record() -> None:

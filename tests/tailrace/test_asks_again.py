@@ -64,7 +64,7 @@ def test_a_request_that_was_not_taken_is_sent_again(code: ErrorCode) -> None:
 
 
 def test_in_the_end_the_refusal_is_told() -> None:
-    with appliance_that_answers([ErrorCode.TOO_MANY_REQUESTS]) as (address, asked), Admin(address, request_timeout_ms=500) as admin:
+    with appliance_that_answers([ErrorCode.TOO_MANY_REQUESTS]) as (address, asked), Admin(address, request_timeout_ms=3_000) as admin:
         with pytest.raises(TailraceError, match="TOO_MANY_REQUESTS") as caught:
             admin.describe_cluster()
         assert caught.value.retriable

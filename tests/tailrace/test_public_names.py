@@ -33,6 +33,12 @@ def test_the_names_are_all_there_and_no_others() -> None:
     assert raised <= shown, "every error can be caught by its name"
     with pytest.raises(AttributeError, match="no attribute 'producr'"):
         _ = tailrace.producr  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"'KafkaConsumer'; it is tailrace\.Consumer$"):
+        _ = tailrace.KafkaConsumer  # type: ignore[attr-defined]
+    for name, here in tailrace._CALLED_OTHERWISE.items():
+        assert name not in shown
+        assert getattr(tailrace.aio if here.startswith("aio.") else tailrace, here.removeprefix("aio."))
+    assert issubclass(tailrace.ConsumerRebalanceListener, tailrace.RebalanceListener)
 
 
 def test_what_a_name_needs_is_loaded_when_it_is_used() -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from appliance.groups.limits import OFFSET_MAX
+from appliance.groups.limits import OFFSET_MAX, PARTITIONS_ASKED_MAX
 from appliance.groups.messages import Partition, TopicsView
+from appliance.groups.requests import entries_in
 from appliance.groups.share.members import ShareMember
 from appliance.groups.share.share_group import ShareGroup
 from appliance.groups.share.share_partition import SharePartition
+from appliance.groups.share.spans import Kind
 from tailrace.errors import InvalidRequestError
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.requests import encode_json
@@ -63,10 +65,20 @@ def _partition(topics: TopicsView, place: tuple[str, int], partition: ShareParti
     in_flight = partition.spans.in_flight_count
     return {
         "topic": place[0], "partition": place[1], "committed": partition.start_offset, "beginning": beginning, "end": end,
-        "lag": None if end is None else max(0, end - partition.next_offset) + in_flight, "member_id": "", "metadata": "", "committed_ms": 0,
+        "lag": None if end is None else _lag(partition, beginning or 0, end), "member_id": "", "metadata": "", "committed_ms": 0,
         "start_offset": partition.start_offset, "next_offset": partition.next_offset, "in_flight": in_flight,
         "acquired": partition.spans.acquired_count, "deliveries": max((span.state.delivery_count for span in partition.spans), default=0),
     }  # fmt: skip
+
+
+def _lag(partition: SharePartition, beginning: int, end: int) -> int:
+    """Records of the log that are not done. What retention has removed is none, though the group has not asked for records since."""
+    spans = partition.spans
+    in_flight = spans.in_flight_count
+    if beginning > spans.start:
+        waits = (Kind.AVAILABLE, Kind.ACQUIRED)
+        in_flight = sum(span.size for span in spans.between(beginning, spans.next - 1) if span.state.kind in waits)
+    return max(0, end - max(beginning, spans.next)) + in_flight
 
 
 def _in_order(group: ShareGroup, topics: TopicsView) -> list[tuple[tuple[str, int], Partition]]:
@@ -101,8 +113,8 @@ def start_offsets(group: ShareGroup, topics: TopicsView, request: dict[str, Any]
     wanted, start = request.get("partitions"), _position(request.get("after"))
     places = dict(_in_order(group, topics))
     if wanted is not None:
-        if not isinstance(wanted, list):
-            raise InvalidRequestError("partitions takes a list of [topic, partition], or null for all")
+        if not isinstance(wanted, list) or len(wanted) > PARTITIONS_ASKED_MAX:
+            raise InvalidRequestError(f"partitions takes a list of at most {PARTITIONS_ASKED_MAX} [topic, partition], or null for all")
         asked = sorted({_position(item) for item in wanted})
     else:
         asked = list(places)
@@ -115,26 +127,32 @@ def _start(group: ShareGroup, key: Partition | None) -> int:
     return -1 if key is None else group.partitions[key].start_offset
 
 
-def alter(group: ShareGroup, topics: TopicsView, request: dict[str, Any]) -> list[list[Any]]:
+def alter(group: ShareGroup, topics: TopicsView, request: dict[str, Any], answer_max: int) -> list[list[Any]]:
     """Carry out ALTER_GROUP_OFFSETS on a group without members. Returns what is refused. Raises InvalidRequestError before anything is done."""
-    given = request.get("offsets")
-    if not isinstance(given, list) or not all(isinstance(item, list) and len(item) in (3, 4) for item in given):
+    given = entries_in(request)
+    if not all(isinstance(item, list) and len(item) in (3, 4) for item in given):
         raise InvalidRequestError("offsets takes a list of [topic, partition, offset or null, metadata]")
-    changes = [(_position(item[:2]), item[2]) for item in given]
-    if not all(offset is None or (isinstance(offset, int) and not isinstance(offset, bool)) for _, offset in changes):
+    entries = [(_position(item[:2]), item[2]) for item in given]
+    if not all(offset is None or (isinstance(offset, int) and not isinstance(offset, bool)) for _, offset in entries):
         raise InvalidRequestError("an offset is a whole number, or null to forget the partition")
     refused: list[list[Any]] = []
-    for (name, number), offset in changes:
+    changes: list[tuple[Partition, int | None]] = []
+    for (name, number), offset in entries:
         topic = topics.by_name(name)
         if topic is None or not 0 <= number < topic.partition_count:
             refused.append([name, number, int(ErrorCode.UNKNOWN_TOPIC), "there is no such topic or partition"])
             continue
         key = topic.topic_id, number
         end = topics.end_offset(*key)
+        if offset is not None and not 0 <= offset <= (OFFSET_MAX if end is None else end):
+            refused.append([name, number, int(ErrorCode.OFFSET_OUT_OF_RANGE), f"the log ends at {end}"])
+        else:
+            changes.append((key, offset))
+    if len(encode_json(refused)) > answer_max // 2:
+        raise InvalidRequestError(f"{len(refused)} of {len(entries)} offsets are refused, too many to name them: send fewer at once")
+    for key, offset in changes:
         if offset is None:
             group.forget_partition(key)
-        elif not 0 <= offset <= (OFFSET_MAX if end is None else end):
-            refused.append([name, number, int(ErrorCode.OFFSET_OUT_OF_RANGE), f"the log ends at {end}"])
         else:
             group.put_partition(key, SharePartition.starting_at(offset))
     return refused

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from appliance.groups.limits import CLOSED_GRACE_NS
+from appliance.groups.limits import CLOSED_GRACE_NS, FRONT_GRACE_NS, SHARE_ACQUIRED_MAX
 from appliance.groups.messages import Partition, SessionKey
 from appliance.groups.store import MemberRow
 
@@ -41,6 +41,8 @@ class ShareMember:
     last_answer: dict[str, Any] = field(default_factory=dict)
     partitions: list[Partition] = field(default_factory=list)
     """Of its topics, as they are now."""
+    acquired_at_most: int = 0
+    """It has no more records than this: what it has acquired less what it has acknowledged, whatever time has freed since."""
     turn: int = 0
     """Which of them it is to be given records of next."""
 
@@ -53,7 +55,7 @@ class ShareMember:
     def closed(self, now_ns: int, *, with_front: bool) -> None:
         """That connection is gone. `with_front`: with its front, which the client learns by its next heartbeat only."""
         self.session = None
-        self.closed_ns = now_ns + (self.heartbeat_interval_ms * 1_000_000 if with_front else 0)
+        self.closed_ns = now_ns + (FRONT_GRACE_NS + self.heartbeat_interval_ms * 1_000_000 if with_front else 0)
 
     def deadline_ns(self) -> int:
         """When it is to be removed, unless it is heard before."""
@@ -78,5 +80,5 @@ class ShareMember:
             row.member_id, row.epoch, tuple(settings["topics"]), settings["client_id"], settings["session_timeout_ms"],
             settings["heartbeat_interval_ms"], settings["earliest"], now_ns,
             session=None if settings["session"] is None else SessionKey(*settings["session"]),
-            sequence=last["sequence"], last_answer=last["answer"],
+            sequence=last["sequence"], last_answer=last["answer"], acquired_at_most=SHARE_ACQUIRED_MAX,
         )  # fmt: skip

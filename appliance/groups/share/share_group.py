@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from appliance.groups.limits import NAME_BYTES, SHARE_ACQUIRED_MAX
 from appliance.groups.messages import Partition, TopicsView, TopicView
 from appliance.groups.share import codec
 from appliance.groups.share.members import ShareMember
@@ -20,8 +21,16 @@ from appliance.groups.store import GroupRow, GroupStore, ShareRow
 from tailrace.protocol.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
+SPARE_SUBSCRIPTIONS = 16
+PARTITION_BYTES = 72
+"""What a partition takes in a subscription."""
 NOT_LOCKED = "the lock has passed, or the records are done"
 Refused = list[list[Any]]
+
+
+def subscription_bytes(names: tuple[str, ...], partition_count: int) -> int:
+    """What a subscription takes in memory; members with equal ones share it."""
+    return NAME_BYTES * len(names) + sum(map(len, names)) + PARTITION_BYTES * partition_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +73,8 @@ class ShareGroup:
         self.gone_members: set[str] = set()
         self._topics = topics
         self._rules: dict[str, Rules] = {}
-        self._partitions_of: dict[tuple[str, ...], list[Partition]] = {}
-        """The partitions of a subscription: members with the same one have the same list."""
+        self._partitions_of: dict[tuple[str, ...], tuple[tuple[str, ...], list[Partition]]] = {}
+        """A subscription, and its partitions: members with equal ones have the same objects."""
 
     # ---- rows ------------------------------------------------------------------------------------------------------------------------
 
@@ -74,7 +83,11 @@ class ShareGroup:
         """A group as the store has it; its locks and sessions begin anew. Raises StorageError."""
         group = cls(row, topics)
         for member_row in store.members(row.group_id):
-            group.members[member_row.member_id] = ShareMember.from_row(member_row, now_ns)
+            try:
+                group.members[member_row.member_id] = ShareMember.from_row(member_row, now_ns)
+            except (ValueError, TypeError, KeyError) as error:  # it joins again
+                logger.error("share_member_damaged group=%r member=%s reason=%r: forgotten", row.name, member_row.member_id, str(error))
+                group.gone_members.add(member_row.member_id)
         for share_row in store.share_states(row.group_id):
             key = share_row.topic_id, share_row.partition
             try:
@@ -89,6 +102,7 @@ class ShareGroup:
             rules = group.rules(share_row.topic_id)
             partition.lock_again(now_ns, 0 if rules is None else rules.lock_ns)
             group.partitions[key] = partition
+            group.follow_log(key)
         group.follow_topics()
         return group
 
@@ -145,16 +159,32 @@ class ShareGroup:
 
     def subscribe(self, member: ShareMember) -> bool:
         """List the partitions of the topics that a member subscribes to. Returns whether they are others than before."""
-        found = self._partitions_of.get(member.topics)
-        if found is None:
+        known = self._partitions_of.get(member.topics)
+        if known is None:
+            self._drop_unused_subscriptions()
             topics = [topic for name in member.topics if (topic := self._topics.by_name(name)) is not None]
-            found = [(topic.topic_id, number) for topic in topics for number in range(topic.partition_count)]
-            self._partitions_of[member.topics] = found
+            known = member.topics, [(topic.topic_id, number) for topic in topics for number in range(topic.partition_count)]
+            self._partitions_of[member.topics] = known
+        member.topics, found = known
         if found == member.partitions:
             return False
         member.partitions = found
         member.turn = len(self.members) % len(found) if found else 0  # members begin on different partitions
         return True
+
+    def has_subscription(self, names: tuple[str, ...]) -> bool:
+        """Whether a member subscribes to just these."""
+        return names in self._partitions_of
+
+    def subscription_bytes(self) -> int:
+        """What the members' subscriptions take."""
+        return sum(subscription_bytes(names, len(found)) for names, found in self._partitions_of.values())
+
+    def _drop_unused_subscriptions(self) -> None:
+        """Those of members that went, when they are more than those of members that are there."""
+        if len(self._partitions_of) > 2 * len(self.members) + SPARE_SUBSCRIPTIONS:
+            used = {member.topics for member in self.members.values()}
+            self._partitions_of = {names: known for names, known in self._partitions_of.items() if names in used}
 
     def first_sight(self, member: ShareMember, *, is_joining: bool) -> None:
         """Decide where the group begins on partitions that it has not seen: where the member that joins says. What was added to a topic that the group knows,
@@ -218,13 +248,20 @@ class ShareGroup:
 
     # ---- records ---------------------------------------------------------------------------------------------------------------------
 
+    def room_of(self, member: ShareMember, count: int) -> int:
+        """How many of `count` records more a member may acquire."""
+        if member.acquired_at_most + count > SHARE_ACQUIRED_MAX:
+            member.acquired_at_most = sum(partition.acquired_by(member.member_id) for partition in self.partitions.values())
+        return max(0, min(count, SHARE_ACQUIRED_MAX - member.acquired_at_most))
+
     def acquire(self, member: ShareMember, count_max: int, runs_max: int, now_ns: int) -> dict[str, Any]:
         """Give a member up to `count_max` records of its partitions, which take turns. Returns the answer's fields."""
         acquired: list[list[Any]] = []
         dead: list[list[Any]] = []
         ends: list[list[Any]] = []
         lock_ns: list[int] = []
-        left, total = count_max, len(member.partitions)
+        left, total = self.room_of(member, count_max), len(member.partitions)
+        given_max = left
         start = member.turn
         for step in range(total):
             at = (start + step) % total
@@ -248,6 +285,7 @@ class ShareGroup:
                 left -= each.last - each.first + 1
             if not left or len(acquired) + len(dead) >= runs_max:
                 break
+        member.acquired_at_most += given_max - left
         if lock_ns:
             ends = []
         return {"acquired": acquired, "dead": dead, "ends": ends, "lock_ms": min(lock_ns, default=0) // 1_000_000}
@@ -268,6 +306,14 @@ class ShareGroup:
             self.changed_partitions.add(key)
         return partition, end_offset, rules
 
+    def follow_log(self, key: Partition) -> None:
+        """Bring a partition's state up to date with its log, if that is known. At a start before the log grows again: what it lost in a power failure and
+        what comes in its place have the same offsets.
+        """
+        beginning, end_offset = self._topics.beginning_offset(*key), self._topics.end_offset(*key)
+        if beginning is not None and end_offset is not None and self.partitions[key].follow_log(beginning, end_offset):
+            self.changed_partitions.add(key)
+
     def acknowledge(
         self, member: ShareMember, given: Iterable[Acknowledgement], runs_max: int, now_ns: int
     ) -> tuple[Refused, dict[Partition, int]]:
@@ -284,6 +330,9 @@ class ShareGroup:
                 continue
             room, available = partition.room(rules.locks_max), partition.spans.available_count
             lost = partition.acknowledge(member.member_id, first, last, outcome, now_ns, rules.lock_ns)
+            if outcome != "renew":
+                done = last - first + 1 - sum(end - begin + 1 for begin, end in lost)
+                member.acquired_at_most = max(0, member.acquired_at_most - done)
             if len(lost) > 1 and len(refused) + len(lost) > runs_max:
                 lost = [(lost[0][0], lost[-1][1])]
             refused += [[*key, *run, int(ErrorCode.LOCK_LOST), NOT_LOCKED] for run in lost]

@@ -12,9 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.groups.limits import GroupLimits
+from appliance.groups.members import counted_names
 from appliance.groups.messages import Answer, Partition, Push, Requester, SessionKey, TopicsView
+from appliance.groups.requests import member_in, topics_in
 from appliance.groups.share import describing, requests
+from appliance.groups.share.expiry import EmptyGroups
 from appliance.groups.share.members import ShareMember
+from appliance.groups.share.room import Room
 from appliance.groups.share.share_group import ShareGroup
 from appliance.groups.share.share_partition import RUNS_MAX
 from appliance.groups.share.timers import Timers
@@ -59,9 +63,12 @@ class ShareGroups:
         self._members_of: dict[SessionKey, set[tuple[str, str]]] = {}
         """Connection -> (group, member id) of those whose heartbeats come over it."""
         self._timers: Timers[_Timer] = Timers()
+        self._room = Room(topics)
+        self._empty = EmptyGroups(limits.offsets_retention_minutes, now_ns)
         self._changed: set[str] = set()
         """Groups that differ from what the last commit kept, or may."""
-        self._deleted: dict[str, int] = {}
+        self._deleted: dict[int, str] = {}
+        """Id -> name of groups that were deleted since the last commit; several may have had the same name."""
         self._answers: list[tuple[Answer, bool]] = []
         """(answer, whether it tells of a change)."""
         self._pushes: list[Push] = []
@@ -114,7 +121,7 @@ class ShareGroups:
 
     def _member(self, name: str, request: dict[str, Any]) -> tuple[ShareGroup, ShareMember]:
         """Who asks. Raises UnknownMemberError, FencedMemberError, InvalidRequestError."""
-        member_id = requests.member_id_of(request)
+        member_id = member_in(request)
         epoch = requests.whole(request, "member_epoch", 0, 1 << 62)
         group = self._groups.get(name)
         member = None if group is None else group.members.get(member_id)
@@ -131,15 +138,15 @@ class ShareGroups:
         if epoch == _JOIN:
             group, member = self._join(name, request, now_ns)
         elif epoch < _JOIN:
-            return self._leave(name, requests.member_id_of(request), now_ns)
+            return self._leave(name, member_in(request), now_ns)
         else:
-            topics = requests.topics_of(request)
+            topics = topics_in(request)
             group, member = self._member(name, request)
             if topics is not None and topics != member.topics:
+                self._room.take(self._groups.values(), group, topics, is_new=False, now_ns=now_ns)
                 member.topics = topics
                 group.changed_members.add(member.member_id)
-                group.subscribe(member)
-                group.first_sight(member, is_joining=True)
+                self._subscribe(group, member)
         self._move_session(group, member, session)
         member.heard(session, now_ns)
         self._watch_member(group, member)
@@ -150,15 +157,17 @@ class ShareGroups:
         return answer
 
     def _join(self, name: str, request: dict[str, Any], now_ns: int) -> tuple[ShareGroup, ShareMember]:
-        member_id, join = requests.member_id_of(request), requests.join_of(request, self._limits)
+        member_id, join = member_in(request), requests.join_of(request, self._limits)
         group = self._groups.get(name)
-        if group is None:
-            row = GroupRow(self._store.new_group_id(), name, "share", 0, "", 0, self._wall_us() // 1000, 0, "{}")
-            group = self._groups[name] = ShareGroup(row, self._topics)
-        elif member_id not in group.members and len(group.members) >= self._limits.members_max:
+        is_new = group is None or member_id not in group.members
+        if group is not None and is_new and len(group.members) >= self._limits.members_max:
             raise GroupFullError(
                 f"share group {name!r:.100} has {len(group.members)} members; group.members.max allows {self._limits.members_max}"
             )
+        self._room.take(self._groups.values(), group, join.topics, is_new=is_new, now_ns=now_ns)  # behind what else may refuse it
+        if group is None:
+            row = GroupRow(self._store.new_group_id(), name, "share", 0, "", 0, self._wall_us() // 1000, 0, "{}")
+            group = self._groups[name] = ShareGroup(row, self._topics)
         if member_id in group.members:  # it knows nothing of what it had before
             self._wake(group, group.release(member_id))
             group.waiting.pop(member_id, None)
@@ -167,10 +176,13 @@ class ShareGroups:
             member_id, 0, join.topics, join.client_id, join.session_timeout_ms, join.heartbeat_interval_ms, join.resets_to_earliest, now_ns
         )
         group.add(member)
-        group.subscribe(member)
-        group.first_sight(member, is_joining=True)
+        self._subscribe(group, member)
         logger.info("share_member_joined group=%r member=%s members=%d", name, member_id, len(group.members))
         return group, member
+
+    def _subscribe(self, group: ShareGroup, member: ShareMember) -> None:
+        group.subscribe(member)
+        group.first_sight(member, is_joining=True)
 
     def _leave(self, name: str, member_id: str, now_ns: int) -> dict[str, Any]:
         group = self._groups.get(name)
@@ -208,8 +220,8 @@ class ShareGroups:
                 self._members_of.pop(member.session, None)
 
     def session_closed(self, session: SessionKey, now_ns: int, *, with_front: bool = False) -> None:
-        """A connection is gone: those whose heartbeats came over it have a moment to come back over another; and a heartbeat's time more `with_front`: of a
-        front that was killed they learn by their next heartbeat only.
+        """A connection is gone: those whose heartbeats came over it have a moment to come back over another; and a heartbeat's time and
+        FRONT_GRACE_NS more `with_front`: that a front was killed they learn by their next heartbeat only.
         """
         for name, member_id in self._members_of.pop(session, ()):
             group = self._groups[name]
@@ -226,6 +238,10 @@ class ShareGroups:
         member.acquires_over = session
         if sequence and sequence == member.sequence:
             return member.last_answer
+        if count and not given and not group.room_of(member, count):
+            raise InvalidRequestError(
+                f"this consumer has {member.acquired_at_most} records that it is not done with, as many as it may have: acknowledge some of them first"
+            )
         refused, freed = group.acknowledge(member, given, self._runs_max, now_ns)
         answer = group.acquire(member, count, self._runs_max, now_ns)
         answer["refused"] = refused
@@ -293,10 +309,14 @@ class ShareGroups:
 
     def next_deadline_ns(self) -> int | None:
         """When `step` next has something to do."""
-        return self._timers.next_ns()
+        timer_ns, sweep_ns = self._timers.next_ns(), self._empty.next_deadline_ns()
+        return sweep_ns if timer_ns is None else min(timer_ns, sweep_ns)
 
     def step(self, now_ns: int) -> None:
-        """Remove members that were silent for too long, and free records whose locks have passed."""
+        """Remove members that were silent for too long, free records whose locks have passed, and forget groups that nobody needs any more."""
+        for name in self._empty.step(self._groups, now_ns, self._wall_us() // 1000):
+            logger.info("share_group_expired group=%r", name)
+            self.delete(name, now_ns)
         for name, part, number in list(self._timers.due(now_ns)):
             group = self._groups.get(name)
             if group is None:
@@ -330,7 +350,7 @@ class ShareGroups:
 
     def settle(self) -> None:
         """Write the rows that have changed since the last commit. Raises StorageError, DiskFullError."""
-        for group_id in self._deleted.values():  # first: a new group may have the name
+        for group_id in self._deleted:  # first: a new group may have the name
             self._store.delete_group(group_id)
         for name in self._changed:
             if name in self._groups:
@@ -356,8 +376,9 @@ class ShareGroups:
             for answer, tells_of_change in self._answers
         ]
         self._pushes.clear()
-        rows = {row.name: row for row in self._store.groups("share") if row.name in self._changed or row.name in self._deleted}
-        for name in self._changed | set(self._deleted):
+        names = self._changed.union(self._deleted.values())
+        rows = {row.name: row for row in self._store.groups("share") if row.name in names}
+        for name in names:
             old = self._groups.pop(name, None)
             row = rows.get(name)
             group = None if row is None else self._load(row, now_ns)
@@ -388,8 +409,9 @@ class ShareGroups:
         """Where the group goes on; null: as if it had never seen the partition."""
         group = self._group(name)
         if group.members:
-            raise GroupNotEmptyError(f"share group {name!r:.100} has {len(group.members)} members")
-        refused = describing.alter(group, self._topics, request)
+            raise GroupNotEmptyError(f"share group {name!r:.100} has {_members_text(group)}")
+        refused = describing.alter(group, self._topics, request, self._answer_max)
+        group.empty_since_ms, group.is_changed = self._wall_us() // 1000, True  # somebody still wants it
         for key in {*group.changed_partitions, *group.gone_partitions}:
             self._watch_partition(group, key)
         return {"refused": refused}
@@ -410,9 +432,13 @@ class ShareGroups:
         """Forget a group. Raises GroupNotEmptyError, UnknownGroupError."""
         found = self._group(group)
         if found.members:
-            raise GroupNotEmptyError(f"share group {group!r:.100} has {len(found.members)} members")
+            raise GroupNotEmptyError(f"share group {group!r:.100} has {_members_text(found)}")
         for key in found.partitions:
             self._timers.set((group, *key), None)
         del self._groups[group]
         self._changed.discard(group)
-        self._deleted[group] = found.group_id
+        self._deleted[found.group_id] = group
+
+
+def _members_text(group: ShareGroup) -> str:
+    return counted_names(len(group.members), (repr(member.client_id) for member in group.members.values()))

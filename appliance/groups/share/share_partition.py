@@ -41,6 +41,8 @@ class Acquired(NamedTuple):
 class SharePartition:
     """See the module's docstring."""
 
+    __slots__ = ("_available_from", "_deadlines", "_watched_ns", "spans")
+
     def __init__(self, spans: Spans) -> None:
         self.spans = spans
         self._available_from = spans.start
@@ -68,6 +70,12 @@ class SharePartition:
     def room(self, locks_max: int) -> int:
         """How many records more may come in flight."""
         return max(0, locks_max - self.spans.in_flight_count)
+
+    def acquired_by(self, member: str) -> int:
+        """How many records a member has."""
+        if not self.spans.acquired_count:
+            return 0
+        return sum(span.size for span in self.spans if span.state.kind is Kind.ACQUIRED and span.state.member == member)
 
     # ---- acquiring -------------------------------------------------------------------------------------------------------------------
 

@@ -59,6 +59,8 @@ class Span(NamedTuple):
 class Spans:
     """See the module's docstring. `start`: everything below is done; `next`: nothing from here on was ever acquired."""
 
+    __slots__ = ("_firsts", "_states", "counts", "next", "start")
+
     def __init__(self, start: int) -> None:
         self.start = start
         self.next = start

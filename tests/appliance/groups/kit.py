@@ -69,6 +69,10 @@ class FakeTopics:
     def beginning_offset(self, topic_id: str, partition: int) -> int | None:
         return 0
 
+    def bounds(self, topic_id: str, partition: int) -> tuple[int, int] | None:
+        beginning, end = self.beginning_offset(topic_id, partition), self.end_offset(topic_id, partition)
+        return None if beginning is None or end is None else (beginning, end)
+
 
 class Refused(Exception):
     """An answer with an error code."""
@@ -91,6 +95,8 @@ class Bench:
         self.limits = GroupLimits() if limits is None else limits
         self.answer_max = answer_max
         self.now_ns = 50 * SECOND_NS
+        self.clock_ahead_us = 0
+        """What an operator, or NTP, has set the wall clock forward by."""
         self.pushes: list[Push] = []
         self.failures = 0
         self._assignors = Assignors(()) if assignors is None else assignors
@@ -105,7 +111,7 @@ class Bench:
         self.finish_step()
 
     def wall_us(self) -> int:
-        return START_US + self.now_ns // 1_000
+        return START_US + self.now_ns // 1_000 + self.clock_ahead_us
 
     def restart(self) -> None:
         """As after SIGKILL: what was not committed is gone."""
@@ -221,7 +227,7 @@ class Client:
         if "assignment" in answer:
             before, was_said = self.owned, self.said
             self.owned = {(topic_id, partition) for topic_id, partitions in answer["assignment"].items() for partition in partitions}
-            self.names.update(answer["topic_names"])
+            self.names.update(answer.get("topic_names", {}))
             self.is_to_report = not was_said or self.owned != before
 
     def leave(self, epoch: int = -1) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -26,6 +27,19 @@ def raises(members: Members, topics: Topics) -> Any:
     raise ZeroDivisionError("no member left")
 
 
+def exits(members: Members, topics: Topics) -> Any:
+    raise SystemExit(3)
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def cannot_be_said(members: Members, topics: Topics) -> Any:
+    raise UnspeakableError
+
+
 def returns_a_list(members: Members, topics: Topics) -> Any:
     return [1, 2, 3]
 
@@ -44,6 +58,10 @@ def gives_to_a_stranger(members: Members, topics: Topics) -> Any:
 
 def gives_twice(members: Members, topics: Topics) -> Any:
     return {member: [("orders", 0), ("orders", 1), ("orders", 2)] for member in members}
+
+
+def never_ends(members: Members, topics: Topics) -> Any:
+    return {member: itertools.repeat(("orders", 0)) for member in members}
 
 
 def forgets_one(members: Members, topics: Topics) -> Any:
@@ -77,11 +95,14 @@ def test_a_plugin_decides(tmp_path: Path) -> None:
     ("name", "reason"),
     [
         ("raises", "ZeroDivisionError: no member left"),
+        ("exits", "it raised SystemExit: 3"),
+        ("cannot_be_said", "it raised UnspeakableError"),
         ("returns_a_list", "returned a list"),
         ("returns_numbers", "pairs"),
         ("returns_wrong_pairs", "pairs"),
         ("gives_to_a_stranger", "stranger"),
         ("gives_twice", "two members"),
+        ("never_ends", "two members"),
         ("forgets_one", "1 partitions to no member"),
         ("makes_one_up", "orders-99"),
         ("ignores_subscriptions", "does not subscribe"),

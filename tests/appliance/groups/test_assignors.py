@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.groups import assignors
 from appliance.groups.assignors import BUILT_IN, Assignment, Assignor, MemberView, range_assignor, roundrobin_assignor, sticky_assignor
 
 
@@ -184,3 +186,27 @@ def test_sticky_with_very_many_different_subscriptions() -> None:
     members = {f"m{number:04d}": view(*chance.sample(sorted(topics), 50)) for number in range(30)}
     loads = Counter(map(len, sticky_assignor(members, topics).values()))
     assert max(loads) - min(loads) <= 1
+
+
+def test_sticky_is_quick_where_one_of_two_subscribes_to_almost_what_the_other_has() -> None:
+    topics = {f"t{number:04}": 1 for number in range(4_096)}
+    everything = frozenset(topics)
+    owned = [(topic, 0) for topic in topics]
+    begun_ns = time.process_time_ns()
+    result = sticky_assignor({"a": MemberView(everything, None, owned), "b": MemberView(everything - {"t0000"})}, topics)
+    assert {member_id: len(mine) for member_id, mine in result.items()} == {"a": 2_048, "b": 2_048}
+    assert time.process_time_ns() - begun_ns < 3_000_000_000, "it took 9 s, in which no group was served"
+
+
+def test_sticky_ends_in_time_along_chains_and_stairs_of_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    topics = {f"t{number:03}": 4 for number in range(120)}
+    names = sorted(topics)
+    owned = [(topic, partition) for topic in names for partition in range(4)]
+    stairs = {f"m{number:03}": MemberView(frozenset(names[number:]), None, () if number else owned) for number in range(120)}
+    chain = {f"m{number:03}": MemberView(frozenset(names[number : number + 2]), None, owned[: 0 if number else 8]) for number in range(120)}
+    for steps_max in (1, assignors.STEPS_MAX):
+        monkeypatch.setattr(assignors, "STEPS_MAX", steps_max)
+        for members in (stairs, chain):
+            result = sticky_assignor(members, topics)
+            assert sorted(one for mine in result.values() for one in mine) == owned, "each once, however early it ends"
+            assert all(topic in members[member_id].topics for member_id, mine in result.items() for topic, _ in mine)

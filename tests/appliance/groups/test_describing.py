@@ -64,7 +64,10 @@ def test_what_cannot_be_described(bench: Bench) -> None:
     with pytest.raises(UnknownGroupError):
         bench.ask(Api.DESCRIBE_GROUP, group="billing")
     settle(Client(bench))
-    for wrong in ({"part": "all"}, {"after": 5}, {"part": "partitions", "after": "orders"}, {"part": "partitions", "after": ["orders"]}):
+    for wrong in (
+        {"part": "all"}, {"after": 5}, {"part": "partitions", "after": "orders"}, {"part": "partitions", "after": ["orders"]},
+        {"part": "partitions", "after": ["orders", 1 << 63]}, {"part": "partitions", "after": ["orders", -2]},
+    ):  # fmt: skip
         with pytest.raises(InvalidRequestError):
             bench.ask(Api.DESCRIBE_GROUP, group="billing", **wrong)
     for after in (5, "x" * 250):

@@ -61,7 +61,8 @@ def test_what_cannot_be_committed_is_refused_and_the_rest_kept(bench: Bench, ent
 @pytest.mark.parametrize(
     "offsets",
     [None, 5, {}, [5], [[]], [["orders", 0]], [["orders", 0, 1, 2, "m", 6]], [["orders", "0", 1]], [["orders", 0, True]], [["orders", 0, 1.5]],
-     [["orders", 0, 1 << 63]], [["orders", 0, 1, -2]], [["orders", 0, 1, -1, 7]], [[None, 0, 1]], [["orders", 0, 1]] * (COMMITS_MAX + 1)],
+     [["orders", 0, 1 << 63]], [["orders", 1 << 63, 1]], [["orders", 1 << 63, None]], [["orders", 0, 1, -2]], [["orders", 0, 1, -1, 7]],
+     [[None, 0, 1]], [["orders", 0, 1]] * (COMMITS_MAX + 1)],
 )  # fmt: skip
 def test_a_commit_that_is_none_changes_nothing(bench: Bench, offsets: Any) -> None:
     for api in (Api.COMMIT_OFFSETS, Api.ALTER_GROUP_OFFSETS):
@@ -204,6 +205,18 @@ def test_offsets_expire_when_the_group_has_been_empty_for_the_retention(tmp_path
         bench.summary("billing")
     bench.restart()
     assert fetched(bench, "billing") == []
+    bench.close()
+
+
+def test_a_wall_clock_that_jumps_forward_expires_no_offset_early(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, limits=GroupLimits(offsets_retention_minutes=10))
+    bench.ask(Api.COMMIT_OFFSETS, group="nightly", offsets=[["orders", 0, 5]])
+    bench.clock_ahead_us = 365 * 86_400_000_000
+    bench.wait(500)
+    assert bench.offset("nightly", "orders", 0) == 5
+    bench.clock_ahead_us = 0
+    bench.wait(200)
+    assert bench.offset("nightly", "orders", 0) == -1
     bench.close()
 
 

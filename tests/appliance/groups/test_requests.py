@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from appliance.groups import membership
-from appliance.groups.limits import TOPICS_MAX, GroupLimits
+from appliance.groups import membership, table
+from appliance.groups.limits import DELETED_AT_ONCE_MAX, PARTITIONS_ASKED_MAX, REBALANCE_TIMEOUT_MAX_MS, TOPICS_MAX, GroupLimits
 from appliance.groups.messages import Requester
 from appliance.groups.requests import group_in
 from tailrace.errors import GroupFullError, InvalidGroupError, InvalidRequestError, NotSupportedError, TailraceError
@@ -61,6 +61,7 @@ def test_group_names_that_are_allowed(name: str) -> None:
         ({"session_timeout_ms": 1_800_001}, "session_timeout_ms"),
         ({"session_timeout_ms": "45s"}, "session_timeout_ms"),
         ({"rebalance_timeout_ms": 0}, "rebalance_timeout_ms"),
+        ({"rebalance_timeout_ms": REBALANCE_TIMEOUT_MAX_MS + 1}, "rebalance_timeout_ms"),
         ({"heartbeat_interval_ms": -1}, "heartbeat_interval_ms"),
         ({"instance_id": 5}, "instance_id"),
         ({"instance_id": "x" * 250}, "instance_id"),
@@ -78,6 +79,21 @@ def test_heartbeats_that_are_none_are_refused_and_change_nothing(bench: Bench, c
         bench.ask(Api.GROUP_HEARTBEAT, **{"group": "billing", "member_id": "m1", "member_epoch": 0, "topics": [], **change})
     assert bench.service.summary("billing") is None
     assert not bench.store.is_in_transaction
+
+
+@pytest.mark.parametrize(
+    ("api", "field", "entry", "most"),
+    [
+        (Api.DELETE_GROUPS, "groups", "nobody", DELETED_AT_ONCE_MAX),
+        (Api.FETCH_OFFSETS, "partitions", ["orders", 0], PARTITIONS_ASKED_MAX),
+    ],
+)
+def test_a_list_that_is_too_long_is_refused(bench: Bench, api: Api, field: str, entry: Any, most: int) -> None:
+    allowed: dict[str, Any] = {field: [entry] * most}
+    bench.ask(api, group="billing", **allowed)
+    too_long: dict[str, Any] = {field: [entry] * (most + 1)}
+    with pytest.raises(InvalidRequestError, match=f"{field}.* at most {most} "):
+        bench.ask(api, group="billing", **too_long)
 
 
 def test_limits_of_members_and_groups(tmp_path: Any) -> None:
@@ -170,3 +186,24 @@ def test_members_and_subscriptions_of_all_groups_together_are_bounded(bench: Ben
         one.heartbeat(topics=[*long, *(f"{number:0200d}" for number in range(10))])
     one.heartbeat(topics=["orders"])
     one.heartbeat(topics=long)
+
+
+def test_partitions_that_all_groups_together_subscribe_to_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "PARTITIONS_FOLLOWED_MAX", 13)
+    bench.topics.create("more", 5)
+    one, two = Client(bench, group="a", member_id="m1"), Client(bench, group="b", member_id="m2")
+    settle(one, two)
+    with pytest.raises(GroupFullError, match="8 partitions, and 9 more"):
+        Client(bench, group="c", member_id="m3", topics=["orders", "more"]).heartbeat()
+    assert bench.service.summary("c") is None
+    one.heartbeat(topics=["orders", "more"])
+    with pytest.raises(GroupFullError):
+        two.heartbeat(topics=["orders", "more"])
+    settle(one, two, Client(bench, group="a", member_id="m4", topics=["orders", "more"]))
+    bench.restart()
+    settle(one, two)
+    with pytest.raises(GroupFullError):
+        Client(bench, group="c", member_id="m3").heartbeat()
+    two.leave()
+    bench.ask(Api.DELETE_GROUPS, groups=["b"])
+    Client(bench, group="c", member_id="m3").heartbeat()

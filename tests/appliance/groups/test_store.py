@@ -175,3 +175,65 @@ def test_errors_of_the_database_have_codes() -> None:
         raise full
     with pytest.raises(StorageError), store_module._refusals():
         raise other
+
+
+@pytest.mark.parametrize("removed", [[""], ["-wal"], ["-shm"], ["", "-wal", "-shm"]])
+def test_a_database_that_is_removed_while_it_is_in_use_is_written_again(
+    bench: Bench, removed: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = Client(bench)
+    settle(one)
+    assert one.commit(["orders", 0, 3], ["orders", 1, 4]) == []
+    for suffix in removed:
+        Path(f"{bench.path}{suffix}").unlink()
+    assert one.commit(["orders", 0, 5]) == []
+    assert ("groups_db_removed" in caplog.text) == (removed != ["-shm"])
+    stored = sqlite3.connect(f"file:{bench.path}?mode=ro", uri=True)
+    assert stored.execute("SELECT partition, committed FROM offsets").fetchall() == [(0, 5), (1, 4)]
+    stored.close()
+    assert bench.path.stat().st_mode & 0o777 == 0o600
+    epoch = one.epoch
+    bench.restart()
+    assert one.heartbeat()["member_epoch"] == epoch
+    assert (bench.offset("billing", "orders", 0), bench.offset("billing", "orders", 1)) == (5, 4)
+
+
+def test_a_database_that_is_removed_while_nothing_is_committed_is_written_again_soon(bench: Bench) -> None:
+    bench.ask(Api.COMMIT_OFFSETS, group="g", offsets=[["orders", 0, 5]])
+    bench.path.unlink()
+    bench.wait(61)
+    assert bench.path.exists()
+    bench.restart()
+    assert bench.offset("g", "orders", 0) == 5
+
+
+def test_a_file_that_takes_the_place_of_a_database_in_use_is_left_alone_and_named(bench: Bench) -> None:
+    bench.ask(Api.COMMIT_OFFSETS, group="g", offsets=[["orders", 0, 5]])
+    aside = bench.path.with_name("aside")
+    bench.path.rename(aside)
+    bench.path.write_bytes(b"somebody's")
+    with pytest.raises(Refused, match="was replaced while it was in use") as refused:
+        bench.ask(Api.COMMIT_OFFSETS, group="g", offsets=[["orders", 0, 6]])
+    assert refused.value.code == ErrorCode.STORAGE_ERROR
+    assert bench.path.read_bytes() == b"somebody's"
+    assert bench.offset("g", "orders", 0) == 5
+    bench.path.unlink()
+    bench.ask(Api.COMMIT_OFFSETS, group="g", offsets=[["orders", 0, 7]])
+    bench.restart()
+    assert bench.offset("g", "orders", 0) == 7
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["UPDATE members SET settings = '[[\"orders\"]'", "UPDATE members SET assignment = '[]'", "UPDATE members SET target = '7'",
+     "UPDATE members SET settings = '[]'", "UPDATE groups SET detail = '{}'", "UPDATE groups SET detail = 'x'"],
+)  # fmt: skip
+def test_rows_that_cannot_be_read_are_named_with_what_to_do(bench: Bench, damage: str) -> None:
+    settle(Client(bench))
+    bench.store.close()
+    database = sqlite3.connect(bench.path)
+    with database:
+        database.execute(damage)
+    database.close()
+    with pytest.raises(StorageError, match=r"rows of the group 'billing' cannot be read.*move it away"):
+        bench.restart()

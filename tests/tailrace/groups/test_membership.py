@@ -13,7 +13,7 @@ import pytest
 
 from appliance.groups.messages import SessionKey
 from tailrace.errors import InstanceIdInUseError, InvalidRequestError, TailraceError
-from tailrace.groups.membership import NS_PER_MS, POLLING_NS, ChangeKind, MemberIdentity, Membership, Partition, Phase
+from tailrace.groups.membership import HEARTBEAT_SLOTS, NS_PER_MS, POLLING_NS, ChangeKind, MemberIdentity, Membership, Partition, Phase
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
 from tests.appliance.groups.kit import SECOND_NS, Bench, FakeTopics, Refused
@@ -410,3 +410,29 @@ def test_what_is_confirmed_stays_claimed_while_something_else_is_to_be_given_up(
     assert hear(1)["owned"] == {topic: [1]}
     one.poll()
     assert one.has == {(topic, 1)}
+
+
+def test_heartbeats_without_news_come_at_moments_that_members_share_and_never_later_than_the_interval(bench: Bench) -> None:
+    bench.topics.create("wide", 40)
+    members = [Member(bench, "wide") for _ in range(40)]
+    come_to_rest(*members)
+    for member in members:
+        member.beat()
+    begun_ns = bench.now_ns
+
+    def due_of(member: Member) -> int:
+        due_ns = member.membership.due_ns()
+        assert due_ns is not None
+        return due_ns
+
+    sent_ns: dict[Member, list[int]] = {member: [] for member in members}
+    while bench.now_ns < begun_ns + 9 * SECOND_NS:
+        member = min(members, key=due_of)
+        sent_ns[member].append(due_of(member))
+        bench.now_ns = max(bench.now_ns, due_of(member)) + NS_PER_MS // 3  # its thread is late
+        assert member.beat()
+    for times in sent_ns.values():
+        assert begun_ns < times[0] <= begun_ns + 3 * SECOND_NS
+        assert {later - earlier for earlier, later in itertools.pairwise(times)} == {3 * SECOND_NS}, "the rate is what was asked for"
+    moments = {times[0] % (3 * SECOND_NS) for times in sent_ns.values()}
+    assert HEARTBEAT_SLOTS // 2 < len(moments) <= HEARTBEAT_SLOTS, "shared, and not one for all"

@@ -17,7 +17,7 @@ from tailrace.errors import (
     StorageError,
     TailraceError,
 )
-from tailrace.groups.offsets import COMMITS_AT_ONCE, CommitQueue, offsets_of
+from tailrace.groups.offsets import COMMITS_AT_ONCE, CommitQueue, commit_error, offsets_of
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.session import Response
 
@@ -144,6 +144,8 @@ def test_refusals_end_the_commits_that_they_are_about_and_no_others() -> None:
     one.appliance.fail(refused=[["t", 1, int(ErrorCode.OFFSET_OUT_OF_RANGE), "too far"]])
     one.pump()
     assert one.called == [(1, None), (2, OffsetOutOfRangeError), (3, None)]
+    told = str(commit_error(ErrorCode.OFFSET_OUT_OF_RANGE, "too far"))
+    assert told == "too far. Give the offset of the next record to read: from 0 to the end of the log. [OFFSET_OUT_OF_RANGE]"
     assert one.refused_count == 0
     one.commit(4, KEYS[0])
     one.appliance.fail(refused=[["t", 0, int(ErrorCode.PARTITION_NOT_OWNED), "gone"]])

@@ -10,7 +10,7 @@ import pytest
 from tailrace import RebalanceListener, TopicPartition
 from tailrace.errors import InvalidRequestError
 from tailrace.groups.listener import hooks_of
-from tailrace.groups.subscription import subscription_of
+from tailrace.groups.subscription import TOPICS_AT_ONCE, named_topics, subscription_of
 
 KEYS = [TopicPartition("t", 0)]
 
@@ -53,6 +53,25 @@ def test_patterns_match_from_the_beginning_of_a_name() -> None:
     assert found.match([])
 
 
+@pytest.mark.parametrize(
+    ("pattern", "matched"),
+    [
+        ("orders.*", ["orders", "orders.eu", "orders.retry", "orders.x"]),
+        (r"orders\..*", ["orders.eu", "orders.retry", "orders.x"]),
+        (r"orders.*\.retry", ["orders.billing.retry", "orders.eu.a.b.retry", "orders.retry"]),
+        (r".*\.dlq$", ["lone.dlq", "orders.billing.retry.dlq", "orders.dlq"]),
+        ("(?!.*dlq).*", ["lone.a.retry", "orders", "orders.eu", "orders.retry", "orders.x"]),
+        ("lone.*", ["lone.a.retry", "lone.dlq"]),  # made for no topic that there is
+    ],
+)
+def test_a_pattern_leaves_out_what_groups_have_made_for_themselves_unless_it_spells_it(pattern: str, matched: list[str]) -> None:
+    found = subscription_of(None, pattern)
+    made = ["orders.billing.retry", "orders.eu.a.b.retry", "orders.dlq", "orders.billing.retry.dlq"]
+    found.match(["orders", "orders.x", "orders.eu", "orders.retry", "lone.dlq", "lone.a.retry", *made])
+    assert found.matched == matched
+    assert subscription_of(made, None).topics == sorted(made), "by their names they are read as any others"
+
+
 def test_listeners_of_every_client() -> None:
     class Ours(RebalanceListener):
         def __init__(self) -> None:
@@ -82,3 +101,20 @@ def test_listeners_of_every_client() -> None:
     for given in ((Ours, None), (5, None), (ours, print), (None, 5)):
         with pytest.raises(InvalidRequestError):
             hooks_of(given[0], None, given[1], None, None)
+
+
+def test_names_of_topics_that_an_answer_had_no_room_for_are_looked_up_until_all_are_known() -> None:
+    asked: list[list[str]] = []
+
+    def call(_api: int, request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(request["topics"])
+        return {
+            "topics": [
+                {"name": name, "code": 1} if name == "t3" else {"name": name, "topic_id": f"id-{name}"} for name in request["topics"]
+            ]
+        }
+
+    names = [f"t{number}" for number in range(3 * TOPICS_AT_ONCE)]
+    assert named_topics(call, names, {"id-t5", f"id-t{TOPICS_AT_ONCE}"}) == {"id-t5": "t5", f"id-t{TOPICS_AT_ONCE}": f"t{TOPICS_AT_ONCE}"}
+    assert len(asked) == 2, "no further than needed"
+    assert named_topics(call, names, {"id-gone", "id-t3"}) == {}

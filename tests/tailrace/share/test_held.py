@@ -45,8 +45,29 @@ def test_what_comes_back_does_not_take_the_place_of_what_was_said_since() -> Non
     held.say("t", 0, 0, "release")
     held.put_back(taken)
     assert held.take(10) == [Said(KEY, 0, 0, "release"), Said(KEY, 1, 1, "accept")]
-    assert held.clear() == 2
+    held.say("t", 0, 3, "accept")
+    assert held.clear() == (2, [Said(KEY, 3, 3, "accept")])
     assert held.take(10) == []
+
+
+def test_what_is_kept_or_renewed_is_not_accepted_without_a_word() -> None:
+    held = Held()
+    held.hold(KEY, 0, 3)
+    held.say("t", 0, 0, "accept")
+    held.say("t", 0, 1, "renew")
+    held.keep_rest()
+    assert held.take(10) == [Said(KEY, 0, 0, "accept"), Said(KEY, 1, 1, "renew")]
+    held.hold(KEY, 4, 5)
+    held.accept_one("t", 0, 4)
+    held.accept_one("t", 0, 1)
+    held.accept_rest()
+    assert held.take(10) == [Said(KEY, 4, 5, "accept")]
+    held.say("t", 0, 1, "accept")
+    held.say("t", 0, 2, REJECTING)
+    held.hold(TopicPartition("u", 0), 0, 0)
+    assert held.clear("t") == (3, [Said(KEY, 1, 1, "accept"), Said(KEY, 2, 2, REJECTING)])
+    assert held.clear() == (1, [])
+    assert not held.has_said
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,4 +1,4 @@
-"""Share groups as the service sees them: members, acquiring, what wakes whom, what survives a start and a failed commit."""
+"""Share groups as the service sees them: acquiring, acknowledging, what wakes whom, what survives a start and a failed commit, what operators do."""
 
 from __future__ import annotations
 
@@ -6,25 +6,15 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-import orjson
 import pytest
 
 from appliance.groups.limits import GroupLimits
-from appliance.groups.messages import SessionKey
-from tailrace.errors import (
-    FencedMemberError,
-    GroupFullError,
-    GroupNotEmptyError,
-    InvalidRequestError,
-    InvalidSettingError,
-    TailraceError,
-    UnknownGroupError,
-    UnknownMemberError,
-)
+from appliance.groups.share import room
+from tailrace.errors import GroupFullError, GroupNotEmptyError, InvalidRequestError, TailraceError, UnknownGroupError, UnknownMemberError
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.requests import SHARE_RUNS_MAX
 from tailrace.protocol.wire import Api
-from tests.appliance.groups.share.world import MS, S, World
+from tests.appliance.groups.share.world import S, World
 
 
 @pytest.fixture
@@ -112,6 +102,17 @@ def test_locks_and_members_outlive_the_process(world: World) -> None:
     assert member.heartbeat()["member_epoch"] == member.epoch
 
 
+def test_what_a_log_lost_in_a_power_failure_is_not_confused_with_what_comes_in_its_place(world: World) -> None:
+    topic = world.topics.make("t", end=10)
+    member = world.join("g", "m", "t", offset_reset="earliest")
+    member.acquire(10)
+    assert member.acknowledge((topic, 0, 0, 9, "accept")) == []
+    world.topics.ends[topic, 0] = 7
+    world.restart()
+    world.topics.ends[topic, 0] = 12  # producers were quicker than the group's members
+    assert member.acquire(10)["acquired"] == [[topic, 0, 7, 11, 1]]
+
+
 def test_a_commit_that_fails_has_changed_nothing(world: World) -> None:
     topic = world.topics.make("t", end=10)
     member = world.join("g", "m", "t", offset_reset="earliest")
@@ -128,68 +129,6 @@ def test_a_commit_that_fails_has_changed_nothing(world: World) -> None:
     world.advance(2 * S)
     with pytest.raises(UnknownMemberError):
         member.heartbeat()
-
-
-@pytest.mark.parametrize("way", ["leaves", "closes", "is silent", "joins again"])
-def test_what_a_member_had_goes_to_those_who_wait(world: World, way: str) -> None:
-    topic = world.topics.make("t", end=4)
-    gone = world.join("g", "gone", "t", offset_reset="earliest", session_timeout_ms=10_000)
-    gone.acquire(10)
-    waits = [world.join("g", f"w{number}", "t", session=10 + number) for number in range(3)]
-    assert [member.acquire(10)["ends"] for member in waits] == [[[topic, 0, 4]]] * 3
-    gone.acknowledge((topic, 0, 0, 1, "accept"))
-    world.pushes.clear()
-    if way == "leaves":
-        gone.heartbeat(-1)
-    elif way == "closes":
-        world.close_session(1)
-        world.advance(999 * MS)
-        assert not world.pushes
-        world.advance(1 * MS)
-    elif way == "is silent":
-        for member in waits:
-            world.now_ns += 4 * S
-            member.heartbeat()
-        world.advance(0)
-    else:
-        gone = world.join("g", "gone", "t")
-    assert [push.session for push in world.pushes] == [10, 11]  # no more than there are records
-    assert {push.api for push in world.pushes} == {int(Api.GROUP_HEARTBEAT)}
-    assert orjson.loads(world.pushes[0].body) == {"group": "g", "member_id": "w0"}
-    assert waits[0].acquire(10)["acquired"] == [[topic, 0, 2, 3, 2]]
-
-
-def test_a_member_that_comes_back_over_another_connection_keeps_its_records(world: World) -> None:
-    topic = world.topics.make("t", end=4)
-    member = world.join("g", "m", "t", offset_reset="earliest")
-    member.acquire(10)
-    world.close_session(1)
-    member.session = 2
-    member.heartbeat()
-    world.close_session(1)
-    world.advance(5 * S)
-    assert member.acknowledge((topic, 0, 0, 3, "accept")) == []
-
-
-def test_a_killed_front_costs_its_members_nothing_before_their_next_heartbeat(world: World) -> None:
-    topic = world.topics.make("t", end=4)
-    member = world.join("g", "m", "t", offset_reset="earliest", heartbeat_interval_ms=4_000)
-    member.acquire(10)
-    world.groups.session_closed(SessionKey(0, 1), world.now_ns, with_front=True)
-    world.advance(4_900 * MS)
-    assert member.acknowledge((topic, 0, 0, 3, "accept")) == []
-    world.advance(100 * MS)
-    with pytest.raises(UnknownMemberError):
-        member.heartbeat()
-
-
-def test_a_connection_that_closes_behind_a_restart_is_known(world: World) -> None:
-    topic = world.topics.make("t", end=4)
-    world.join("g", "gone", "t", offset_reset="earliest").acquire(10)
-    world.restart()
-    world.close_session(1)
-    world.advance(S)
-    assert world.join("g", "other", "t", session=2).acquire(10)["acquired"] == [[topic, 0, 0, 3, 2]]
 
 
 def test_locks_pass_in_their_time_and_wake_those_who_wait(world: World) -> None:
@@ -267,51 +206,12 @@ def test_damaged_bytes_of_a_state_deliver_its_records_again(world: World, caplog
     assert member.acquire(5)["acquired"] == [[topic, 0, 0, 2, 1]]
 
 
-def test_who_is_not_a_member_gets_nothing(world: World) -> None:
-    world.topics.make("t")
-    member = world.join("g", "m", "t")
-    with pytest.raises(FencedMemberError):
-        member.heartbeat(member.epoch + 1)
-    with pytest.raises(UnknownMemberError):
-        world.request(Api.SHARE_ACQUIRE, {**member.acquire_request(1), "member_id": "other"})
-    with pytest.raises(UnknownMemberError):
-        world.request(Api.SHARE_ACKNOWLEDGE, {**member.named(acknowledge=[]), "group": "other"})
-    assert member.heartbeat(-1)["member_epoch"] == -1
-    assert member.heartbeat(-1)["member_epoch"] == -1
-    assert not world.groups.has("other")
-
-
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"member_epoch": "x"}, InvalidRequestError),
-        ({"member_id": ""}, InvalidRequestError),
-        ({"member_id": "\n"}, InvalidRequestError),
-        ({"member_id": "x" * 100}, InvalidRequestError),
-        ({"topics": None}, InvalidRequestError),
-        ({"topics": []}, InvalidRequestError),
-        ({"topics": [1]}, InvalidRequestError),
-        ({"session_timeout_ms": 1}, InvalidSettingError),
-        ({"session_timeout_ms": True}, InvalidRequestError),
-        ({"offset_reset": "none"}, InvalidRequestError),
-        ({"client_id": 7}, InvalidRequestError),
-    ],
-)
-def test_a_join_that_makes_no_sense_is_refused_and_makes_no_group(
-    world: World, changes: dict[str, Any], error: type[TailraceError]
-) -> None:
-    world.topics.make("t")
-    request = {"group": "g", "kind": "share", "member_id": "m", "member_epoch": 0, "topics": ["t"], **changes}
-    with pytest.raises(error):
-        world.request(Api.GROUP_HEARTBEAT, request)
-    assert world.groups.count() == 0
-
-
 @pytest.mark.parametrize(
     "given",
     [
         7, [7], [["t", 0, 0, 0]], [["t", 0, 0, 0, "eat"]], [["t", 0, 1, 0, "accept"]], [["t", -1, 0, 0, "accept"]], [["t", 0, 0, 2**63, "accept"]],
         [["t", 0, 0.5, 1, "accept"]], [[None, 0, 0, 0, "accept"]], [["t", 0, 0, 0, ["accept"]]], [["t", 0, 0, 0, "accept"]] * (SHARE_RUNS_MAX + 1),
+        [["t", 0, 5, 9, "renew"], ["u", 0, 5, 9, "renew"], ["t", 0, 2, 5, "accept"]],
     ],
 )  # fmt: skip
 def test_acknowledgements_that_make_no_sense_change_nothing(world: World, given: Any) -> None:
@@ -385,3 +285,33 @@ def test_a_full_group_and_one_that_is_described_moved_and_deleted(tmp_path: path
     with pytest.raises(UnknownGroupError):
         world.request(Api.DESCRIBE_GROUP, {"group": "g"})
     world.close()
+
+
+def test_what_all_share_groups_together_take_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.topics.make("t", 3)
+    world.topics.make("u", 2)
+    monkeypatch.setattr(room, "SHARED_PARTITIONS_MAX", 7)
+    first = world.join("a", "m", "t")
+    world.join("b", "m", "t")
+    with pytest.raises(GroupFullError, match="delete share groups"):
+        world.join("c", "m", "u")
+    assert world.groups.count() == 2
+    with pytest.raises(GroupFullError, match="2 more are too many"):
+        world.request(Api.GROUP_HEARTBEAT, first.named(kind="share", topics=["t", "u"]))
+    world.join("b", "other", "t")
+    first.heartbeat(-1)
+    world.groups.delete("a", world.now_ns)
+    world.commit()
+    world.advance(room.COUNT_NS)
+    world.join("c", "m", "u")
+    monkeypatch.setattr(room, "MEMBERS_IN_ALL_MAX", 3)
+    with pytest.raises(GroupFullError, match="3 members"):
+        world.join("c", "n", "u")
+    world.join("c", "m", "u")
+    monkeypatch.setattr(room, "SUBSCRIPTIONS_MAX_BYTES", 3_000)
+    monkeypatch.setattr(room, "MEMBERS_IN_ALL_MAX", 10)
+    world.join("c", "n", "u")
+    with pytest.raises(GroupFullError, match="subscribe to fewer"):
+        world.join("c", "o", "u", *(f"{number:0100d}" for number in range(20)))
+    world.restart()
+    world.join("c", "o", "u")

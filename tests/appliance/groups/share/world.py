@@ -52,6 +52,10 @@ class Topics:
     def beginning_offset(self, topic_id: str, partition: int) -> int | None:
         return self.beginnings.get((topic_id, partition))
 
+    def bounds(self, topic_id: str, partition: int) -> tuple[int, int] | None:
+        beginning, end = self.beginning_offset(topic_id, partition), self.end_offset(topic_id, partition)
+        return None if beginning is None or end is None else (beginning, end)
+
 
 class World:
     """Share groups in a step of their own for each request."""

@@ -1,0 +1,43 @@
+"""Share groups that nobody needs any more: without members for longer than `offsets.retention.minutes`, as consumer groups' offsets.
+
+Owner: ShareGroups.
+Invariants: a group goes only when it had no member, and no operator moved it, for the retention; one that keeps no partition, EMPTY_KEPT_MS after its last
+    member. Work comes in slices of SLICE groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from appliance.groups.expiry import EMPTY_KEPT_MS, SLICE, SLICE_NS, SWEEP_NS
+from appliance.groups.share.share_group import ShareGroup
+
+
+class EmptyGroups:
+    """The sweep."""
+
+    def __init__(self, retention_minutes: int, now_ns: int) -> None:
+        self._retention_ms = retention_minutes * 60_000
+        self._due_ns = now_ns + SWEEP_NS
+        self._names: list[str] = []
+        """Still to be looked at in this sweep, backwards."""
+
+    def next_deadline_ns(self) -> int:
+        """When `step` next has something to do."""
+        return self._due_ns
+
+    def step(self, groups: Mapping[str, ShareGroup], now_ns: int, wall_ms: int) -> list[str]:
+        """The groups of one slice that are to go, if it is time."""
+        if now_ns < self._due_ns:
+            return []
+        if not self._names:
+            self._names = list(groups)
+        some, self._names = self._names[-SLICE:], self._names[:-SLICE]
+        self._due_ns = now_ns + (SLICE_NS if self._names else SWEEP_NS)
+        return [name for name in some if name in groups and self._is_over(groups[name], wall_ms)]
+
+    def _is_over(self, group: ShareGroup, wall_ms: int) -> bool:
+        if group.members or not group.empty_since_ms:
+            return False
+        kept_ms = self._retention_ms if group.partitions else min(EMPTY_KEPT_MS, self._retention_ms)
+        return wall_ms - group.empty_since_ms >= kept_ms
