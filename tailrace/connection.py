@@ -19,7 +19,7 @@ from typing import Any
 from tailrace import live_clients
 from tailrace.client_log import logger
 from tailrace.environment import REAL, ClientSocket, Environment
-from tailrace.errors import ClientClosedError, InvalidSettingError, TailraceError, error_for
+from tailrace.errors import ClientClosedError, InvalidSettingError, NotReachableError, TailraceError, error_for
 from tailrace.formats.checksum import Readable
 from tailrace.pending_call import PendingCall
 from tailrace.protocol import requests
@@ -37,6 +37,8 @@ SAID_AFTER_NS = 1_000_000_000
 REOPEN_FIRST_NS = 20_000_000
 REOPEN_MAX_NS = 1_000_000_000
 COPY_BELOW_BYTES = 64 << 10
+UNREACHABLE_AFTER_NS = 60_000_000_000
+"""A poll complains when the appliance has been away for so long."""
 SHARED_WAIT_NS = 20_000_000
 """How long `call` sleeps at a time while others may use the connection: the answer may come to them."""
 
@@ -92,6 +94,8 @@ class Connection:
         self._waited_since_ns = 0
         """Since when its user has waited for an appliance in vain; 0: there is one, or nothing has been wanted of it since."""
         self._has_said_so = False
+        self._away_since_ns = 0
+        """Since when its user's polls have found no appliance; 0: the last one found it."""
         self.fatal: TailraceError | None = None
         """A refusal that no retry mends (no common protocol version)."""
         self._oddity = ""
@@ -115,6 +119,19 @@ class Connection:
         """Raise ClientClosedError when it is closed, or was made before a fork."""
         if self._refusal is not None:
             raise self._refusal
+
+    def check_reachable(self, now_ns: int) -> None:
+        """In each poll, after `tick`. Raises NotReachableError when polls have found the appliance away for UNREACHABLE_AFTER_NS, or why the connection is of
+        no use any more.
+        """
+        if self.fatal is not None:
+            raise self.fatal
+        if self.is_ready:
+            self._away_since_ns = 0
+        elif not self._away_since_ns:
+            self._away_since_ns = now_ns
+        elif now_ns - self._away_since_ns > UNREACHABLE_AFTER_NS:
+            raise NotReachableError(f"no appliance answers at {self.address}{self.met()}")
 
     def fileno(self) -> int:
         """The descriptor to poll: readable when something *may* have come; -1 while there is no socket."""

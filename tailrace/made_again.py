@@ -1,7 +1,8 @@
 """What a producer does when the appliance does not know a topic any more: its records wait until the topic of that name is made again.
 
 As in Kafka: "unknown topic" is an answer that metadata may change, so what was refused with it is sent to the topic that has the name once METADATA shows it,
-within delivery_timeout_ms. Records that wait keep their order, and go ahead of those that were sent to the new topic first.
+within delivery_timeout_ms; but of a topic that nobody makes again within MADE_AGAIN_WITHIN_NS they end, so that a flush does not wait for nothing for
+minutes. Records that wait keep their order, and go ahead of those that were sent to the new topic first.
 
     sending --UNKNOWN_TOPIC, or METADATA shows another id--> waiting --METADATA shows the topic, all answered--> moved, sending
 
@@ -28,12 +29,15 @@ from tailrace.protocol.session import Response
 from tailrace.protocol.wire import Api
 from tailrace.topics import TopicInfo, topics_from_metadata
 
+MADE_AGAIN_WITHIN_NS = 5_000 * NS_PER_MS
+
 
 @dataclass(slots=True)
 class _Wait:
     """A topic, or a delay log, that the appliance does not know by its id any more."""
 
     old: TopicInfo
+    since_ns: int
     new: TopicInfo | None = None
     """What has its name now, once that is known."""
     is_asked: bool = False
@@ -63,7 +67,7 @@ class MadeAgain:
 
     def begin(self, old: TopicInfo) -> None:
         """The appliance does not know the topic by its id any more."""
-        self._waits.setdefault(old.topic_id, _Wait(old))
+        self._waits.setdefault(old.topic_id, _Wait(old, self._now_ns()))
         for queue in self._queues(old):
             queue.is_gone = queue.awaits_topic = True
             self._accumulator.close_batch(queue)  # the next record asks anew
@@ -85,9 +89,20 @@ class MadeAgain:
             if not any(queue.batches() for queue in self._queues(wait.old)):
                 self._end(wait)
                 self.on_given_up(_name(wait.old))
+            elif wait.new is None and now_ns - wait.since_ns >= MADE_AGAIN_WITHIN_NS:
+                self._give_up(wait)
             elif not wait.is_asked and now_ns >= wait.ask_at_ns:
                 body = requests.encode_json({"topics": [_name(wait.old)]})
                 wait.is_asked = self._connection.request(Api.METADATA, [body], partial(self._on_metadata, wait))
+
+    def _give_up(self, wait: _Wait) -> None:
+        """Everything that waits, and is not under way, ends."""
+        error = UnknownTopicError(f"topic {_name(wait.old)!r} was deleted, and not made again within {MADE_AGAIN_WITHIN_NS // 10**9} s")
+        for queue in self._queues(wait.old):
+            self._accumulator.close_batch(queue)
+            for batch in list(queue.ready):
+                queue.take_out(batch)
+                self._accumulator.end(batch, None, error)
 
     def _on_metadata(self, wait: _Wait, response: Response | None) -> None:
         wait.is_asked = False

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tailrace.connection import Connection
-from tailrace.errors import CorruptBatchError, InvalidRequestError, NotReachableError, OffsetOutOfRangeError, UnknownTopicError
+from tailrace.errors import CorruptBatchError, InvalidRequestError, OffsetOutOfRangeError, UnknownTopicError
 from tailrace.fetcher import Fetcher, PartitionCursor, corrupt_error
 from tailrace.held_back import HeldBack
 from tailrace.offset_lookup import At
 from tailrace.records import TopicPartition
 from tailrace.settings import ConsumerSettings
-
-UNREACHABLE_AFTER_NS = 60_000_000_000
-"""A poll without an end complains when the appliance has been away for this long."""
 
 
 class Reading:
@@ -44,8 +41,6 @@ class Reading:
         self.wake_fd = -1
         """Readable when whoever waits for records is to look at something else first; -1: never."""
         self._turn = 0
-        self._away_since_ns = 0
-        """Since when there is no appliance; 0: there is one."""
 
     @property
     def cursors(self) -> dict[TopicPartition, PartitionCursor]:
@@ -101,14 +96,7 @@ class Reading:
         connection.process()
         now_ns = self._now_ns()
         connection.tick(now_ns)
-        if connection.fatal is not None:
-            raise connection.fatal
-        if connection.is_ready:
-            self._away_since_ns = 0
-        elif not self._away_since_ns:
-            self._away_since_ns = now_ns
-        elif now_ns - self._away_since_ns > UNREACHABLE_AFTER_NS:
-            raise NotReachableError(f"no appliance answers at {self._settings.bootstrap}{connection.met()}")
+        connection.check_reachable(now_ns)
         if any(cursor.buffered or cursor.error is not None for cursor in cursors if not cursor.is_paused):
             return
         tick_ns = connection.next_tick_ns()

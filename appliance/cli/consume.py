@@ -14,8 +14,8 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import NoReturn, Self
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Self
 
 import click
 import pyarrow as pa
@@ -121,14 +121,14 @@ def command(
         raise click.UsageError(f"the topics have different schemas, which one file of {form} cannot hold; read them one by one")
     reset = "earliest" if start.is_given else "latest"
     with (
-        _ended_in_order() if group is not None else nullcontext(),
+        nullcontext() if group is None else Ending() as ending,
         Consumer(bootstrap=bootstrap, auto_offset_reset=reset, group_id=group, enable_auto_commit=False) as consumer,
     ):
         keys = _partitions(infos, partition)
         reader: Reader
-        if group is not None:
+        if ending is not None:
             ends = None if follow or not start.is_given else consumer.end_offsets(keys)
-            reader = GroupReader(consumer, ends, maximum, skip_damaged)
+            reader = GroupReader(consumer, ends, maximum, skip_damaged, ending)
             consumer.subscribe(list(infos), listener=reader.listener)
         else:
             consumer.assign(keys)
@@ -147,18 +147,49 @@ def command(
     return 0
 
 
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """When a service manager stops it (SIGTERM), what was printed is committed and the partitions are given back, as on Ctrl-C."""
+class Ending:
+    """What ends a member of a group, Ctrl-C or a service manager's SIGTERM, ends it while it waits for records or between two of them: what was printed is
+    committed then, and the partitions are given back. A second one ends it wherever it is: standard output may take nothing any more.
+    """
 
-    def end(number: int, _frame: object) -> NoReturn:
-        raise SystemExit(128 + number)
+    def __init__(self) -> None:
+        self._asked: BaseException | None = None
+        self._may_raise = True
+        """Anywhere, until records are printed."""
 
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def __enter__(self) -> Self:
+        self._before = [(number, signal.signal(number, self._on_signal)) for number in (signal.SIGINT, signal.SIGTERM)]
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for number, handler in self._before:
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        error: BaseException = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+        if self._may_raise or self._asked is not None:
+            raise error
+        self._asked = error
+
+    def begin_printing(self) -> None:
+        """From now on it ends in a block of `while_waiting`, or by `check`."""
+        self._may_raise = False
+
+    def check(self) -> None:
+        """End here, if that was asked for. Raises KeyboardInterrupt, SystemExit."""
+        if self._asked is not None:
+            raise self._asked
+
+    @contextmanager
+    def while_waiting(self, *, waits: bool = True) -> Iterator[None]:
+        """It may end anywhere in this block; with `waits=False` nowhere."""
+        before, self._may_raise = self._may_raise, waits
+        try:
+            if waits:
+                self.check()
+            yield
+        finally:
+            self._may_raise = before
 
 
 def _partitions(infos: dict[str, TopicInfo], only: int | None) -> list[TopicPartition]:
@@ -248,6 +279,10 @@ class Reader:
     def __exit__(self, *_error: object) -> None:
         """The writer is done, or something has ended it."""
 
+    def _waiting(self) -> AbstractContextManager[None]:
+        """Around a poll."""
+        return nullcontext()
+
     def is_finished(self) -> bool:
         """Whether the ends are reached, or enough came."""
         if self._left is not None and self._left <= 0:
@@ -267,7 +302,8 @@ class Reader:
         """What comes within POLL_MS, as records. Raises CorruptBatchError, unless damage is skipped."""
         limit = 5000 if self._left is None else min(5000, self._left)
         try:
-            records = self._consumer.poll(POLL_MS, limit)
+            with self._waiting():
+                records = self._consumer.poll(POLL_MS, limit)
         except CorruptBatchError as error:
             self._skip(error)
             return []
@@ -280,7 +316,8 @@ class Reader:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """What comes within POLL_MS, as Arrow batches of some rows each. Raises CorruptBatchError, unless damage is skipped."""
         try:
-            polled = self._consumer.poll_arrow(POLL_MS)
+            with self._waiting():
+                polled = self._consumer.poll_arrow(POLL_MS)
         except CorruptBatchError as error:
             self._skip(error)
             return
@@ -302,15 +339,25 @@ class Reader:
 class GroupReader(Reader):
     """Of a group's member: knows what was written, and commits it."""
 
-    def __init__(self, consumer: Consumer, ends: dict[TopicPartition, int] | None, maximum: int | None, skip_damaged: bool) -> None:
+    def __init__(
+        self, consumer: Consumer, ends: dict[TopicPartition, int] | None, maximum: int | None, skip_damaged: bool, ending: Ending
+    ) -> None:
         super().__init__(consumer, ends, maximum, skip_damaged)
+        self._ending = ending
         self._written: dict[TopicPartition, int] = {}
         """Behind the last record that was written, where that is not committed yet."""
         self._commit_at_s = time.monotonic() + COMMIT_EVERY_S
         self.listener = _Handover(self)
 
+    def __enter__(self) -> Self:
+        self._ending.begin_printing()
+        return self
+
     def __exit__(self, *_error: object) -> None:
         self.commit()
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        return self._ending.while_waiting()
 
     def is_finished(self) -> bool:
         """As without a group, of the partitions that are this member's; not before there are any."""
@@ -326,9 +373,11 @@ class GroupReader(Reader):
         for record in super().records():
             yield record
             self._written[TopicPartition(record.topic, record.partition)] = record.offset + 1
+            self._ending.check()
 
     def _wrote_batch(self, taken: TopicBatch, rows: int) -> None:
         self._written[TopicPartition(taken.topic, taken.partition)] = int(taken.offsets[rows - 1].as_py()) + 1
+        self._ending.check()
 
     def commit(self, keys: Iterable[TopicPartition] | None = None) -> None:
         """What was written, in all partitions or these; standard output has it then."""
@@ -336,12 +385,13 @@ class GroupReader(Reader):
         taken = {key: self._written.pop(key) for key in list(self._written if keys is None else keys) if key in self._written}
         if not taken:
             return
-        sys.stdout.flush()
-        sys.stdout.buffer.flush()
-        try:
-            self._consumer.commit(taken)
-        except CommitFailedError as error:
-            complain(f"not committed, and printed again by another member: {error.detail}")
+        with self._ending.while_waiting(waits=False):  # it may be a poll that asks for this
+            sys.stdout.flush()
+            sys.stdout.buffer.flush()
+            try:
+                self._consumer.commit(taken)
+            except CommitFailedError as error:
+                complain(f"not committed, and printed again by another member: {error.detail}")
 
     def forget(self, keys: Iterable[TopicPartition]) -> None:
         """These are another member's, which begins at what was committed."""

@@ -16,12 +16,11 @@ from tailrace.arguments import name_list
 from tailrace.client_log import logger
 from tailrace.connection import Connection
 from tailrace.environment import Environment
-from tailrace.errors import InvalidRequestError, NotReachableError, TailraceError
+from tailrace.errors import InvalidRequestError, TailraceError
 from tailrace.groups.driver import HeartbeatThread
 from tailrace.groups.membership import MemberIdentity, Phase
 from tailrace.protocol.session import Response
 from tailrace.protocol.wire import Api
-from tailrace.reading import UNREACHABLE_AFTER_NS
 from tailrace.records import Record
 from tailrace.serializers import deserialized, failure_at
 from tailrace.share.ahead import Ahead
@@ -73,8 +72,6 @@ class ShareWork:
         """When to ask for records next, unless something tells of them before."""
         self._sent_ns = 0
         """When a request was begun last."""
-        self._away_since_ns = 0
-        """Since when there is no appliance; 0: there is one."""
         self._met = ""
         """Why the last request was not carried out, until one is."""
         self._error: TailraceError | None = None
@@ -240,14 +237,7 @@ class ShareWork:
         if not connection.is_ready:
             connection.process()
             connection.tick(now_ns)
-        if connection.fatal is not None:
-            raise connection.fatal
-        if connection.is_ready:
-            self._away_since_ns = 0
-        elif not self._away_since_ns:
-            self._away_since_ns = now_ns
-        elif now_ns - self._away_since_ns > UNREACHABLE_AFTER_NS:
-            raise NotReachableError(f"no appliance answers at {self.settings.bootstrap}{connection.met()}")
+        connection.check_reachable(now_ns)
 
     def read(self, limit: int) -> None:
         """Take in up to `limit` records that were acquired and have come; what cannot be delivered is noted."""

@@ -149,7 +149,8 @@ def test_a_group_goes_on_behind_what_was_printed(appliance: EmbeddedAppliance, t
 def test_a_members_ctrl_c_or_sigterm_commits_what_it_has_printed(
     appliance: EmbeddedAppliance, ten: str, number: signal.Signals, status: int
 ) -> None:
-    environment = {**os.environ, "TAILRACE_BOOTSTRAP": appliance.address}
+    # Unbuffered, as in many containers: the signal comes while the last record is being written.
+    environment = {**os.environ, "TAILRACE_BOOTSTRAP": appliance.address, "PYTHONUNBUFFERED": "1"}
     arguments = [TAILRACE, "consume", ten, "--group", ten, "--from-beginning", "--follow"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None

@@ -13,7 +13,7 @@ from tailrace.private_appliance import EmbeddedAppliance
 
 def test_users_of_every_kind_get_through_and_the_generator_is_measured_beside_them(appliance: EmbeddedAppliance, topic: str) -> None:
     environment = {**os.environ, "TAILRACE_BOOTSTRAP": appliance.address, "LOAD_TOPIC": topic}
-    command = [sys.executable, "-P", "-m", "bench.load", "5", "3"]
+    command = [sys.executable, "-P", "-m", "bench.load", "5", "6"]
     root = pathlib.Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, timeout=60, check=False)
     text = done.stdout.decode() + done.stderr.decode()

@@ -193,14 +193,30 @@ def client(appliance: EmbeddedAppliance) -> Iterator[zmq.Socket[bytes]]:
         yield dealer
 
 
-def test_garbage_on_the_port_in_zeromq_frames(client: zmq.Socket[bytes]) -> None:
+def test_garbage_on_the_port_in_zeromq_frames(appliance: EmbeddedAppliance, client: zmq.Socket[bytes]) -> None:
     source = random.Random(5)
     for _ in range(300):
-        client.send_multipart([source.randbytes(source.choice((0, 1, 23, 24, 25, 500))) for _ in range(source.randrange(1, 6))])
-        frames = client.recv_multipart()
+        message = [source.randbytes(source.choice((0, 1, 23, 24, 25, 500))) for _ in range(source.randrange(1, 6))]
+        if len(message[0]) == 24:
+            client.send_multipart(message)
+            frames = client.recv_multipart()
+        else:
+            frames = answer_before_the_end(appliance.address, message)
         assert decode_response_header(frames[0]).error in (ErrorCode.MALFORMED_REQUEST, ErrorCode.SESSION_UNKNOWN)
     client.send_multipart([RequestHeader(999, 1, 5, 0).to_bytes()])
     assert decode_response_header(client.recv_multipart()[0]).error == ErrorCode.SESSION_UNKNOWN
+
+
+def answer_before_the_end(address: str, message: list[bytes]) -> list[bytes]:
+    """What a connection is told that does not speak the protocol. It is closed 50 ms later: on a busy machine the answer may go down with it, so ask again."""
+    for _ in range(20):
+        with zmq.Context.instance().socket(zmq.DEALER) as dealer:
+            dealer.setsockopt(zmq.LINGER, 0)
+            dealer.connect(address)
+            dealer.send_multipart(message)
+            if dealer.poll(3_000):
+                return dealer.recv_multipart()
+    raise AssertionError("never answered")
 
 
 def test_every_api_refuses_garbage_bodies(appliance: EmbeddedAppliance) -> None:

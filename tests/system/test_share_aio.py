@@ -15,7 +15,7 @@ from tailrace.aio import AsyncShareConsumer
 from tailrace.private_appliance import EmbeddedAppliance
 from tailrace.share.records import ShareRecord
 from tests.kit.aio import run, ticking
-from tests.kit.processes import kill_and_wait_for_successor
+from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 from tests.kit.queues import LONG_MS, fill, make, read, share, start_offset
 
 
@@ -144,6 +144,9 @@ def test_poison_and_kills_of_the_process_of_groups_and_of_a_front(appliance: Emb
         async with consumer_of(appliance, topic) as one, consumer_of(appliance, topic) as two:
             consumers.extend((one, two))
             working = asyncio.gather(work(one), work(two))
+            await asyncio.to_thread(
+                wait_until, lambda: "tr-groups-0" in children(appliance), "the process of groups is started by the first request"
+            )
             for name in ("tr-groups-0", "tr-front-0"):
                 await asyncio.to_thread(kill_and_wait_for_successor, appliance, name)
             await working

@@ -9,7 +9,9 @@ from typing import Any
 import orjson
 import pytest
 
+from tailrace import connection as connection_module
 from tailrace.aio import AsyncShareConsumer
+from tailrace.connection import UNREACHABLE_AFTER_NS
 from tailrace.environment import REAL
 from tailrace.errors import (
     DiskFullError,
@@ -25,10 +27,8 @@ from tailrace.pending_call import PendingCall
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.session import Response, State
 from tailrace.protocol.wire import Api
-from tailrace.reading import UNREACHABLE_AFTER_NS
 from tailrace.records import Record, TopicPartition
 from tailrace.settings import build
-from tailrace.share import work as work_module
 from tailrace.share.feed import Piece, Run
 from tailrace.share.requests import Acquired
 from tailrace.share.settings import ShareConsumerSettings
@@ -226,7 +226,7 @@ def test_a_request_that_waits_to_be_sent_again_is_not_sent_at_once_or_with_anoth
 
 @pytest.mark.parametrize("kind", [ShareConsumer, AsyncShareConsumer])
 def test_poll_raises_that_the_appliance_is_away(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_module, "UNREACHABLE_AFTER_NS", -1)
+    monkeypatch.setattr(connection_module, "UNREACHABLE_AFTER_NS", -1)
 
     async def done(result: Any) -> Any:
         return await result if inspect.isawaitable(result) else result
