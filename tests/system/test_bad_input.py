@@ -209,8 +209,9 @@ def test_garbage_on_the_port_in_zeromq_frames(appliance: EmbeddedAppliance, clie
 
 def answer_before_the_end(address: str, message: list[bytes]) -> list[bytes]:
     """What a connection is told that does not speak the protocol. It is closed 50 ms later: on a busy machine the answer may go down with it, so ask again."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     for _ in range(20):
-        with zmq.Context.instance().socket(zmq.DEALER) as dealer:
+        with context.socket(zmq.DEALER) as dealer:
             dealer.setsockopt(zmq.LINGER, 0)
             dealer.connect(address)
             dealer.send_multipart(message)
