@@ -94,7 +94,7 @@ $(STAMP): pyproject.toml requirements.lock examples/clients/javascript/package-l
 	@command -v npm >/dev/null && npm ci --silent --prefix examples/clients/javascript || echo "tailrace: without npm the JavaScript example is not tested"
 	@touch $(STAMP)
 
-$(KERNEL): $(STAMP) tailrace/kernel/build.py tailrace/kernel/_native.pyx tailrace/__init__.py
+$(KERNEL): $(STAMP) tailrace/kernel/build.py tailrace/kernel/_native.pyx $(wildcard tailrace/kernel/_*.pxi) tailrace/__init__.py
 	@rm -f tailrace/kernel/_native.*.so
 	@$(BIN)/python -P tailrace/kernel/build.py
 	@touch $(KERNEL) || true

@@ -1,6 +1,6 @@
 """The kernel: what is done for each record, compiled where that was possible, else the same in Python.
 
-`reference.py` is the truth; `_native.pyx` does the same, byte for byte, several times as fast. Nothing but this module knows which of them is used.
+`reference.py` is the truth; `_native.pyx` and what it includes do the same, byte for byte, several times as fast. Nothing but this module knows which of them is used.
 `TAILRACE_PURE=1` has the reference used; `TAILRACE_PURE=0` refuses to go on without the compiled one.
 
 Invariant: a compiled kernel that was made from another source or for another version than this package's is never used.
@@ -46,9 +46,14 @@ class KernelError(ImportError):
 
 
 def stamp() -> str:
-    """What a compiled kernel has to be made from: the version of the package and the checksum of the source. (`tailrace/kernel/build.py` reckons the same.)"""
-    source = _HERE / "_native.pyx"
-    return f"{tailrace.__version__}-{zlib.crc32(source.read_bytes()):08x}" if source.exists() else tailrace.__version__
+    """What a compiled kernel has to be made from: the version of the package and the checksum of the sources. (`tailrace/kernel/build.py` reckons the same.)"""
+    sources = sorted(_HERE.glob("_*.p[xy][ix]"))
+    if not sources:
+        return tailrace.__version__
+    checksum = 0
+    for source in sources:
+        checksum = zlib.crc32(source.read_bytes(), checksum)
+    return f"{tailrace.__version__}-{checksum:08x}"
 
 
 def compiled_name() -> str:

@@ -1,4 +1,4 @@
-"""Compiles the kernel (`_native.pyx`): for a wheel, for an editable install, and as a program in place (`python tailrace/kernel/build.py`).
+"""Compiles the kernel (`_native.pyx` and the `.pxi` files that it includes): for a wheel, for an editable install, and as a program in place (`python tailrace/kernel/build.py`).
 
 Where Cython, a C compiler or Python's headers are missing, one line says so and the build goes on: the same functions in Python are used then (docs/adr/0021).
 With TAILRACE_PURE=1 nothing is compiled.
@@ -42,7 +42,10 @@ def stamp_of(root: pathlib.Path) -> str:
     version = re.search(r'^__version__ = "([^"]+)"', (root / "tailrace" / "__init__.py").read_text(), re.MULTILINE)
     if version is None:
         raise NotCompiledError("tailrace/__init__.py says no __version__")
-    return f"{version[1]}-{zlib.crc32((root / KERNEL / '_native.pyx').read_bytes()):08x}"
+    checksum = 0
+    for source in sorted((root / KERNEL).glob("_*.p[xy][ix]")):
+        checksum = zlib.crc32(source.read_bytes(), checksum)
+    return f"{version[1]}-{checksum:08x}"
 
 
 def _run(command: list[str], what: str) -> None:

@@ -233,11 +233,15 @@ def refuses(tree: pathlib.Path, sentence: str) -> None:
 
 @compiled_only
 def test_a_compiled_kernel_of_another_version_or_source_is_refused(tree: pathlib.Path) -> None:
-    package, source = tree / "tailrace" / "__init__.py", tree / "tailrace" / "kernel" / "_native.pyx"
-    with source.open("a") as file:
-        file.write("# changed\n")
-    refuses(tree, f"was made from {kernel.stamp()}, and this is tailrace {tailrace.__version__}-")
-    source.unlink()
+    package, sources = tree / "tailrace" / "__init__.py", [*(tree / "tailrace" / "kernel").glob("_*.p[xy][ix]")]
+    assert len(sources) > 1
+    for source in sources:
+        text = source.read_text()
+        source.write_text(text + "# changed\n")
+        refuses(tree, f"was made from {kernel.stamp()}, and this is tailrace {tailrace.__version__}-")
+        source.write_text(text)
+    for source in sources:
+        source.unlink()
     assert said(tree, "0").returncode == 0, "without its source the version counts"
     package.write_text(package.read_text().replace(f'__version__ = "{tailrace.__version__}"', '__version__ = "9.9"'))
     refuses(tree, f"was made from {kernel.stamp()}, and this is tailrace 9.9")

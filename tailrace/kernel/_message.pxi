@@ -1,0 +1,248 @@
+# The records of a batch as columns, and the Arrow message of them: one copy.
+
+cdef object _template = None  # few_rows.template(): (metadata, row_count_at, nodes_at, buffers_at, body_length_at)
+
+
+cdef struct Body:
+    char* at  # NULL: only measure
+    Py_ssize_t end
+    int64_t* places  # (offset, length) of each buffer
+
+
+cdef void lay(Body* body, const char* data, Py_ssize_t length) noexcept:
+    """One more buffer, padded to a multiple of 8; `data` is NULL for zeros."""
+    cdef Py_ssize_t padded = (length + 7) & ~<Py_ssize_t>7
+    if body.at != NULL:
+        body.places[0] = body.end
+        body.places[1] = length
+        body.places += 2
+        if data == NULL:
+            memset(body.at + body.end, 0, padded)
+        elif length:
+            memcpy(body.at + body.end, data, length)
+            memset(body.at + body.end + length, 0, padded - length)
+    body.end += padded
+
+
+cdef void lay_column(Body* body, Column* column) noexcept:
+    lay(body, column.valid.at, column.valid.end)
+    if column.count:
+        lay(body, column.offsets.at, column.offsets.end)
+    else:
+        lay(body, NULL, 4)
+    lay(body, column.data.at, column.data.end)
+
+
+cdef class RecordBuffer:
+    """The records of a batch, from its first to its encoding."""
+
+    cdef Buffer stamps
+    cdef Column keys_
+    cdef Column values_
+    # headers: a list for each record, null where it has none; empty until a record has some
+    cdef Column lists  # its `offsets` count headers, its `data` is not used
+    cdef Column names
+    cdef Column contents
+    cdef int64_t data_max
+
+    def __cinit__(self, data_max=None):
+        self.data_max = DATA_MAX if data_max is None else min(<int64_t>data_max, DATA_MAX)
+
+    def __dealloc__(self):
+        self.let_all_go()
+
+    cdef void let_all_go(self) noexcept:
+        let_go(&self.stamps)
+        let_column_go(&self.keys_)
+        let_column_go(&self.values_)
+        let_column_go(&self.lists)
+        let_column_go(&self.names)
+        let_column_go(&self.contents)
+
+    def __len__(self):
+        return self.values_.count
+
+    cdef Py_ssize_t append(
+        self, const char* key, Py_ssize_t key_length, const char* value, Py_ssize_t value_length, int64_t stamp_us, object headers
+    ) except -1:
+        """The row. `headers` are exact tuples (exact ASCII text or encoded bytes, bytes or None) in an exact list or tuple, or None."""
+        cdef Py_ssize_t row = self.values_.count
+        make_room(&self.stamps, 8)
+        make_cell_room(&self.keys_, 1, key_length, key == NULL, self.data_max)
+        make_cell_room(&self.values_, 1, value_length, value == NULL, self.data_max)
+        if headers is not None:
+            self.make_header_room(headers)
+        elif self.lists.count:
+            make_cell_room(&self.lists, 1, 0, True, self.data_max)
+        memcpy(self.stamps.at + self.stamps.end, &stamp_us, 8)
+        self.stamps.end += 8
+        add_cell(&self.keys_, key, key_length)
+        add_cell(&self.values_, value, value_length)
+        if headers is not None:
+            self.add_headers(headers)
+        elif self.lists.count:
+            self.end_list(False)
+        return row
+
+    cdef int make_header_room(self, object headers) except -1:
+        cdef Py_ssize_t names = 0, contents = 0, count = 0
+        cdef bint has_null = False
+        for name, content in headers:
+            names += PyUnicode_GET_LENGTH(name) if type(name) is str else PyBytes_GET_SIZE(name)
+            if content is None:
+                has_null = True
+            else:
+                contents += PyBytes_GET_SIZE(content)
+            count += 1
+        make_cell_room(&self.names, count, names, False, self.data_max)
+        make_cell_room(&self.contents, count, contents, has_null, self.data_max)
+        # The first record with headers: those before it have none.
+        make_cell_room(&self.lists, self.values_.count + 1 - self.lists.count, 0, True, self.data_max)
+        return 0
+
+    cdef void end_list(self, bint has_headers) noexcept:
+        cdef Py_ssize_t row = self.lists.count
+        mark(&self.lists, has_headers)
+        if not row:
+            put_i32(&self.lists.offsets, 0)
+        put_i32(&self.lists.offsets, <int32_t>self.names.count)
+        self.lists.count += 1
+
+    cdef void add_headers(self, object headers) noexcept:
+        while self.lists.count < self.values_.count - 1:
+            self.end_list(False)
+        for name, content in headers:
+            if type(name) is str:
+                add_cell(&self.names, ASCII_OF(name), PyUnicode_GET_LENGTH(name))
+            else:
+                add_cell(&self.names, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
+            if content is None:
+                add_cell(&self.contents, NULL, 0)
+            else:
+                add_cell(&self.contents, PyBytes_AS_STRING(content), PyBytes_GET_SIZE(content))
+        self.end_list(True)
+
+    def add(self, key, value, int64_t stamp_us, headers=None):
+        """Append a record; returns its row. `headers`: (text that is UTF-8, bytes or None) pairs."""
+        cdef const char* key_at = NULL
+        cdef const char* value_at = NULL
+        cdef Py_ssize_t key_length = 0, value_length = 0
+        if key is not None:
+            if not isinstance(key, bytes):
+                raise TypeError(f"a key is bytes or None, not {type(key).__name__}")
+            key_at, key_length = PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key)
+        if value is not None:
+            if not isinstance(value, bytes):
+                raise TypeError(f"a value is bytes or None, not {type(value).__name__}")
+            value_at, value_length = PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value)
+        if not headers:
+            return self.append(key_at, key_length, value_at, value_length, stamp_us, None)
+        pairs = []
+        for name, content in headers:
+            if content is not None and not isinstance(content, bytes):
+                raise TypeError(f"what a header says is bytes or None, not {type(content).__name__}")
+            pairs.append((str.encode(name), content))
+        return self.append(key_at, key_length, value_at, value_length, stamp_us, pairs)
+
+    def keys(self):
+        """The key of each record."""
+        return [cell(&self.keys_, row) for row in range(self.keys_.count)]
+
+    def values(self):
+        """The value of each record."""
+        return [cell(&self.values_, row) for row in range(self.values_.count)]
+
+    def stamps_us(self):
+        """The timestamp of each record."""
+        return memoryview(PyBytes_FromStringAndSize(self.stamps.at, self.stamps.end)).cast("q")
+
+    def ends_without_key(self):
+        """Whether there is a last record, and it has no key."""
+        return self.keys_.count > 0 and not is_valid(&self.keys_, self.keys_.count - 1)
+
+    def picked(self, rows):
+        """The records of some rows, in that order. Raises IndexError."""
+        cdef RecordBuffer chosen = RecordBuffer(self.data_max)
+        cdef Py_ssize_t row, header, count = self.values_.count
+        cdef Column* keys = &self.keys_
+        cdef Column* values = &self.values_
+        for given in rows:
+            if not 0 <= given < count:
+                raise IndexError(f"there are rows 0 to {count - 1}, not {given}")
+            row = given
+            pairs = None
+            if self.lists.count > row and is_valid(&self.lists, row):
+                pairs = [(cell(&self.names, header), cell(&self.contents, header)) for header in range(offset_at(&self.lists, row), offset_at(&self.lists, row + 1))]
+            chosen.append(
+                where(keys, row),
+                offset_at(keys, row + 1) - offset_at(keys, row),
+                where(values, row),
+                offset_at(values, row + 1) - offset_at(values, row),
+                (<int64_t*>self.stamps.at)[row],
+                pairs,
+            )
+        return chosen
+
+    def clear(self):
+        """Forget all records."""
+        self.let_all_go()
+
+    def frame(self):
+        """The records as a batch of the default schema."""
+        import pyarrow
+        from tailrace.schema import DEFAULT_SCHEMA
+
+        return pyarrow.ipc.read_record_batch(pyarrow.ipc.read_message(pyarrow.py_buffer(self.message())), DEFAULT_SCHEMA)
+
+    cdef void lay_all(self, Body* body) noexcept:
+        cdef Py_ssize_t count = self.values_.count
+        lay(body, NULL, 0)
+        lay(body, self.stamps.at, self.stamps.end)
+        lay_column(body, &self.keys_)
+        lay_column(body, &self.values_)
+        if self.lists.count:
+            lay(body, self.lists.valid.at, self.lists.valid.end)
+            lay(body, self.lists.offsets.at, self.lists.offsets.end)
+        else:
+            lay(body, NULL, (count + 7) >> 3)
+            lay(body, NULL, 4 * (count + 1))
+        lay(body, NULL, 0)
+        lay_column(body, &self.names)
+        lay_column(body, &self.contents)
+
+    def message(self, Py_ssize_t gap=0):
+        """The records as an encapsulated Arrow message of the default schema whose metadata has `gap` more bytes of padding, zeros, a multiple of 8, than it
+        needs. There is a record at least.
+        """
+        global _template
+        if _template is None:
+            from tailrace.few_rows import template
+
+            _template = template()
+        cdef bytes metadata = _template[0]
+        cdef Py_ssize_t row_count_at = _template[1], nodes_at = _template[2], buffers_at = _template[3], body_length_at = _template[4]
+        cdef Py_ssize_t metadata_size = PyBytes_GET_SIZE(metadata), body_at = metadata_size + gap
+        cdef int64_t count = self.values_.count, header_count = self.names.count
+        cdef int64_t[34] places
+        cdef int64_t[14] nodes
+        cdef uint32_t declared = <uint32_t>(body_at - 8)
+        cdef Body body
+        body.at, body.end, body.places = NULL, 0, places
+        self.lay_all(&body)
+        cdef int64_t body_length = body.end
+        cdef object message = PyByteArray_FromStringAndSize(NULL, body_at + body_length)
+        cdef char* at = PyByteArray_AS_STRING(message)
+        body.at, body.end = at + body_at, 0
+        self.lay_all(&body)
+        nodes[:] = [
+            count, 0, count, self.keys_.nulls, count, self.values_.nulls, count, self.lists.nulls if self.lists.count else count, header_count, 0,
+            header_count, 0, header_count, self.contents.nulls,
+        ]
+        memcpy(at, PyBytes_AS_STRING(metadata), metadata_size)
+        memset(at + metadata_size, 0, gap)
+        memcpy(at + 4, &declared, 4)
+        memcpy(at + row_count_at, &count, 8)
+        memcpy(at + nodes_at, nodes, sizeof(nodes))
+        memcpy(at + buffers_at, places, sizeof(places))
+        memcpy(at + body_length_at, &body_length, 8)
+        return message
