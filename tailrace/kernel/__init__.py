@@ -1,6 +1,7 @@
 """The kernel: what is done for each record, compiled where that was possible, else the same in Python.
 
-`reference.py` is the truth; `_native.pyx` and what it includes do the same, byte for byte, several times as fast. Nothing but this module knows which of them is used.
+`reference.py` is the truth; `_native.pyx` and what it includes do the same, byte for byte, several times as fast. Nothing but this module knows which of
+them is used.
 `TAILRACE_PURE=1` has the reference used; `TAILRACE_PURE=0` refuses to go on without the compiled one.
 
 Invariant: a compiled kernel that was made from another source or for another version than this package's is never used.

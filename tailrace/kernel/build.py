@@ -1,4 +1,5 @@
-"""Compiles the kernel (`_native.pyx` and the `.pxi` files that it includes): for a wheel, for an editable install, and as a program in place (`python tailrace/kernel/build.py`).
+"""Compiles the kernel (`_native.pyx` and the `.pxi` files that it includes): for a wheel, for an editable install, and as a program in place
+(`python tailrace/kernel/build.py`).
 
 Where Cython, a C compiler or Python's headers are missing, one line says so and the build goes on: the same functions in Python are used then (docs/adr/0021).
 With TAILRACE_PURE=1 nothing is compiled.

@@ -7,6 +7,11 @@ Layout (little endian; topic ids are 16 raw bytes):
     PRODUCE  request   topic_id 16s | partition i32 | acks i32 (0, 1, -1 = all) | timeout_ms u32 | slot_map_version u32 (0: none),
                        then one frame: the batch
              response  base_offset i64 | append_time_us i64 | leader_epoch i32 | flags u32 (1: this was a duplicate)
+    PRODUCE  request   acks i32 (0, 1, -1 = all) | timeout_ms u32 | count u32 | reserved u32, then `count` x
+    version 2          { topic_id 16s | partition i32 | slot_map_version u32 (0: none) | length u32 | reserved u32 },
+                       then 1 to PRODUCE_FRAMES_MAX frames with the batches in the order of the entries, each frame with one or more whole ones
+             response  count u32 | reserved u32, then, in the order of the request, `count` x
+                       { error u16 | flags u16 (1: this was a duplicate) | leader_epoch i32 | base_offset i64 | append_time_us i64 }
     FETCH    request   max_wait_ms u32 | min_bytes u32 | max_bytes u32 | count u32 | received_bytes u64, then `count` x
                        { topic_id 16s | partition i32 | leader_epoch i32 | offset i64 | max_bytes u32 | reserved u32 }
              response  count u32 | reserved u32, then `count` x
@@ -20,6 +25,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import orjson
@@ -40,11 +46,18 @@ MESSAGE_MAX = 1_000
 OFFSETS_BY_OFFSET = ("behind", "time_of")
 """Ways to ask for an offset that begin with one: {"behind": offset}."""
 FETCH_PARTITIONS_MAX = 4096
+PRODUCE_BATCHES_MAX = 4096
+PRODUCE_FRAMES_MAX = 8
+"""Frames with batches of a PRODUCE request."""
 SHARE_RUNS_MAX = 500
 """Runs of offsets that one SHARE_ACQUIRE or SHARE_ACKNOWLEDGE acknowledges."""
 
 _PRODUCE = struct.Struct("<16siiII")
 _PRODUCED = struct.Struct("<qqiI")
+_PRODUCE_MANY = struct.Struct("<iIII")
+_PRODUCE_ENTRY = struct.Struct("<16siIII")
+_PRODUCED_MANY = struct.Struct("<II")
+_PRODUCED_ENTRY = struct.Struct("<HHiqq")
 _FETCH = struct.Struct("<IIIIQ")
 _FETCH_ENTRY = struct.Struct("<16siiqII")
 _FETCHED = struct.Struct("<II")
@@ -73,6 +86,33 @@ class ProduceResponse(NamedTuple):
     append_time_us: int
     leader_epoch: int
     flags: int
+
+
+class ProduceEntry(NamedTuple):
+    """A batch of a PRODUCE request of version 2: where it goes, and its length in bytes. `slot_map_version`: see ProduceRequest."""
+
+    topic_id: bytes
+    partition: int
+    slot_map_version: int
+    length: int
+
+
+class ProduceBatches(NamedTuple):
+    """What stands before the batches of a PRODUCE request of version 2. `acks`: 0, 1 or ACKS_ALL."""
+
+    acks: int
+    timeout_ms: int
+    entries: list[ProduceEntry]
+
+
+class ProducedEntry(NamedTuple):
+    """What became of a batch; the other fields say something where `error` is OK (0). `flags`: PRODUCED_DUPLICATE when it was there already."""
+
+    error: int
+    flags: int
+    leader_epoch: int
+    base_offset: int
+    append_time_us: int
 
 
 class FetchEntry(NamedTuple):
@@ -140,6 +180,48 @@ def decode_produced(frame: Readable) -> ProduceResponse:
     if len(frame) != _PRODUCED.size:
         raise _malformed(f"a produce response has {_PRODUCED.size} bytes, this one {len(frame)}")
     return ProduceResponse(*_PRODUCED.unpack(frame))
+
+
+def encode_produce_batches(request: ProduceBatches) -> bytes:
+    """The frame before the batches."""
+    head = _PRODUCE_MANY.pack(request.acks, request.timeout_ms, len(request.entries), 0)
+    return head + b"".join([_PRODUCE_ENTRY.pack(*entry, 0) for entry in request.entries])
+
+
+def decode_produce_batches(frame: Readable, data_frames: Sequence[Readable]) -> ProduceBatches:
+    """The frame before the batches, which fill `data_frames`: 1 to PRODUCE_BATCHES_MAX, none across two frames. Raises WireError."""
+    if len(frame) < _PRODUCE_MANY.size:
+        raise _malformed("a produce request is cut off")
+    acks, timeout_ms, count, _ = _PRODUCE_MANY.unpack_from(frame, 0)
+    if acks not in (0, 1, ACKS_ALL):
+        raise _malformed(f"acks is {acks}; allowed are 0, 1 and -1 (all)")
+    if not 1 <= count <= PRODUCE_BATCHES_MAX:
+        raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"{count} batches in one request; 1 to {PRODUCE_BATCHES_MAX} are allowed")
+    size = _PRODUCE_MANY.size + count * _PRODUCE_ENTRY.size
+    if len(frame) != size:
+        raise _malformed(f"a produce request of {count} batches has {size} bytes before them, this one {len(frame)}")
+    if not 1 <= len(data_frames) <= PRODUCE_FRAMES_MAX:
+        raise _malformed(f"{len(data_frames)} frames with batches; 1 to {PRODUCE_FRAMES_MAX} are allowed")
+    entries = [ProduceEntry(*fields[:4]) for fields in _PRODUCE_ENTRY.iter_unpack(memoryview(frame)[_PRODUCE_MANY.size :])]
+    ends = accumulate(entry.length for entry in entries)
+    if not set(accumulate(map(len, data_frames))) <= (found := set(ends)) or max(found) != sum(map(len, data_frames)):
+        raise _malformed("the frames with batches do not end where batches end, by their lengths")
+    return ProduceBatches(acks, timeout_ms, entries)
+
+
+def encode_produced_batches(entries: Sequence[ProducedEntry]) -> bytes:
+    """The body of a PRODUCE response of version 2."""
+    return _PRODUCED_MANY.pack(len(entries), 0) + b"".join([_PRODUCED_ENTRY.pack(*entry) for entry in entries])
+
+
+def decode_produced_batches(frame: Readable) -> list[ProducedEntry]:
+    """The body of a PRODUCE response of version 2. Raises WireError."""
+    if (
+        len(frame) < _PRODUCED_MANY.size
+        or len(frame) != _PRODUCED_MANY.size + _PRODUCED_MANY.unpack_from(frame, 0)[0] * _PRODUCED_ENTRY.size
+    ):
+        raise _malformed(f"a produce response has {len(frame)} bytes, and says otherwise")
+    return [ProducedEntry(*fields) for fields in _PRODUCED_ENTRY.iter_unpack(memoryview(frame)[_PRODUCED_MANY.size :])]
 
 
 def encode_fetch(request: FetchRequest) -> bytes:
