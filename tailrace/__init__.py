@@ -80,6 +80,7 @@ if TYPE_CHECKING:
         TopicPartition,
     )
     from tailrace.recurrence import Recurrence, RecurrenceError
+    from tailrace.scanning.reader import scan
     from tailrace.share.outcomes import AcknowledgeType
     from tailrace.share.records import ShareRecord
     from tailrace.share_consumer import ShareConsumer
@@ -110,6 +111,7 @@ _HOMES = {
     "PendingDelay": "admin",
     "TopicBatch": "records",
     "TopicPartition": "records",
+    "scan": "scanning.reader",
 }
 
 _CALLED_OTHERWISE = {
@@ -191,6 +193,7 @@ __all__ = [
     "UnsupportedBatchError",
     "UnsupportedVersionError",
     "embedded",
+    "scan",
 ]
 
 

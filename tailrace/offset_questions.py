@@ -77,6 +77,10 @@ class OffsetQuestions:
             wanted = {key: to_timestamp_us(when) for key, when in given.items()}
         except (TypeError, ValueError) as error:
             raise InvalidRequestError(str(error)) from None
+        return self._offsets_for_times_us(wanted)
+
+    def _offsets_for_times_us(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """`offsets_for_times` of times in microseconds."""
         result: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         for key, item in list_offsets(self._call, wanted.items()).items():
             offset = offset_in(item)

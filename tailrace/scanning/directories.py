@@ -1,0 +1,212 @@
+"""Partitions in a data directory of this host: which are there, whether an appliance runs on it, and where the log of a stopped one ends.
+
+Of a stopped appliance's log counts what the next start would keep of these files: everything up to the end of what is intact; what is damaged below an offset
+that was durable is damage, the rest a torn tail. Batches that a kill has left in shared memory, or a loss of power in the journal alone, are put into the files
+by the next start; until then they are not seen here.
+
+Owner: pure reading. The directory's lock is looked at, and held for no longer than that takes: a start waits for it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import fcntl
+import os
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tailrace.errors import CorruptBatchError, InvalidRequestError, StorageError, UnknownTopicError
+from tailrace.formats import checked_json
+from tailrace.formats.batch_header import BatchHeader
+from tailrace.formats.data_directory import LOCK_FILE, read_identity
+from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
+from tailrace.formats.segment import Ending, Walk, find_behind, schema_message_length, walk_batches
+from tailrace.scanning.segment_files import SegmentFiles, read_partition_file
+
+CHECKPOINTS = ("checkpoint.0", "checkpoint.1")
+_PARTITION_NAME = re.compile(r"(.+)-(0|[1-9][0-9]*)")
+
+
+def is_directory(source: Any) -> bool:
+    """Whether `source` names a directory, and no topic: a path object, or text with a slash, which a topic's name has not."""
+    return isinstance(source, os.PathLike) or (isinstance(source, str) and os.sep in source)
+
+
+def find_partitions(path: str, wanted: tuple[int, ...] | None) -> dict[int, tuple[str, PartitionFile]]:
+    """Of `DATA_DIR/topic`, or of one partition's directory: number -> (directory, its partition.json). Raises UnknownTopicError, InvalidRequestError,
+    StorageError.
+    """
+    path = os.path.abspath(path)
+    parent, name = os.path.split(path)
+    match = _PARTITION_NAME.fullmatch(name)
+    if match is not None and os.path.exists(f"{path}/{PARTITION_FILE}"):
+        here = {int(match[2]): path}
+        needed: Iterable[int] = wanted or ()
+    else:
+        here = _partitions_in(parent).get(name, {})
+        if not here:
+            raise _not_found(path)
+        needed = wanted or range(_partition_count(here))
+    missing = sorted(set(needed) - set(here))
+    if missing:
+        raise InvalidRequestError(
+            f"{path}: there is no directory of partition {', '.join(map(str, missing))}, perhaps in another data directory; "
+            f"partitions={sorted(here)} reads those that are here"
+        )
+    return {number: (here[number], _known(here[number])) for number in sorted(wanted or here)}
+
+
+def _known(directory: str) -> PartitionFile:
+    known = read_partition_file(directory)
+    if known is None:
+        raise StorageError(f"{directory}/{PARTITION_FILE} cannot be read, or is damaged: without it a segment cannot be proven")
+    return known
+
+
+def _partition_count(here: dict[int, str]) -> int:
+    """How many partitions the topic has, as its directories say."""
+    decisions = (_known(directory).decision for directory in here.values())
+    return max((decision.partition_count for decision in decisions if decision is not None), default=len(here))
+
+
+def _partitions_in(data_dir: str) -> dict[str, dict[int, str]]:
+    """Topic -> partition -> directory."""
+    result: dict[str, dict[int, str]] = {}
+    try:
+        names = os.listdir(data_dir)
+    except OSError:
+        return result
+    for name in names:
+        match = _PARTITION_NAME.fullmatch(name)
+        if match is not None and os.path.exists(f"{data_dir}/{name}/{PARTITION_FILE}"):
+            result.setdefault(match[1], {})[int(match[2])] = f"{data_dir}/{name}"
+    return result
+
+
+def _not_found(path: str) -> UnknownTopicError:
+    parent, name = os.path.split(path)
+    here, inside = _partitions_in(parent), _partitions_in(path)
+    if inside:
+        return UnknownTopicError(f"{path} is a data directory: name a topic in it, such as {path}/{sorted(inside)[0]}")
+    near = difflib.get_close_matches(name, here, 1, 0.5)
+    hint = f"; did you mean {parent}/{near[0]}?" if near else f"; {parent} holds no topic" if not here else ""
+    return UnknownTopicError(f"there is no topic {name!r} in {parent}{hint}")
+
+
+def is_in_use(data_dir: str) -> bool:
+    """Whether an appliance runs on this data directory. Raises StorageError where that cannot be told."""
+    try:
+        fd = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StorageError(f"{data_dir} cannot be opened: {error.strerror}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
+            return True
+        return _has_holder(data_dir)  # a network file system that has no locks on directories
+    finally:
+        os.close(fd)
+    return False
+
+
+def _has_holder(data_dir: str) -> bool:
+    try:
+        holder = checked_json.decode(checked_json.read(f"{data_dir}/{LOCK_FILE}"))
+        return isinstance(holder, dict) and os.path.exists(f"/proc/{int(holder.get('pid', 0))}")
+    except (OSError, ValueError):
+        return False
+
+
+def same_directory(path: str, instance: str | None) -> bool:
+    """Whether the data directory that an appliance names `path` is the one here: the original, no copy and no other host's. `instance`: the appliance's id,
+    where it must be that of the directory.
+    """
+    found = read_identity(path)
+    if found is None or (instance is not None and found.instance.hex() != instance):
+        return False
+    try:
+        here = os.stat(path)
+    except OSError:
+        return False
+    return (found.device, found.inode) == (here.st_dev, here.st_ino)
+
+
+# ---- a stopped appliance's log --------------------------------------------------------------------------------------------------------------
+
+
+def settled_end(files: SegmentFiles) -> int:
+    """Where the log ends that the next start would find in these files. Raises StorageError."""
+    try:
+        bases = files.bases()
+        durable = max(_durable_end(files), files.known.log_start_offset)
+        if not bases:
+            return durable
+        base = max(bases)
+        with open(bases[base], "rb", buffering=0) as file:
+            fd = file.fileno()
+            return max(_end_of(files, base, os.fstat(fd).st_size, lambda length, at: os.pread(fd, length, at), durable), durable)
+    except OSError as error:
+        raise StorageError(f"{files.directory} cannot be read: {error}") from error
+
+
+def _end_of(files: SegmentFiles, base: int, size: int, read_at: Callable[[int, int], bytes], durable: int) -> int:
+    """Of the newest segment: `workers.recovery` has the table that this follows."""
+    position = schema_message_length(read_at)
+    if not position or read_at(position, 0) not in files.known.schemas.values():
+        position = len(next(iter(files.known.schemas.values()), b""))
+    walk = Walk(position, base)
+    while True:
+        for _ in walk_batches(read_at, size, walk, files.known.seed):
+            pass
+        if walk.ending is not Ending.TORN:
+            return walk.next_offset
+        known = next((d for d in files.known.damage if d.start == walk.next_offset and d.end_position > walk.position), None)
+        if known is not None:
+            walk.position, walk.next_offset, walk.ending = known.end_position, known.end, Ending.CLEAN
+            continue
+        behind = find_behind(read_at, size, walk.position, files.known.seed, walk.next_offset)
+        if behind is None or not (behind.proves_durable or walk.next_offset < durable):
+            return walk.next_offset
+        walk.position, walk.next_offset, walk.ending = behind.position, behind.offset, Ending.CLEAN
+
+
+def _durable_end(files: SegmentFiles) -> int:
+    """Below this everything was durable once, by the newest checkpoint that is intact."""
+    found = [0]
+    for name in CHECKPOINTS:
+        try:
+            content = checked_json.decode(checked_json.read(f"{files.directory}/{name}"))
+        except OSError:
+            continue
+        if (
+            isinstance(content, dict)
+            and content.get("topic_id") == files.known.topic_id.hex()
+            and isinstance(content.get("next_offset"), int)
+        ):
+            found.append(content["next_offset"])
+    return max(found)
+
+
+def first_at_or_after(files: SegmentFiles, when_us: int, end: int, time_in: Callable[[BatchHeader, Any, Any], int | None]) -> int | None:
+    """The offset of the first record of that time or later, below `end`. `time_in`: the first of a batch, of (header, data, schema); None: it has none. What is
+    damaged has no record.
+    """
+    heads = SegmentFiles(files.directory, files.known, headers_only=True, schema=files.schema)
+    offset = files.known.log_start_offset
+    while offset < end:
+        try:
+            for frame in heads.frames(offset, end):
+                offset = frame.header.next_offset
+                if frame.header.is_control or frame.header.max_timestamp_us < when_us:
+                    continue
+                whole = next(iter(files.frames(frame.header.base_offset, frame.header.next_offset)))
+                found = time_in(whole.header, whole.data, whole.schema)
+                if found is not None:
+                    return found
+        except CorruptBatchError as error:
+            offset = max(error.next_offset or end, offset)
+    return None

@@ -1,0 +1,299 @@
+"""What a scan reads: which offsets of which partitions, from where. A plan can be pickled and divided, so that tasks elsewhere read their parts of it.
+
+Invariants: a plan's ranges are fixed when it is made, at the settled end that there is then: whoever reads it, again or elsewhere, reads the same rows.
+    A range names a directory only where that is the appliance's own (no copy, no other host's); a reader that does not find it there asks the appliance.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from tailrace.admin import Admin
+from tailrace.errors import (
+    InvalidRequestError,
+    NotReachableError,
+    OffsetOutOfRangeError,
+    PartitionOutOfRangeError,
+    StorageError,
+    UnknownTopicError,
+)
+from tailrace.offset_lookup import check_offsets_answer
+from tailrace.records import TopicPartition
+from tailrace.scanning import directories, lease
+from tailrace.scanning.columns import Column, arrow_schema, chosen_columns, united
+from tailrace.scanning.options import AtTime, Bounds, ScanSettings, resolve
+from tailrace.scanning.rows import time_in
+from tailrace.scanning.segment_files import SegmentFiles, read_partition_file
+from tailrace.schema import from_message
+from tailrace.settings import DEFAULT_BOOTSTRAP
+from tailrace.topics import TopicInfo
+
+LEASE_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRange:
+    """Offsets `start` to `end - 1` of one partition."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    start: int
+    end: int
+    directory: str = ""
+    """With its files, on the host where the plan was made; empty: only the appliance has it."""
+
+    @property
+    def key(self) -> TopicPartition:
+        """Which partition."""
+        return TopicPartition(self.topic, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPlan:
+    """All that a reader needs to know."""
+
+    bootstrap: str
+    """Of the appliance; empty: none runs, the directories are read as they are."""
+    topic: str
+    typed: bool
+    schema_message: bytes
+    columns: tuple[Column, ...]
+    ranges: tuple[PartitionRange, ...]
+    settings: ScanSettings = field(default_factory=ScanSettings)
+    lease: str = ""
+    """The lease's name; empty: none was taken."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the batches that reading it gives."""
+        return arrow_schema(self.columns)
+
+    @property
+    def topic_schema(self) -> pa.Schema:
+        """Of the topic's batches."""
+        return from_message(self.schema_message)
+
+    def split(self, offsets_max: int) -> list[ScanPlan]:
+        """Plans of at most so many offsets each, in order, which together are this one."""
+        pieces = [
+            replace(r, start=start, end=min(start + offsets_max, r.end))
+            for r in self.ranges
+            for start in range(r.start, r.end, offsets_max)
+        ]
+        return [replace(self, ranges=(piece,)) for piece in pieces]
+
+
+def plan(
+    source: Any, bootstrap: str | None, columns: Any, start: Bounds, end: Bounds, settings: ScanSettings, *, with_lease: bool = True
+) -> ScanPlan:
+    """What to read of a topic, or of a directory. Raises TailraceError."""
+    if not directories.is_directory(source):
+        if not isinstance(source, str) or not source:
+            raise InvalidRequestError(f"scan takes the name of a topic, or DATA_DIR/topic, not {source!r:.100}")
+        return _of_appliance(source, bootstrap or DEFAULT_BOOTSTRAP, columns, start, end, settings, with_lease=with_lease)
+    path = os.path.abspath(os.fspath(source))
+    found = directories.find_partitions(path, settings.partitions)
+    data_dir = os.path.dirname(next(iter(found.values()))[0])
+    if not directories.is_in_use(data_dir):
+        return _of_directory(found, columns, start, end, settings)
+    address = bootstrap or DEFAULT_BOOTSTRAP
+    first = next(iter(found.values()))[1]
+    numbers = settings.partitions if settings.partitions is not None else tuple(found)
+    made = _of_appliance(
+        first.topic, address, columns, start, end, replace(settings, partitions=numbers), with_lease=with_lease, in_directory=data_dir
+    )
+    if made.ranges and made.ranges[0].topic_id != first.topic_id:
+        raise _another_appliance(data_dir, address)
+    return made
+
+
+def _another_appliance(data_dir: str, address: str, reason: str = "is another one") -> InvalidRequestError:
+    return InvalidRequestError(
+        f"an appliance runs on {data_dir}, and the one at {address} {reason}: name its address with bootstrap=, so that only what is settled is read"
+    )
+
+
+# ---- a running appliance ---------------------------------------------------------------------------------------------------------------------
+
+
+def _of_appliance(
+    topic: str,
+    bootstrap: str,
+    columns: Any,
+    start: Bounds,
+    end: Bounds,
+    settings: ScanSettings,
+    *,
+    with_lease: bool,
+    in_directory: str = "",
+) -> ScanPlan:
+    try:
+        admin = Admin(bootstrap, client_id=settings.client_id, request_timeout_ms=settings.request_timeout_ms)
+        with admin:
+            data_dirs = _own_directories(admin) if settings.from_files is not False or in_directory else []
+            if in_directory and in_directory not in data_dirs:
+                raise _another_appliance(in_directory, bootstrap)
+            info = _topic_info(admin, topic)
+            for attempt in range(LEASE_ATTEMPTS):
+                ranges = _ranges(admin, info, start, end, settings)
+                name = f"scan-{uuid.uuid4().hex}" if with_lease and ranges else ""
+                try:
+                    if name and not lease.take(admin, name, {r.key: r.start for r in ranges}):
+                        name = ""
+                    break
+                except OffsetOutOfRangeError:
+                    if attempt == LEASE_ATTEMPTS - 1:  # retention moved the beginning between plan and lease each time
+                        raise
+    except NotReachableError as error:
+        raise _another_appliance(in_directory, bootstrap, f"cannot be asked ({error.detail})") if in_directory else error from None
+    ranges = [replace(r, directory=_directory_of(r, data_dirs)) for r in ranges] if settings.from_files is not False else ranges
+    if settings.from_files and (elsewhere := [r for r in ranges if not r.directory]):
+        raise StorageError(f"the files of {topic}-{elsewhere[0].partition} cannot be opened here, and from_files=True allows nothing else")
+    schema = info.schema
+    if any(r.directory for r in ranges):
+        schema = united(topic, schema, _older_schemas(ranges), columns)
+    chosen = chosen_columns(topic, schema, columns, typed=info.typed)
+    return ScanPlan(admin.settings.bootstrap, topic, info.typed, info.schema_message, chosen, tuple(ranges), settings, name)
+
+
+def _topic_info(admin: Admin, topic: str) -> TopicInfo:
+    try:
+        return admin.topic_info([topic])[topic]
+    except UnknownTopicError:
+        names = admin.list_topics()
+    near = difflib.get_close_matches(topic, names, 1, 0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names[:10])}" if names else "there is none yet"
+    raise UnknownTopicError(f"there is no topic {topic!r}; {hint}")
+
+
+def _own_directories(admin: Admin) -> list[str]:
+    """The appliance's data directories that are here, and its own."""
+    described = admin.describe_cluster()
+    paths = [row["path"] for row in described["data_dirs"]]
+    return [path for n, path in enumerate(paths) if directories.same_directory(path, described["cluster_id"] if n == 0 else None)]
+
+
+def _directory_of(r: PartitionRange, data_dirs: list[str]) -> str:
+    for data_dir in data_dirs:
+        directory = f"{data_dir}/{r.topic}-{r.partition}"
+        if opens_here(directory, r.topic_id):
+            return directory
+    return ""
+
+
+def opens_here(directory: str, topic_id: bytes) -> bool:
+    """Whether the directory of a partition is the topic's, and its segments can be opened by this process."""
+    known = read_partition_file(directory)
+    if known is None or known.topic_id != topic_id:
+        return False
+    try:
+        bases = SegmentFiles(directory, known, headers_only=True, schema=pa.schema([])).bases()
+        return all(os.access(path, os.R_OK) for path in bases.values())
+    except OSError:
+        return False
+
+
+def _older_schemas(ranges: list[PartitionRange]) -> list[pa.Schema]:
+    """That segments of these partitions may have."""
+    messages = dict[bytes, None]()
+    for r in ranges:
+        known = read_partition_file(r.directory) if r.directory else None
+        messages.update(dict.fromkeys(known.schemas.values() if known is not None else ()))
+    return [from_message(message) for message in messages]
+
+
+def _ranges(admin: Admin, info: TopicInfo, start: Bounds, end: Bounds, settings: ScanSettings) -> list[PartitionRange]:
+    count = len(info.partitions)
+    numbers = range(count) if settings.partitions is None else settings.partitions
+    for number in numbers:
+        if number >= count:
+            raise PartitionOutOfRangeError(f"topic {info.name!r} has partitions 0 to {count - 1}, not {number}")
+    keys = [TopicPartition(info.name, number) for number in numbers]
+    for bounds in (start, end):
+        bounds.check_partitions(info.name, numbers)
+    times = {(bounds.name, key): bound for bounds in (start, end) for key in keys if isinstance(bound := bounds.of(key), AtTime)}
+    found = {key: check_offsets_answer(item) for key, item in admin.offsets(dict.fromkeys(keys, "latest")).items()}
+    at_times = _offsets_at(admin, times, settings) if times else {}
+    result = []
+    for key in keys:
+        first, behind = found[key]["beginning"], found[key]["end"]
+        result.append(_range(info.topic_id, key, start, end, first, behind, at_times))
+    return [r for r in result if r.start < r.end]
+
+
+def _range(
+    topic_id: bytes,
+    key: TopicPartition,
+    start: Bounds,
+    end: Bounds,
+    first: int,
+    behind: int,
+    at_times: Mapping[tuple[str, TopicPartition], int | None],
+) -> PartitionRange:
+    begin, until = (resolve(b.name, b.of(key), key, first, behind, at_times.get((b.name, key))) for b in (start, end))
+    if begin > until and isinstance(start.of(key), int) and isinstance(end.of(key), int):
+        raise InvalidRequestError(f"start is {begin} and end {until} of {key.topic}-{key.partition}: a scan ends behind where it begins")
+    return PartitionRange(key.topic, topic_id, key.partition, begin, until)
+
+
+def _offsets_at(
+    admin: Admin, times: Mapping[tuple[str, TopicPartition], AtTime], settings: ScanSettings
+) -> dict[tuple[str, TopicPartition], int | None]:
+    """The first record at or after each time, as `Consumer.offsets_for_times` finds it."""
+    from tailrace.consumer import Consumer
+
+    result: dict[tuple[str, TopicPartition], int | None] = {}
+    with Consumer(
+        bootstrap=admin.settings.bootstrap, client_id=settings.client_id, request_timeout_ms=settings.request_timeout_ms,
+        max_unpacked_batch_bytes=settings.max_unpacked_batch_bytes,
+    ) as consumer:  # fmt: skip
+        for name in ("start", "end"):
+            wanted = {key: at for (of, key), at in times.items() if of == name}
+            found = consumer._offsets_for_times_us({key: at.timestamp_us for key, at in wanted.items()})
+            result.update(((name, key), None if item is None else item.offset) for key, item in found.items())
+    return result
+
+
+# ---- a stopped appliance's directory ----------------------------------------------------------------------------------------------------------
+
+
+def _of_directory(found: Mapping[int, tuple[str, Any]], columns: Any, start: Bounds, end: Bounds, settings: ScanSettings) -> ScanPlan:
+    if settings.from_files is False:
+        raise InvalidRequestError("no appliance runs on this directory, so it is read from its files: leave out from_files=False")
+    first = next(iter(found.values()))[1]
+    topic, decision = first.topic, first.decision
+    newest = decision.schema_id if decision is not None else max(first.schemas)
+    message = first.schemas[newest] if newest in first.schemas else next(iter(first.schemas.values()))
+    typed = decision.typed if decision is not None else "@" in topic
+    current = from_message(message)
+    for bounds in (start, end):
+        bounds.check_partitions(topic, found)
+    ranges = []
+    for directory, known in found.values():
+        files = SegmentFiles(directory, known, headers_only=False, schema=current)
+        key, behind = files.key, directories.settled_end(files)
+        at_times: dict[tuple[str, TopicPartition], int | None] = {}
+        for bounds in (start, end):
+            bound = bounds.of(key)
+            if isinstance(bound, AtTime):
+                at_times[bounds.name, key] = _first_of_files(files, bound.timestamp_us, behind, typed, settings)
+        made = _range(known.topic_id, key, start, end, known.log_start_offset, behind, at_times)
+        if made.start < made.end:
+            ranges.append(replace(made, directory=directory))
+    schema = united(topic, current, _older_schemas(ranges), columns)
+    return ScanPlan("", topic, typed, message, chosen_columns(topic, schema, columns, typed=typed), tuple(ranges), settings)
+
+
+def _first_of_files(files: SegmentFiles, when_us: int, behind: int, typed: bool, settings: ScanSettings) -> int | None:
+    def first_in(header: Any, data: Any, schema: pa.Schema) -> int | None:
+        return time_in(header, data, schema, when_us, settings.max_unpacked_batch_bytes, typed=typed)
+
+    return directories.first_at_or_after(files, when_us, behind, first_in)

@@ -1,0 +1,314 @@
+"""The batches of one partition from its segment files, for the host that they are on: proven by both checksums, mapped and not copied.
+
+A segment is mapped, and its pages are asked for before they are touched (MADV_POPULATE_READ): a page that cannot be read is an OSError then, and no SIGBUS.
+Where that cannot be asked (Linux before 5.14) or nothing may be mapped (RLIMIT_AS), batches are read into memory. When only what headers say is wanted, bodies
+are not read: those headers are proven by their own checksum.
+
+Owner: one reader; reads only. The caller says up to where the log is settled; nothing behind that is looked at.
+Invariants: each batch begins where the one before ended, in bytes and in offsets; what is handed out stays as it is: bytes below the settled end never change,
+    and a mapping outlives the file's name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from tailrace.errors import CorruptBatchError, OffsetOutOfRangeError, StorageError, UnknownTopicError
+from tailrace.formats.batch_header import (
+    HEADER_BYTES,
+    PREFIX_BYTES,
+    BatchChecksumError,
+    BatchFormatError,
+    BatchHeader,
+    compute_header_crc,
+    header_position,
+    metadata_size_of,
+    read_header,
+    verify_batch,
+)
+from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
+from tailrace.formats.segment import (
+    INDEX_SUFFIX,
+    OLD_SEGMENT_SUFFIX,
+    SEGMENT_SUFFIX,
+    file_name,
+    find_behind,
+    schema_message_length,
+    segment_bases,
+)
+from tailrace.formats.segment_index import IndexDamagedError, IndexReader
+from tailrace.records import TopicPartition
+from tailrace.scanning.frames import Frame, damage_error
+from tailrace.schema import from_message
+
+WINDOW_BYTES = 8 << 20
+"""So much of a mapping is asked for at a time."""
+HEAD_BYTES = 4 << 10
+HEADS_AT_ONCE_BYTES = 256 << 10
+"""Read at once where batches are so small that many headers lie in it."""
+_MADV_POPULATE_READ = 22
+EHWPOISON = 133
+_UNREADABLE = (errno.EFAULT, EHWPOISON)
+"""What it says of a page that the disk, or memory, does not give."""
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def read_partition_file(directory: str) -> PartitionFile | None:
+    """What `partition.json` says; None where it cannot be read, or is damaged."""
+    try:
+        with open(f"{directory}/{PARTITION_FILE}", "rb") as file:
+            return PartitionFile.decode(file.read())
+    except OSError:
+        return None
+
+
+class SegmentFiles:
+    """The segments of one partition. `known`: its `partition.json`, as it was when it was opened."""
+
+    def __init__(self, directory: str, known: PartitionFile, *, headers_only: bool, schema: pa.Schema) -> None:
+        """`schema`: the topic's, for what has none of its own any more."""
+        self.directory = directory
+        self.known = known
+        self.key = TopicPartition(known.topic, known.partition)
+        self._headers_only = headers_only
+        self._schemas = {message: from_message(message) for message in known.schemas.values()}
+        self.schema = schema
+
+    def close(self) -> None:
+        """Nothing is held between two segments."""
+
+    def bases(self) -> dict[int, str]:
+        """Base offset -> the segment's file, ascending. Raises OSError."""
+        names = os.listdir(self.directory)
+        return {
+            base: f"{self.directory}/{file_name(base, suffix)}"
+            for suffix in (OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX)
+            for base in segment_bases(names, suffix)
+        }
+
+    def frames(self, start: int, end: int) -> Iterator[Frame]:
+        """See `Source`. Raises UnknownTopicError when the topic was deleted meanwhile, OffsetOutOfRangeError when retention was faster, StorageError."""
+        offset = start
+        while offset < end:
+            try:
+                bases = self.bases()
+                ordered = sorted(bases)
+                at = bisect_right(ordered, offset) - 1
+                if at < 0:
+                    self._raise_if_gone(offset)
+                    raise damage_error(self.key, offset, min(ordered[0], end) if ordered else end, "no segment holds them")
+                base, following = ordered[at], (ordered[at + 1] if at + 1 < len(ordered) else end)
+                with _OpenSegment(bases[base]) as segment:
+                    limit = min(following, end)
+                    yield from self._segment_frames(segment, base, offset, limit)
+                    offset = limit
+            except FileNotFoundError:
+                self._raise_if_gone(offset)
+                continue  # its segments were named anew
+            except OSError as error:
+                raise StorageError(f"{self.key.topic}-{self.key.partition} cannot be read at offset {offset}: {error}") from error
+
+    def _segment_frames(self, segment: _OpenSegment, base: int, start: int, limit: int) -> Iterator[Frame]:
+        schema, position = self._beginning(segment)
+        offset = base
+        found = self._indexed(segment, base, start)
+        if found is not None:
+            offset, position = found
+        take: Callable[[int, int], tuple[BatchHeader, pa.Buffer | None] | None]
+        take = segment.head_at if self._headers_only else segment.batch_at
+        while offset < limit:
+            try:
+                taken = take(position, self.known.seed)
+                if taken is None:
+                    raise BatchFormatError("the segment ends before them")
+                header, data = taken
+                if header.base_offset != offset:
+                    raise BatchFormatError(f"a batch of offset {header.base_offset} where {offset} belongs")
+            except BatchFormatError as error:
+                raise self._damaged(segment, position, offset, max(offset, start), limit, error.reason) from None
+            if header.next_offset > start:
+                yield Frame(header, data, schema)
+            offset, position = header.next_offset, position + header.batch_length
+
+    def _beginning(self, segment: _OpenSegment) -> tuple[pa.Schema, int]:
+        """The segment's schema, and where its batches begin; a damaged schema message is known from partition.json."""
+        length = schema_message_length(segment.read_at)
+        found = self._schemas.get(segment.read_at(length, 0)) if length else None
+        if found is not None:
+            return found, length
+        message = next(iter(self.known.schemas.values()), b"")
+        return self._schemas.get(message, self.schema), len(message)
+
+    def _indexed(self, segment: _OpenSegment, base: int, start: int) -> tuple[int, int] | None:
+        """(offset, position) of the batch that holds `start`, as the index says; None: walk the segment."""
+        if start == base:
+            return None
+        try:
+            with open(f"{self.directory}/{file_name(base, INDEX_SUFFIX)}", "rb", buffering=0) as file:
+                fd = file.fileno()
+                found = IndexReader(lambda length, at: os.pread(fd, length, at), os.fstat(fd).st_size, base).find_offset(start)
+        except (OSError, IndexDamagedError):
+            return None
+        return None if found is None or found.file_position >= segment.size else (found.base_offset, found.file_position)
+
+    # ---- what is missing -------------------------------------------------------------------------------------------------------------
+
+    def _damaged(self, segment: _OpenSegment, position: int, offset: int, first: int, limit: int, reason: str) -> CorruptBatchError:
+        """The error for the batch of `offset`, which should lie at `position`: which offsets from `first` on are lost with it."""
+        self._raise_if_gone(offset)
+        known = self.known.damage_at(offset)
+        if known is not None:
+            return damage_error(self.key, first, known.end, "they were lost before")
+        behind = find_behind(segment.read_at, segment.size, position, self.known.seed, offset)
+        following = limit if behind is None else min(behind.offset, limit)
+        return damage_error(self.key, first, max(following, first + 1), reason)
+
+    def _raise_if_gone(self, offset: int) -> None:
+        """Raise UnknownTopicError or OffsetOutOfRangeError where the log does not have `offset` any more, by what `partition.json` says now."""
+        now = read_partition_file(self.directory)
+        where = f"{self.key.topic}-{self.key.partition}"
+        if now is None and os.path.exists(f"{self.directory}/{PARTITION_FILE}"):
+            return  # it can be read no more, and says nothing
+        if now is None or now.topic_id != self.known.topic_id:
+            raise UnknownTopicError(f"topic {self.key.topic!r} was deleted while it was scanned, at offset {offset} of {where}")
+        if now.log_start_offset > offset:
+            raise OffsetOutOfRangeError(
+                f"{where} begins at offset {now.log_start_offset} now: what the scan was to read from {offset} on was deleted meanwhile"
+            )
+        self.known = now
+
+
+class _Window(NamedTuple):
+    start: int
+    data: memoryview
+
+
+class _OpenSegment:
+    """One segment file, open for as long as it is walked; what it hands out lives on."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self.size = os.fstat(self._fd).st_size
+        self._mapping: pa.Buffer | None = None
+        self._view = memoryview(b"")
+        self._is_mapped: bool | None = None
+        self._populated = 0
+        self._heads = _Window(0, memoryview(b""))
+        self._head_bytes = HEAD_BYTES
+
+    def __enter__(self) -> _OpenSegment:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        os.close(self._fd)
+
+    def read_at(self, length: int, position: int) -> bytes:
+        """At most `length` bytes. Raises OSError."""
+        return os.pread(self._fd, length, position)
+
+    def head_at(self, position: int, seed: int) -> tuple[BatchHeader, None] | None:
+        """The header of the batch at `position`, proven by its checksum; None: there is none. Raises BatchFormatError, OSError."""
+        window = self._heads
+        at = position - window.start
+        if not 0 <= at <= len(window.data) - PREFIX_BYTES - HEADER_BYTES:
+            window, at = self._read_heads(position, self._head_bytes), 0
+        if len(window.data) - at < PREFIX_BYTES:
+            return None
+        size = metadata_size_of(window.data, at)
+        if size == 0:
+            return None
+        if at + PREFIX_BYTES + size > len(window.data):
+            window, at = self._read_heads(position, max(self._head_bytes, PREFIX_BYTES + size)), 0
+        header = read_header(window.data, at)
+        place = header_position(window.data, at)
+        if compute_header_crc(window.data, place, header.extension_length, seed) != header.header_crc32c:
+            raise BatchChecksumError("header checksum does not match (damaged, or a batch of another topic or partition)")
+        if position + header.batch_length > self.size:
+            raise BatchFormatError("the file ends inside a batch")
+        self._head_bytes = HEADS_AT_ONCE_BYTES if header.batch_length < HEADS_AT_ONCE_BYTES // 8 else HEAD_BYTES
+        return header, None
+
+    def _read_heads(self, position: int, length: int) -> _Window:
+        self._heads = _Window(position, memoryview(os.pread(self._fd, length, position)))
+        return self._heads
+
+    def batch_at(self, position: int, seed: int) -> tuple[BatchHeader, pa.Buffer] | None:
+        """The whole batch at `position`, proven by both checksums; None: there is none. Raises BatchFormatError, OSError."""
+        if self._is_mapped is None:
+            self._populated = position - position % mmap.PAGESIZE
+            self._is_mapped = self._map()
+        data = self._mapped_batch(position) if self._is_mapped else self._read_batch(position)
+        return None if data is None else (verify_batch(memoryview(data), seed), data)
+
+    def _mapped_batch(self, position: int) -> pa.Buffer | None:
+        if position + PREFIX_BYTES > self.size:
+            return None
+        self._populate(position + HEAD_BYTES)
+        size = metadata_size_of(self._view, position)
+        if size == 0:
+            return None
+        if position + PREFIX_BYTES + size > self.size:
+            raise BatchFormatError("the file ends inside a batch")
+        self._populate(position + PREFIX_BYTES + size)
+        length = read_header(self._view, position).batch_length
+        if position + length > self.size:
+            raise BatchFormatError("the file ends inside a batch")
+        self._populate(position + length)
+        assert self._mapping is not None
+        return self._mapping.slice(position, length)
+
+    def _read_batch(self, position: int) -> pa.Buffer | None:
+        head = memoryview(os.pread(self._fd, HEAD_BYTES, position))
+        if len(head) < PREFIX_BYTES:
+            return None
+        size = metadata_size_of(head)
+        if size == 0:
+            return None
+        if PREFIX_BYTES + size > len(head):
+            head = memoryview(os.pread(self._fd, PREFIX_BYTES + size, position))
+        length = read_header(head).batch_length
+        if position + length > self.size:
+            raise BatchFormatError("the file ends inside a batch")
+        data = pa.allocate_buffer(length)
+        view, done = memoryview(data), 0
+        while done < length:
+            count = os.preadv(self._fd, [view[done:]], position + done)
+            if not count:
+                raise BatchFormatError("the file ends inside a batch")
+            done += count
+        return data
+
+    def _map(self) -> bool:
+        """Whether the file is mapped, and the kernel says beforehand that a page can be read."""
+        try:
+            with pa.memory_map(f"/proc/self/fd/{self._fd}", "r") as file:
+                self._mapping = file.read_buffer()
+            self._view = memoryview(self._mapping)
+            self.size = len(self._view)
+            self._populate(self._populated + 1)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise
+            self._mapping, self._view = None, memoryview(b"")
+            return False
+        return True
+
+    def _populate(self, up_to: int) -> None:
+        """Have the mapping's pages below `up_to` at hand. Raises OSError where the disk cannot give one."""
+        while self._populated < min(up_to, self.size):
+            assert self._mapping is not None
+            start = self._populated
+            length = min(WINDOW_BYTES, self.size - start)
+            if _libc.madvise(self._mapping.address + start, length, _MADV_POPULATE_READ):
+                number = ctypes.get_errno()
+                raise OSError(errno.EIO if number in _UNREADABLE else number, os.strerror(number))
+            self._populated = start + length
