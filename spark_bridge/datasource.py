@@ -18,10 +18,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from spark_bridge.planner import OffsetRange, ReadOptions, load_topics, parse_options, plan_leased
-from spark_bridge.reader import kafka_schema, read_range
+from spark_bridge.planner import ReadOptions, load_topics, parse_options, plan_leased
+from spark_bridge.reader import kafka_schema, read_task
 from tailrace.admin import Admin
 from tailrace.errors import NotSupportedError
+from tailrace.scanning.planner import ScanPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,11 +31,11 @@ CONNECT_TIMEOUT_MS = 10_000
 
 
 class TopicRange(InputPartition):
-    """The offsets that one task reads."""
+    """What one task reads."""
 
-    def __init__(self, offsets: OffsetRange) -> None:
-        super().__init__(offsets)
-        self.offsets = offsets
+    def __init__(self, task: ScanPlan) -> None:
+        super().__init__(task)
+        self.task = task
 
 
 class TailraceDataSource(DataSource):
@@ -78,7 +79,7 @@ class TailraceDataSource(DataSource):
 
 
 class TopicReader(DataSourceReader):
-    """A batch read. Spark pickles it before it calls `partitions`, so everything that tasks need, other than the options, is in their ranges."""
+    """A batch read. Spark pickles it before it calls `partitions`, so everything that tasks need is in their plans."""
 
     def __init__(self, options: ReadOptions, columns: list[str]) -> None:
         self._options = options
@@ -88,15 +89,10 @@ class TopicReader(DataSourceReader):
         """One task for each range of a partition; the ranges are fixed here. Raises TailraceError."""
         with Admin(self._options.bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
             infos = load_topics(admin, self._options)
-            ranges = plan_leased(admin, self._options, infos, f"spark-{uuid.uuid4().hex}")
-        # Spark would turn an empty list into one task without a range, so an empty range stands in for it.
-        first = next(iter(infos.values()))
-        return [TopicRange(r) for r in ranges] or [TopicRange(OffsetRange(first.name, 0, 0, 0, first.typed))]
+            tasks = plan_leased(admin, self._options, infos, self._columns, f"spark-{uuid.uuid4().hex}")
+        return [TopicRange(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task's range. Raises TailraceError."""
         assert isinstance(partition, TopicRange)
-        r = partition.offsets
-        return read_range(
-            self._options.bootstrap, r.topic, r.partition, r.start, r.end, r.typed, self._columns, r.lease, self._options.max_unpacked_batch_bytes
-        )  # fmt: skip
+        return read_task(partition.task)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tailrace.admin import Admin
 from tailrace.errors import InvalidSettingError, OffsetOutOfRangeError, SchemaMismatchError
 from tailrace.offset_lookup import check_offsets_answer
 from tailrace.records import TopicPartition
+from tailrace.scanning.options import ScanSettings
+from tailrace.scanning.planner import PartitionRange, ScanPlan, own_directories, plan_of
 from tailrace.settings import DEFAULT_BOOTSTRAP, ConsumerSettings, build
 from tailrace.topics import TopicInfo
 
@@ -37,19 +39,6 @@ class ReadOptions:
     ending: str | dict[TopicPartition, int]
     include_headers: bool
     max_unpacked_batch_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetRange:
-    """Offsets `start` to `end - 1` of one partition: what one task reads."""
-
-    topic: str
-    partition: int
-    start: int
-    end: int
-    typed: bool
-    lease: str = ""
-    """The lease under which retention keeps the range while tasks read it."""
 
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
@@ -133,7 +122,7 @@ def load_topics(admin: Admin, options: ReadOptions) -> dict[str, TopicInfo]:
     return infos
 
 
-def plan(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo]) -> list[OffsetRange]:
+def plan(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo]) -> list[PartitionRange]:
     """The ranges to read, without empty ones. Raises InvalidSettingError for offsets outside the log."""
     ranges = []
     for topic, info in infos.items():
@@ -144,22 +133,30 @@ def plan(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo]) -> 
             start = _resolve(options.starting, key, found["beginning"], found["end"], "startingOffsets", EARLIEST)
             end = _resolve(options.ending, key, found["beginning"], found["end"], "endingOffsets", LATEST)
             if start < end:
-                ranges.append(OffsetRange(topic, partition, start, end, info.typed))
+                ranges.append(PartitionRange(topic, info.topic_id, partition, start, end))
     return ranges
 
 
-def plan_leased(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo], lease: str) -> list[OffsetRange]:
-    """The ranges to read, under a lease that keeps them from retention for LEASE_MS; tasks renew it. Raises InvalidSettingError, OffsetOutOfRangeError."""
+def plan_leased(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo], columns: list[str], lease: str) -> list[ScanPlan]:
+    """A plan for each task, under a lease that keeps what it reads from retention for LEASE_MS; tasks renew it. Raises InvalidSettingError,
+    OffsetOutOfRangeError.
+    """
     for attempt in range(LEASE_ATTEMPTS):
         ranges = plan(admin, options, infos)
         try:
-            admin.lease_offsets(lease, {TopicPartition(r.topic, r.partition): r.start for r in ranges}, LEASE_MS)
+            admin.lease_offsets(lease, {r.key: r.start for r in ranges}, LEASE_MS)
+            break
         except OffsetOutOfRangeError:
             if attempt == LEASE_ATTEMPTS - 1:  # retention moved the beginning between plan and lease each time
                 raise
-            continue
-        return [replace(r, lease=lease) for r in ranges]
-    raise AssertionError
+    data_dirs = own_directories(admin) if ranges else []
+    settings = ScanSettings(client_id="spark", max_unpacked_batch_bytes=options.max_unpacked_batch_bytes)
+
+    def task(topic: str, *of_task: PartitionRange) -> ScanPlan:
+        return plan_of(infos[topic], options.bootstrap, of_task, data_dirs, columns, settings, lease)
+
+    # Spark would turn an empty list into one task without a plan, so an empty one stands in for it.
+    return [task(r.topic, r) for r in ranges] or [task(next(iter(infos)))]
 
 
 def _resolve(option: str | dict[TopicPartition, int], key: TopicPartition, beginning: int, end: int, name: str, default: int) -> int:

@@ -31,6 +31,7 @@ _COMMANDS = {
     "topic": ("appliance.cli.topic", "Create, list, describe, alter and delete topics."),
     "produce": ("appliance.cli.produce", "Send lines, or a file's rows, to a topic."),
     "consume": ("appliance.cli.consume", "Read a topic."),
+    "sql": ("appliance.cli.sql", "Query topics with SQL."),
     "group": ("appliance.cli.group", "List, describe, reset, delete and advise consumer groups."),
     "delay": ("appliance.cli.delay", "List, cancel and reschedule delayed records."),
     "context": ("appliance.cli.context", "Keep the addresses of appliances under names."),

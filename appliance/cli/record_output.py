@@ -31,7 +31,7 @@ _RECORD_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
 _ESCAPES = {"\\n": b"\n", "\\t": b"\t", "\\r": b"\r", "\\0": b"\0", "\\\\": b"\\"}
 
 
-def _text(value: Any) -> Any:
+def text_of(value: Any) -> Any:
     """Bytes as text where they are text, else as {"base64": ...}."""
     if isinstance(value, bytes):
         try:
@@ -42,7 +42,7 @@ def _text(value: Any) -> Any:
 
 
 def _default(value: Any) -> Any:
-    return _text(value) if isinstance(value, bytes) else str(value)
+    return text_of(value) if isinstance(value, bytes) else str(value)
 
 
 def _bytes(value: Any) -> bytes:
@@ -56,8 +56,8 @@ def json_line(record: Record) -> bytes:
     """A record as one line of JSON."""
     return orjson.dumps(
         {
-            "topic": record.topic, "partition": record.partition, "offset": record.offset, "timestamp": record.timestamp, "key": _text(record.key),
-            "value": _text(record.value), "headers": [[name, _text(value)] for name, value in record.headers],
+            "topic": record.topic, "partition": record.partition, "offset": record.offset, "timestamp": record.timestamp, "key": text_of(record.key),
+            "value": text_of(record.value), "headers": [[name, text_of(value)] for name, value in record.headers],
         },
         default=_default,
         option=orjson.OPT_APPEND_NEWLINE,
@@ -123,7 +123,7 @@ def write_csv(reader: Reader, columns: list[str] | None) -> None:
 
 
 def _cell(value: Any) -> Any:
-    text = _text(value)
+    text = text_of(value)
     return orjson.dumps(text, default=_default).decode() if isinstance(text, (dict, list)) else text
 
 

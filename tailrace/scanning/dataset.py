@@ -1,17 +1,22 @@
-"""A topic as pyarrow's Dataset, for engines that ask for columns and filters when they run a query: duckdb, polars' `scan_pyarrow_dataset`.
+"""A topic as pyarrow's Dataset, for engines that say which columns they want when they run a query: duckdb, polars' `scan_pyarrow_dataset`.
 
-Owner: an engine, which may scan it several times in one query. The plan is made once, so that all of its scans read the same rows.
+Owner: an engine, which may scan it several times in one query. The plan is made once, so that all of its scans read the same rows; its lease ends with
+`close`, or when the dataset is forgotten.
 """
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from tailrace.errors import TailraceError
 from tailrace.scanning.columns import Column, arrow_schema
+from tailrace.scanning.lease import Lease
 from tailrace.scanning.planner import ScanPlan
 from tailrace.scanning.reader import read
 
@@ -19,10 +24,13 @@ from tailrace.scanning.reader import read
 class TopicDataset(ds.Dataset):  # type: ignore[misc]
     """The rows of a plan, under any of its columns. Nothing is read before it is scanned."""
 
-    def __init__(self, made: ScanPlan, columns: tuple[Column, ...]) -> None:
-        """`columns`: those that there are, whatever the plan's are."""
+    def __init__(self, made: ScanPlan) -> None:
         self._plan = made
-        self._columns = columns
+        self._lease = Lease(made.bootstrap, made.lease, {r.key: r.start for r in made.ranges})
+        self.close = weakref.finalize(self, self._lease.end)
+        """Give the lease back."""
+        self.error: TailraceError | None = None
+        """What ended a scan: engines wrap it, and say less."""
 
     def __new__(cls, *_arguments: Any) -> TopicDataset:
         return ds.Dataset.__new__(cls)  # type: ignore[no-any-return]  # its own takes none
@@ -30,16 +38,25 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
     @property
     def schema(self) -> pa.Schema:
         """Of all columns."""
-        return arrow_schema(self._columns)
+        return self._plan.schema
 
-    def scanner(self, columns: list[str] | None = None, filter: Any = None, **_options: Any) -> ds.Scanner:  # noqa: A002
+    def scanner(self, columns: list[str] | None = None, filter: Any = None, **_options: Any) -> ds.Scanner:
         """A scan of these columns; what a filter looks at is read as well."""
-        wanted = self._columns if columns is None else self._needed(columns, filter)
-        reader = pa.RecordBatchReader.from_batches(arrow_schema(wanted), read(replace(self._plan, columns=wanted)))
+        wanted = self._plan.columns if columns is None else self._needed(columns, filter)
+        reader = pa.RecordBatchReader.from_batches(arrow_schema(wanted), self._batches(replace(self._plan, columns=wanted)))
         return ds.Scanner.from_batches(reader, columns=columns, filter=filter)
 
     def _needed(self, columns: list[str], condition: Any) -> tuple[Column, ...]:
-        """Columns that are given, and those that the filter names: it is looked for in its text, where a name too many does no harm."""
+        """Columns that are given, and those that the filter names: they are looked for in its text, where one too many does no harm."""
         text = "" if condition is None else str(condition)
-        needed = tuple(column for column in self._columns if column.name in columns or column.name in text)
-        return needed or self._columns[:1]
+        needed = tuple(column for column in self._plan.columns if column.name in columns or column.name in text)
+        return needed or self._plan.columns[:1]
+
+    def _batches(self, made: ScanPlan) -> Iterator[pa.RecordBatch]:
+        try:
+            for batch in read(made):
+                self._lease.renew_when_due()
+                yield batch
+        except TailraceError as error:
+            self.error = error
+            raise

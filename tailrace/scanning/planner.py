@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -138,9 +138,10 @@ def _of_appliance(
     try:
         admin = Admin(bootstrap, client_id=settings.client_id, request_timeout_ms=settings.request_timeout_ms)
         with admin:
-            data_dirs = _own_directories(admin) if settings.from_files is not False or in_directory else []
+            data_dirs = own_directories(admin) if settings.from_files is not False or in_directory else []
             if in_directory and in_directory not in data_dirs:
                 raise _another_appliance(in_directory, bootstrap)
+            data_dirs = [] if settings.from_files is False else data_dirs
             info = _topic_info(admin, topic)
             for attempt in range(LEASE_ATTEMPTS):
                 ranges = _ranges(admin, info, start, end, settings)
@@ -154,14 +155,26 @@ def _of_appliance(
                         raise
     except NotReachableError as error:
         raise _another_appliance(in_directory, bootstrap, f"cannot be asked ({error.detail})") if in_directory else error from None
-    ranges = [replace(r, directory=_directory_of(r, data_dirs)) for r in ranges] if settings.from_files is not False else ranges
-    if settings.from_files and (elsewhere := [r for r in ranges if not r.directory]):
-        raise StorageError(f"the files of {topic}-{elsewhere[0].partition} cannot be opened here, and from_files=True allows nothing else")
-    schema = info.schema
-    if any(r.directory for r in ranges):
-        schema = united(topic, schema, _older_schemas(ranges), columns)
-    chosen = chosen_columns(topic, schema, columns, typed=info.typed)
-    return ScanPlan(admin.settings.bootstrap, topic, info.typed, info.schema_message, chosen, tuple(ranges), settings, name)
+    return plan_of(info, admin.settings.bootstrap, ranges, data_dirs, columns, settings, name)
+
+
+def plan_of(
+    info: TopicInfo,
+    bootstrap: str,
+    ranges: Iterable[PartitionRange],
+    data_dirs: list[str],
+    columns: Any,
+    settings: ScanSettings,
+    lease_name: str = "",
+) -> ScanPlan:
+    """A plan of these ranges of a topic; `data_dirs`: see `own_directories`. Raises InvalidSettingError, SchemaMismatchError, StorageError."""
+    found = tuple(replace(r, directory=_directory_of(r, data_dirs)) for r in ranges)
+    if settings.from_files and (elsewhere := [r for r in found if not r.directory]):
+        where = f"{info.name}-{elsewhere[0].partition}"
+        raise StorageError(f"the files of {where} cannot be opened here, and from_files=True allows nothing else")
+    schema = united(info.name, info.schema, _older_schemas(found), columns)
+    chosen = chosen_columns(info.name, schema, columns, typed=info.typed)
+    return ScanPlan(bootstrap, info.name, info.typed, info.schema_message, chosen, found, settings, lease_name)
 
 
 def _topic_info(admin: Admin, topic: str) -> TopicInfo:
@@ -174,7 +187,7 @@ def _topic_info(admin: Admin, topic: str) -> TopicInfo:
     raise UnknownTopicError(f"there is no topic {topic!r}; {hint}")
 
 
-def _own_directories(admin: Admin) -> list[str]:
+def own_directories(admin: Admin) -> list[str]:
     """The appliance's data directories that are here, and its own."""
     described = admin.describe_cluster()
     paths = [row["path"] for row in described["data_dirs"]]
@@ -201,7 +214,7 @@ def opens_here(directory: str, topic_id: bytes) -> bool:
         return False
 
 
-def _older_schemas(ranges: list[PartitionRange]) -> list[pa.Schema]:
+def _older_schemas(ranges: Iterable[PartitionRange]) -> list[pa.Schema]:
     """That segments of these partitions may have."""
     messages = dict[bytes, None]()
     for r in ranges:

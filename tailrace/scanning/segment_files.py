@@ -99,12 +99,12 @@ class SegmentFiles:
         """See `Source`. Raises UnknownTopicError when the topic was deleted meanwhile, OffsetOutOfRangeError when retention was faster, StorageError."""
         offset = start
         while offset < end:
+            self._raise_if_gone(offset)
             try:
                 bases = self.bases()
                 ordered = sorted(bases)
                 at = bisect_right(ordered, offset) - 1
                 if at < 0:
-                    self._raise_if_gone(offset)
                     raise damage_error(self.key, offset, min(ordered[0], end) if ordered else end, "no segment holds them")
                 base, following = ordered[at], (ordered[at + 1] if at + 1 < len(ordered) else end)
                 with _OpenSegment(bases[base]) as segment:
@@ -112,8 +112,7 @@ class SegmentFiles:
                     yield from self._segment_frames(segment, base, offset, limit)
                     offset = limit
             except FileNotFoundError:
-                self._raise_if_gone(offset)
-                continue  # its segments were named anew
+                continue  # its segments were named anew, or it is gone
             except OSError as error:
                 raise StorageError(f"{self.key.topic}-{self.key.partition} cannot be read at offset {offset}: {error}") from error
 

@@ -16,7 +16,6 @@ import pytest
 import zmq
 
 from appliance import topic_settings
-from spark_bridge.reader import read_range
 from tailrace import Admin, Consumer, Producer, TopicPartition
 from tailrace.errors import (
     CorruptBatchError,
@@ -31,6 +30,9 @@ from tailrace.formats.batch_header import header_position, verify_batch
 from tailrace.protocol import requests
 from tailrace.protocol.requests import FetchedEntry
 from tailrace.protocol.wire import API_VERSIONS, Api, decode_request_header, encode_response
+from tailrace.scanning import reader
+from tailrace.scanning.columns import chosen_columns
+from tailrace.scanning.planner import PartitionRange, ScanPlan
 from tailrace.schema import DEFAULT_SCHEMA, to_message
 from tests.kit.batches import SEED, TOPIC_ID, make_batch, reseal, stamped
 
@@ -154,14 +156,17 @@ def read_times(address: str) -> None:
         consumer.offsets_for_times({KEY: 4_000_000_000_000})
 
 
-def read_spark(address: str) -> None:
-    list(read_range(address, "t", 0, 0, 1 << 30, False, ["value"]))
+def read_scan(address: str) -> None:
+    """As `tailrace.scan` and Spark's tasks read over ZeroMQ."""
+    columns = chosen_columns("t", DEFAULT_SCHEMA, ["value"], typed=False)
+    part = PartitionRange("t", TOPIC_ID, 0, 0, 1 << 30)
+    list(reader.read(ScanPlan(address, "t", False, to_message(DEFAULT_SCHEMA), columns, (part,))))
 
 
 # ---- bombs ---------------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("read", [read_poll, read_arrow, read_trusting, read_spark, read_times])
+@pytest.mark.parametrize("read", [read_poll, read_arrow, read_trusting, read_scan, read_times])
 def test_a_batch_that_claims_a_gigabyte_is_refused_before_it_is_unpacked(read: Callable[[str], None]) -> None:
     with front([stamped(make_batch(3), 0), bomb(3), stamped(make_batch(3), 103)]) as peer:
         before = forget_peak()

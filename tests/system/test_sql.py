@@ -1,0 +1,121 @@
+"""`tailrace sql`: topics are tables, answers are aligned or JSON, what is wrong is a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from appliance.cli import sql
+from tailrace import Admin, NewTopic, Producer
+from tailrace.private_appliance import EmbeddedAppliance
+from tests.appliance.test_cli import run
+
+
+@pytest.fixture(scope="module")
+def filled(appliance: EmbeddedAppliance) -> EmbeddedAppliance:
+    frame = pa.table({"carrier": ["aa", "bb"] * 500, "delay": pa.array(range(1_000), pa.float64())})
+    with Admin(appliance.address) as admin, Producer(appliance.address, batch_size=4096) as producer:
+        admin.create_topics([NewTopic("flights", schema=frame), NewTopic("orders", 2), NewTopic("my-topic"), NewTopic("a.b")])
+        producer.send_arrow("flights", frame)
+        for n in range(1_000):
+            producer.send("orders", b"v%d" % n, b"k%d" % n, partition=n % 2, timestamp=n)
+        producer.send("my-topic", b"\xff1")
+        producer.flush(60)
+    return appliance
+
+
+def lines(appliance: EmbeddedAppliance, query: str) -> list[list[str]]:
+    return [line.split() for line in run(appliance, "sql", query).stdout.decode().splitlines()]
+
+
+def rows(appliance: EmbeddedAppliance, query: str) -> Any:
+    return json.loads(run(appliance, "sql", query, "--json").stdout)
+
+
+def test_topics_are_tables_of_their_names(filled: EmbeddedAppliance) -> None:
+    out = run(filled, "sql", "select carrier, avg(delay) from flights group by 1 order by 1").stdout.decode()
+    assert out.splitlines() == ["carrier  avg(delay)", "aa            499.0", "bb            500.0"]
+    assert lines(filled, "select count(*) as n from Orders") == [["n"], ["1000"]]
+    assert lines(filled, 'select value from "my-topic"') == [["value"], ["\\xff1"]]
+    joined = 'select decode(value) as v from orders o join flights f on o."offset" = f.delay where o.partition = 1 and f.delay in (3, 5) order by 1'
+    assert lines(filled, joined) == [["v"], ["v11"], ["v7"]]
+    twice = 'select count(*) as n from orders x join orders y using (partition, "offset")'
+    assert lines(filled, twice) == [["n"], ["1000"]]
+
+
+def test_json_is_one_document_also_of_no_rows_and_of_many(filled: EmbeddedAppliance) -> None:
+    assert rows(filled, "select carrier, sum(delay::hugeint) s, null x, max(delay) m from flights group by 1 order by 1") == [
+        {"carrier": "aa", "s": 249_500, "x": None, "m": 998.0}, {"carrier": "bb", "s": 250_000, "x": None, "m": 999.0},
+    ]  # fmt: skip
+    assert rows(filled, "select * from orders where partition = 7") == []
+    assert [row["n"] for row in rows(filled, "select range as n from range(10000)")] == list(range(10_000))
+
+
+def test_the_logs_columns_are_there_when_they_are_named(filled: EmbeddedAppliance) -> None:
+    assert list(rows(filled, "select * from flights limit 1")[0]) == ["carrier", "delay"]
+    assert rows(filled, "select max(_offset) m, any_value(_topic) t from flights") == [{"m": 999, "t": "flights"}]
+    assert list(rows(filled, "select * from orders limit 1")[0]) == list(sql.RECORD_COLUMNS)
+    assert rows(filled, "select timestampType, topic from orders limit 1") == [{"timestampType": 0, "topic": "orders"}]
+
+
+def test_a_filter_sees_the_columns_that_it_names(filled: EmbeddedAppliance) -> None:
+    assert rows(filled, "select decode(key) k from orders where timestamp = make_timestamptz(7000)") == [{"k": "k7"}]
+    assert rows(filled, "select count(*) n from orders where key is null or value = 'v5'::blob") == [{"n": 1}]
+
+
+def test_an_answer_can_go_into_a_file(filled: EmbeddedAppliance, tmp_path: Any) -> None:
+    run(filled, "sql", f"copy (select * from flights) to '{tmp_path}/f.parquet'")
+    assert pyarrow.parquet.read_table(tmp_path / "f.parquet").num_rows == 1_000
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [("select 1 from order_s", "there is no topic 'order_s'; did you mean orders?"), ("select * from my-topic", 'Write "my-topic" in double quotes'),
+     ("select * from a.b", 'write "a.b" in double quotes'), ("selec 1", 'syntax error at or near "selec"'), ("select nocol from orders", '"nocol" not found'),
+     ("select * from orders order by offset", 'write "offset" in double quotes, or _offset'), ("select 1; select 2", "single statement")],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_one_sentence(filled: EmbeddedAppliance, query: str, sentence: str) -> None:
+    said = run(filled, "sql", query, status=1).stderr.decode()
+    assert sentence in said
+    assert len(said.splitlines()) == 1
+
+
+def test_without_duckdb_it_says_how_to_install_it(filled: EmbeddedAppliance, tmp_path: Any) -> None:
+    (tmp_path / "duckdb.py").write_text("raise ModuleNotFoundError('no duckdb')")
+    done = subprocess.run(
+        [sys.executable, "-c", "from appliance.cli.main import main; main()", "sql", "select 1", "--bootstrap", filled.address],
+        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.getcwd()}"},
+    )  # fmt: skip
+    assert (done.returncode, "pip install 'tailrace[sql]'" in done.stderr) == (1, True)
+
+
+def test_damage_is_said_as_a_consumer_says_it(filled: EmbeddedAppliance, topic: str) -> None:
+    import pathlib
+
+    with Admin(filled.address) as admin, Producer(filled.address) as producer:
+        admin.create_topics([NewTopic(topic)])
+        for n in range(4):
+            producer.send(topic, b"%d" % n).result(60)
+    (segment,) = pathlib.Path(filled.data_dir, f"{topic}-0").glob("*.arrows")
+    data = bytearray(segment.read_bytes())
+    data[-40] ^= 1
+    segment.write_bytes(data)
+    assert f"{topic}-0: offsets 3 to 3 are damaged" in run(filled, "sql", f'select value from "{topic}"', status=1).stderr.decode()
+
+
+def test_ctrl_c_ends_a_query(filled: EmbeddedAppliance) -> None:
+    query = "select range as n from range(3) union all select count(*) from range(100000000) a, range(1000000) b, flights"
+    command = [sys.executable, "-P", "-c", "from appliance.cli.main import main; main()", "sql", query, "--bootstrap", filled.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        running.stdout.readline()  # it is under way
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 130
