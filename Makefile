@@ -12,7 +12,7 @@ KERNEL := tailrace/kernel/.made
 PURE_TESTS := tests/tailrace tests/system/test_produce_and_consume.py tests/system/test_callbacks.py tests/system/test_hash_slots.py \
 	tests/system/test_delays.py tests/system/test_fork.py tests/system/test_aio.py tests/system/test_bad_input.py
 
-.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs lint java clean
+.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-scan lint java clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
@@ -79,6 +79,9 @@ bench-rebalance: $(KERNEL)
 
 bench-pairs: $(KERNEL)
 	@$(BIN)/python -P -m bench.pairs $(or $(BASE),HEAD~1)
+
+bench-scan: $(KERNEL)
+	@$(BIN)/python -P -m bench.scan
 
 bench-scale: $(KERNEL)
 	@$(BIN)/python -P -m bench.scale

@@ -30,6 +30,7 @@ from tailrace.formats.batch_header import BatchHeader
 from tailrace.protocol import requests, wire
 from tailrace.protocol.errors import ERROR_TABLE
 from tailrace.protocol.wire import API_VERSIONS, PUSH_CORRELATION_ID, Api, decode_response_header, encode_request
+from tailrace.scanning.options import ScanSettings
 from tailrace.settings import ConsumerSettings, ProducerSettings
 from tests.kit.batches import make_batch
 
@@ -95,6 +96,11 @@ def test_the_table_of_commands() -> None:
 def test_the_tables_of_the_clients_settings(part: str, kind: type) -> None:
     rows = [f"| `{item.name}` | `{item.default}` | {item.metadata['doc']} |\n" for item in dataclasses.fields(kind)]
     check_part(ROOT / "docs/sdk.md", part, "| setting | default | |\n|---|---|---|\n" + "".join(rows))
+
+
+def test_the_table_of_a_scans_settings() -> None:
+    rows = [f"| `{item.name}` | `{item.default}` | {item.metadata['doc']} |\n" for item in dataclasses.fields(ScanSettings)]
+    check_part(ROOT / "docs/scan.md", "scan settings", "| setting | default | |\n|---|---|---|\n" + "".join(rows))
 
 
 def dump(title: str, frames: Sequence[bytes], masks: Sequence[Sequence[tuple[int, int]]], shown: int = 3) -> str:
@@ -359,7 +365,9 @@ def test_no_page_has_a_heading_twice(path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [ROOT / "README.md", ROOT / "docs/groups.md", ROOT / "docs/queues.md", ROOT / "docs/sdk.md"], ids=lambda path: path.name
+    "path",
+    [ROOT / "README.md", ROOT / "docs/groups.md", ROOT / "docs/queues.md", ROOT / "docs/scan.md", ROOT / "docs/sdk.md"],
+    ids=lambda path: path.name,
 )
 def test_python_snippets_run(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     snippets = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)

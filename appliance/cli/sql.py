@@ -104,15 +104,12 @@ def _topic_called(name: str, topics: list[str]) -> str | None:
 
 def _table(info: TopicInfo, query: str, bootstrap: str) -> Any:
     from tailrace.scanning.columns import LOG_COLUMNS
-    from tailrace.scanning.dataset import TopicDataset
-    from tailrace.scanning.options import Bounds, build_settings
-    from tailrace.scanning.planner import plan
+    from tailrace.scanning.dataset import topic_dataset
 
     own = info.schema.names if info.typed else list(RECORD_COLUMNS)
     log = {column.name for column in LOG_COLUMNS}
     extra = [n for n in ON_REQUEST if n not in own and (n in log or not info.typed) and re.search(rf"\b{n}\b", query, re.IGNORECASE)]
-    settings = build_settings({"client_id": "tailrace-sql"})
-    return TopicDataset(plan(info.name, bootstrap, [*own, *extra], Bounds("start", None), Bounds("end", None), settings))
+    return topic_dataset(info.name, bootstrap, [*own, *extra], client_id="tailrace-sql")
 
 
 def _run_in_thread(work: Callable[[], None], interrupt: Callable[[], None]) -> None:

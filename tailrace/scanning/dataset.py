@@ -17,7 +17,8 @@ import pyarrow.dataset as ds
 from tailrace.errors import TailraceError
 from tailrace.scanning.columns import Column, arrow_schema
 from tailrace.scanning.lease import Lease
-from tailrace.scanning.planner import ScanPlan
+from tailrace.scanning.options import Bounds, build_settings
+from tailrace.scanning.planner import ScanPlan, plan
 from tailrace.scanning.reader import read
 
 
@@ -60,3 +61,11 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
         except TailraceError as error:
             self.error = error
             raise
+
+
+def topic_dataset(
+    topic_or_directory: Any, bootstrap: str | None = None, columns: Any = None, start: Any = None, end: Any = None, **settings: Any
+) -> TopicDataset:
+    """What `tailrace.scan` of the same arguments reads, for several scans, each under the columns that it asks for. Raises as `scan`."""
+    chosen = build_settings(settings)
+    return TopicDataset(plan(topic_or_directory, bootstrap, columns, Bounds("start", start), Bounds("end", end), chosen))

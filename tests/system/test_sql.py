@@ -47,7 +47,7 @@ def test_topics_are_tables_of_their_names(filled: EmbeddedAppliance) -> None:
     assert lines(filled, 'select value from "my-topic"') == [["value"], ["\\xff1"]]
     joined = 'select decode(value) as v from orders o join flights f on o."offset" = f.delay where o.partition = 1 and f.delay in (3, 5) order by 1'
     assert lines(filled, joined) == [["v"], ["v11"], ["v7"]]
-    twice = 'select count(*) as n from orders x join orders y using (partition, "offset")'
+    twice = 'select count(*) as n from orders x join orders y on x.partition = y.partition and x."offset" = y."offset"'
     assert lines(filled, twice) == [["n"], ["1000"]]
 
 
