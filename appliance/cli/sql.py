@@ -6,6 +6,7 @@ The query runs in a thread of its own: DuckDB looks for Ctrl-C seldom, and is to
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 import threading
@@ -14,13 +15,14 @@ from typing import Any
 
 import click
 
+from appliance.cli.main import EXIT_INTERRUPTED
 from appliance.cli.options import bootstrap_option, connect, json_option
 from appliance.cli.sql_output import write_json, write_table
 from tailrace.errors import TailraceError, UnknownTopicError
 from tailrace.topics import TopicInfo
 
 ROWS_AT_ONCE = 2_048
-STOP_WAIT_S = 5.0
+STOP_WAIT_S = 2.0
 INSTALL = "`tailrace sql` needs DuckDB: pip install 'tailrace[sql]'"
 RECORD_COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
 """Of a topic without a schema. What lies in headers comes first: `count(*)` asks for the first column."""
@@ -130,7 +132,8 @@ def _run_in_thread(work: Callable[[], None], interrupt: Callable[[], None]) -> N
         is_done.wait()
     except KeyboardInterrupt:
         interrupt()
-        is_done.wait(STOP_WAIT_S)
+        if not is_done.wait(STOP_WAIT_S):
+            os._exit(EXIT_INTERRUPTED)  # it writes to something that takes nothing any more, and would keep Python from ending
         raise
     if raised:
         raise raised[0]

@@ -36,6 +36,7 @@ from tailrace.settings import DEFAULT_BOOTSTRAP
 from tailrace.topics import TopicInfo
 
 LEASE_ATTEMPTS = 3
+GUESS_TIMEOUT_MS = 3_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,11 @@ def _of_appliance(
     in_directory: str = "",
 ) -> ScanPlan:
     try:
-        admin = Admin(bootstrap, client_id=settings.client_id, request_timeout_ms=settings.request_timeout_ms)
+        # Whether the usual address is that of the appliance that runs on a directory is a guess: it is not waited for.
+        patience_ms = min(settings.request_timeout_ms, GUESS_TIMEOUT_MS) if in_directory else None
+        admin = Admin(
+            bootstrap, client_id=settings.client_id, request_timeout_ms=settings.request_timeout_ms, connect_timeout_ms=patience_ms
+        )
         with admin:
             data_dirs = own_directories(admin) if settings.from_files is not False or in_directory else []
             if in_directory and in_directory not in data_dirs:
