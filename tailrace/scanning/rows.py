@@ -81,6 +81,7 @@ class Rows:
         self._unite_rows = BATCH_ROWS if self._wanted else HEADER_ROWS
         self._pieces: list[_Piece] = []
         self._row_count = self._byte_count = 0
+        self._constants: dict[tuple[Any, pa.DataType], Any] = {}
 
     def add(self, frame: Frame, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """The rows of a batch between two offsets, and what is large enough now. Raises CorruptBatchError with the range, RecordTooLargeError,
@@ -152,17 +153,24 @@ class Rows:
 
     def _column(self, column: Column, pieces: list[_Piece], count: int) -> Any:
         if column.origin is Origin.TOPIC:
-            return pa.repeat(pa.scalar(self._key.topic, pa.utf8()), count)
+            return self._repeated(self._key.topic, column.kind, count)
         if column.origin is Origin.PARTITION:
-            return pa.repeat(pa.scalar(self._key.partition, pa.int32()), count)
+            return self._repeated(self._key.partition, column.kind, count)
         if column.origin is Origin.OFFSET:
             return _joined([_offsets(start, number) for start, number in _runs(pieces)])
         if column.origin is Origin.TIMESTAMP_TYPE:
             kinds = {piece.timestamp_type for piece in pieces}
             if len(kinds) == 1:
-                return pa.repeat(pa.scalar(kinds.pop(), pa.int32()), count)
-            return _joined([pa.repeat(pa.scalar(piece.timestamp_type, pa.int32()), piece.rows) for piece in pieces])
+                return self._repeated(kinds.pop(), column.kind, count)
+            return _joined([self._repeated(piece.timestamp_type, column.kind, piece.rows) for piece in pieces])
         return _joined([piece.columns["" if column.origin is Origin.TIME else column.name] for piece in pieces])
+
+    def _repeated(self, value: Any, kind: pa.DataType, count: int) -> Any:
+        """`value`, `count` times: a part of one array, which all batches share."""
+        known = self._constants.get((value, kind))
+        if known is None or len(known) < count:
+            known = self._constants[value, kind] = pa.repeat(pa.scalar(value, kind), max(count, BATCH_ROWS))
+        return known.slice(0, count)
 
 
 def _joined(arrays: list[Any]) -> Any:

@@ -24,13 +24,15 @@ from tailrace.errors import (
     OffsetOutOfRangeError,
     PartitionOutOfRangeError,
     RequestTimeoutError,
+    StorageError,
     UnknownTopicError,
 )
 from tailrace.formats.batch_header import frame_at, header_position
 from tailrace.private_appliance import EmbeddedAppliance, embedded, start_embedded
-from tailrace.scanning import reader, segment_files
+from tailrace.scanning import planner, reader, segment_files
 from tailrace.scanning.options import Bounds, build_settings
 from tailrace.scanning.planner import plan
+from tailrace.scanning.remote import RemoteBatches
 from tailrace.scanning.rows import BATCH_ROWS
 from tailrace.schema import HEADER_TYPE
 
@@ -205,6 +207,27 @@ def test_the_index_is_not_needed(filled: EmbeddedAppliance, tmp_path: pathlib.Pa
     )
 
 
+def test_where_the_files_cannot_be_opened_the_appliance_is_asked(filled: EmbeddedAppliance, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = both(filled, "plain")
+    monkeypatch.setattr(planner, "opens_here", lambda _directory, _topic_id: False)  # another user's, as root cannot show
+    asked: list[str] = []
+
+    def ask(bootstrap: str, topic: str, *more: Any) -> RemoteBatches:
+        asked.append(topic)
+        return RemoteBatches(bootstrap, topic, *more)
+
+    monkeypatch.setattr(reader, "RemoteBatches", ask)
+    assert tailrace.scan("plain", filled.address).read_all().equals(whole)
+    assert asked == ["plain", "plain"]
+    with pytest.raises(StorageError, match="plain-0 cannot be opened here"):
+        tailrace.scan("plain", filled.address, from_files=True)
+
+
+def test_files_are_read_without_asking_for_a_single_batch(filled: EmbeddedAppliance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "RemoteBatches", None)
+    assert tailrace.scan("plain", filled.address).read_all().num_rows == ROWS
+
+
 # ---- directories -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -275,6 +298,18 @@ def test_a_torn_tail_of_a_stopped_log_is_left_out(tmp_path: pathlib.Path) -> Non
         assert offsets(log) == offsets(log, columns=["offset"]) == list(range(9))
     segment.write_bytes(whole[: last[0] + last[1]] + b"\xff\xff\xff\xff garbage")
     assert offsets(log) == list(range(10))
+
+
+def test_bodies_are_read_only_when_something_in_them_is_asked_for(tmp_path: pathlib.Path) -> None:
+    log = stopped_log(tmp_path)
+    (segment,) = log.with_name("t-0").glob("*.arrows")
+    data = bytearray(segment.read_bytes())
+    position, length = batches_in(segment)[4]
+    data[position + length - 40] ^= 1
+    segment.write_bytes(data)
+    assert offsets(log, columns=["offset", "partition", "timestampType"]) == list(range(10))
+    with pytest.raises(CorruptBatchError):
+        offsets(log, columns=["offset", "timestamp"])
 
 
 def test_a_damaged_length_costs_its_own_batch_alone(tmp_path: pathlib.Path) -> None:
