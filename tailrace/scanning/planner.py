@@ -219,6 +219,11 @@ def opens_here(directory: str, topic_id: bytes) -> bool:
         return False
 
 
+def is_own(directory: str, topic_id: bytes) -> bool:
+    """The same for a plan that was made elsewhere, perhaps: a copy on this host, under the same path, is not read."""
+    return directories.same_directory(os.path.dirname(directory), None) and opens_here(directory, topic_id)
+
+
 def _older_schemas(ranges: Iterable[PartitionRange]) -> list[pa.Schema]:
     """That segments of these partitions may have."""
     messages = dict[bytes, None]()

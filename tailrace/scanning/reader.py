@@ -10,11 +10,11 @@ from typing import Any, Unpack
 import pyarrow as pa
 
 from tailrace.client_log import logger
-from tailrace.errors import CorruptBatchError, TailraceError
+from tailrace.errors import CorruptBatchError, StorageError
 from tailrace.scanning.frames import Frame, Source
 from tailrace.scanning.lease import Lease
 from tailrace.scanning.options import Bounds, ScanOptions, build_settings
-from tailrace.scanning.planner import PartitionRange, ScanPlan, opens_here, plan
+from tailrace.scanning.planner import PartitionRange, ScanPlan, is_own, plan
 from tailrace.scanning.remote import RemoteBatches
 from tailrace.scanning.rows import Rows, needs_bodies
 from tailrace.scanning.segment_files import SegmentFiles, read_partition_file
@@ -87,12 +87,12 @@ def read(made: ScanPlan) -> Iterator[pa.RecordBatch]:
 
 def _source(made: ScanPlan, r: PartitionRange) -> Source:
     """From its files where they are here, else from the appliance."""
-    if r.directory and (not made.bootstrap or opens_here(r.directory, r.topic_id)):
+    if r.directory and (not made.bootstrap or is_own(r.directory, r.topic_id)):
         known = read_partition_file(r.directory)
         if known is not None:
             return SegmentFiles(r.directory, known, headers_only=not needs_bodies(made.columns), schema=made.topic_schema)
     if not made.bootstrap:
-        raise TailraceError(f"{r.directory} is gone")
+        raise StorageError(f"{r.directory} cannot be read any more")
     return RemoteBatches(made.bootstrap, r.topic, r.topic_id, r.partition, made.settings, made.topic_schema)
 
 

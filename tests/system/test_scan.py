@@ -9,6 +9,7 @@ import pickle
 import shutil
 import signal
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -221,6 +222,16 @@ def test_where_the_files_cannot_be_opened_the_appliance_is_asked(filled: Embedde
     assert asked == ["plain", "plain"]
     with pytest.raises(StorageError, match="plain-0 cannot be opened here"):
         tailrace.scan("plain", filled.address, from_files=True)
+
+
+def test_a_copy_under_the_path_that_a_plan_names_is_not_read(filled: EmbeddedAppliance, tmp_path: pathlib.Path) -> None:
+    """As an executor on another host may have it, which was restored from a backup."""
+    shutil.copytree(filled.data_dir, tmp_path / "copy")
+    for segment in (tmp_path / "copy").rglob("*.arrows"):
+        segment.write_bytes(b"")
+    made = plan("plain", filled.address, ["value"], Bounds("start", None), Bounds("end", None), build_settings({}), with_lease=False)
+    elsewhere = replace(made, ranges=tuple(replace(r, directory=f"{tmp_path}/copy/plain-{r.partition}") for r in made.ranges))
+    assert pa.Table.from_batches(reader.read(elsewhere)).num_rows == ROWS
 
 
 def test_files_are_read_without_asking_for_a_single_batch(filled: EmbeddedAppliance, monkeypatch: pytest.MonkeyPatch) -> None:
