@@ -31,11 +31,11 @@ def take_all(data_dirs: Sequence[str]) -> list[Ownership]:
     return [take(path) for path in paths]
 
 
-def record_holders(owners: Iterable[Ownership], pids: dict[str, int]) -> None:
-    """Write down which processes hold the directories; where that fails it is logged, since nothing that serves depends on it."""
+def record_holders(owners: Iterable[Ownership], pids: dict[str, int], addresses: list[str]) -> None:
+    """Write down which processes hold the directories, and where clients connect; where that fails it is logged, since nothing that serves depends on it."""
     for owner in owners:
         try:
-            owner.record_holder(pids)
+            owner.record_holder(pids, addresses)
         except OSError as error:
             logger.error("holder_not_recorded path=%s error=%r", owner.path, str(error))
 

@@ -61,11 +61,18 @@ class Ownership:
         """What a child inherits."""
         return self.directory_fd, self.lock_fd
 
-    def record_holder(self, pids: dict[str, int]) -> None:
-        """Write into the lock's file who holds it: for the refusal of a second start, and for a take-over. Raises OSError."""
+    def record_holder(self, pids: dict[str, int], addresses: list[str]) -> None:
+        """Write into the lock's file who holds it, for the refusal of a second start and for a take-over; and where it serves, for who reads the directory.
+        Raises OSError.
+        """
         me = os.getpid()
         text = checked_json.encode(
-            {"pid": me, "start_ticks": _start_ticks(me), "children": [[name, pid, _start_ticks(pid)] for name, pid in pids.items()]}
+            {
+                "pid": me,
+                "start_ticks": _start_ticks(me),
+                "children": [[name, pid, _start_ticks(pid)] for name, pid in pids.items()],
+                "addresses": addresses,
+            }
         )
         checked_json.write_all(self.lock_fd, text, 0)
         os.ftruncate(self.lock_fd, len(text))

@@ -74,6 +74,8 @@ class Supervisor:
         self._bells: dict[str, Doorbell] = {}
         self._stop_requested = False
         self._announced = False
+        self._addresses: list[str] = []
+        """Where clients connect; none before it serves."""
         self._checked_ns = 0
 
     # ---- start -----------------------------------------------------------------------------------------------------------------------
@@ -128,7 +130,7 @@ class Supervisor:
         self._worker_dirs = [w % count for w in range(max(len(self._plan.workers), count))]
 
     def _record_holders(self) -> None:
-        record_holders(self._owners, {child.name: child.pid for child in self._children})
+        record_holders(self._owners, {child.name: child.pid for child in self._children}, self._addresses)
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._stop_requested = True
@@ -304,6 +306,8 @@ class Supervisor:
 
     def _announce(self) -> None:
         addresses = [front_address(a, f, self._control.port(f).load()) for f in range(self.settings.fronts) for a in self.settings.listen]
+        self._addresses = addresses
+        self._record_holders()
         logger.info("ready address=%s data_dir=%s pid=%d", ",".join(addresses), self._owners[0].path, os.getpid())
         self.notifier.ready(f"serving on {', '.join(addresses)}")
         if self.ready_fd >= 0:

@@ -113,12 +113,26 @@ def is_in_use(data_dir: str) -> bool:
     return False
 
 
-def _has_holder(data_dir: str) -> bool:
+def _holder(data_dir: str) -> dict[str, Any]:
+    """What the lock's file says of who holds it."""
     try:
         holder = checked_json.decode(checked_json.read(f"{data_dir}/{LOCK_FILE}"))
-        return isinstance(holder, dict) and os.path.exists(f"/proc/{int(holder.get('pid', 0))}")
-    except (OSError, ValueError):
-        return False
+    except OSError:
+        return {}
+    return holder if isinstance(holder, dict) else {}
+
+
+def _has_holder(data_dir: str) -> bool:
+    pid = _holder(data_dir).get("pid")
+    return isinstance(pid, int) and os.path.exists(f"/proc/{pid}")
+
+
+def address_of(data_dir: str) -> str | None:
+    """Where the appliance that runs on this directory serves, as its lock's file says; None: it does not say."""
+    addresses = _holder(data_dir).get("addresses")
+    if not isinstance(addresses, list) or not addresses or not isinstance(addresses[0], str):
+        return None
+    return addresses[0].replace("://*:", "://127.0.0.1:")
 
 
 def same_directory(path: str, instance: str | None) -> bool:

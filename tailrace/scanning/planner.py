@@ -105,7 +105,7 @@ def plan(
     data_dir = os.path.dirname(next(iter(found.values()))[0])
     if not directories.is_in_use(data_dir):
         return _of_directory(found, columns, start, end, settings)
-    address = bootstrap or DEFAULT_BOOTSTRAP
+    address = bootstrap or directories.address_of(data_dir) or DEFAULT_BOOTSTRAP
     first = next(iter(found.values()))[1]
     numbers = settings.partitions if settings.partitions is not None else tuple(found)
     made = _of_appliance(
