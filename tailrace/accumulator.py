@@ -159,11 +159,14 @@ class Accumulator:
 
     # ---- what is to be sent ------------------------------------------------------------------------------------------------------------
 
-    def enlist(self, queue: PartitionQueue) -> None:
-        """The queue has something to send."""
+    def enlist(self, queue: PartitionQueue, *, as_next: bool = False) -> None:
+        """The queue has something to send. `as_next`: it is the first to be visited."""
         if not queue.is_listed:
             queue.is_listed = True
-            self._listed.append(queue)
+            if as_next:
+                self._listed.appendleft(queue)
+            else:
+                self._listed.append(queue)
 
     def visit_listed(self, visit: Callable[[PartitionQueue], bool]) -> None:
         """Have `visit` called for each listed queue, in turn, until it says that it has enough (False). A queue with something left that an answer will not

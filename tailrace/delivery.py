@@ -147,6 +147,7 @@ class Delivery:
         partition will not free (credit, room in the request, a retry's pause).
         """
         accumulator = self._accumulator
+        count_before = len(request.entries)
         while queue.has_work:
             if queue.awaits_topic or len(queue.in_flight) >= self._queue_in_flight_max or self._requests.is_held(queue):
                 return True
@@ -168,7 +169,7 @@ class Delivery:
                     return True
                 assert queue.open is not None
                 if not request.has_room(queue.open.reserved_bytes - queue.open.room):
-                    accumulator.enlist(queue)
+                    accumulator.enlist(queue, as_next=len(request.entries) == count_before)
                     return False
                 accumulator.close_batch(queue)
                 request.has_unfilled = True
@@ -180,7 +181,7 @@ class Delivery:
             if data is None:
                 continue
             if not request.has_room(len(data)) or not self._has_credit(request.byte_count + len(data), request, now_ns):
-                accumulator.enlist(queue)
+                accumulator.enlist(queue, as_next=len(request.entries) == count_before)
                 return False
             if not is_numbered:
                 queue.number(batch, self._identity.producer_id, self._identity.epoch)

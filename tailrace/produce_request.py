@@ -20,6 +20,7 @@ from tailrace.formats.checksum import Readable
 from tailrace.partition_queue import PartitionQueue
 from tailrace.producer_batch import ProducerBatch
 from tailrace.protocol import requests
+from tailrace.protocol.wire import PRODUCE_FRAMES_MAX
 
 UNFILLED_MAX = 1
 SLOW_NS = 1_000_000_000
@@ -63,7 +64,7 @@ class OutgoingRequest:
             return True
         if len(self.entries) >= self._batches_max or self.byte_count + byte_count > self._bytes_max:
             return False
-        return self._frame_count < requests.PRODUCE_FRAMES_MAX or (self._ends_small and byte_count < OWN_FRAME_BYTES)
+        return self._frame_count < PRODUCE_FRAMES_MAX or (self._ends_small and byte_count < OWN_FRAME_BYTES)
 
     def add(self, entry: Entry) -> None:
         """One more batch, for which there is room."""

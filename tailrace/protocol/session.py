@@ -27,8 +27,6 @@ from tailrace.protocol.wire import (
 
 CLIENT_JSON_MAX_BYTES = 64 << 20
 _HANDSHAKE_CORRELATION_ID = 1
-_CLIENT_VERSIONS = {**API_VERSIONS, Api.PRODUCE: (1, 1)}
-"""What this client offers: it sends one batch in each request."""
 
 
 class State(Enum):
@@ -79,7 +77,7 @@ class ClientSession:
     def start(self) -> list[Readable]:
         """The handshake's frames."""
         self.state = State.HANDSHAKING
-        body = requests.encode_json({"versions": {str(int(a)): list(v) for a, v in _CLIENT_VERSIONS.items()}, "client_id": self._client_id})
+        body = requests.encode_json({"versions": {str(int(a)): list(v) for a, v in API_VERSIONS.items()}, "client_id": self._client_id})
         return encode_request(Api.HANDSHAKE, 1, _HANDSHAKE_CORRELATION_ID, [body])
 
     def request(self, api: Api, body: Sequence[Readable] = ()) -> tuple[int, list[Readable]]:

@@ -5,6 +5,7 @@ Owner: one test. Invariants: nothing is answered but the handshake, METADATA and
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -60,7 +61,8 @@ class Asked:
             self.acks = requests.decode_produce(body[0]).acks
             entries = [(requests.decode_produce(body[0]).partition, len(body[1]))]
         else:
-            head = requests.decode_produce_batches(body[0], body[1:])
+            head = requests.decode_produce_batches(body[0])
+            assert len(requests.cut_batches(head.entries, body[1:])) == len(head.entries), "a batch lies across two frames"
             self.acks = head.acks
             entries = [(entry[1], entry[3]) for entry in head.entries]
         data = memoryview(b"".join(body[1:]))
@@ -120,7 +122,7 @@ class ScriptedFront:
 
     def _described(self) -> dict[str, Any]:
         return {
-            "name": "t", "topic_id": TOPIC_ID.hex(), "version": 1, "typed": False, "schema_id": 1, "schema": to_message(DEFAULT_SCHEMA).hex(),
+            "name": "t", "topic_id": TOPIC_ID.hex(), "version": 1, "typed": False, "schema_id": 1, "schema": b64encode(to_message(DEFAULT_SCHEMA)).decode(),
             "code": 0, "partitions": [{"partition": n} for n in range(self.partitions)],
             "settings": {"max.message.bytes": 8 << 20, "compression.type": "producer", "message.timestamp.type": "CreateTime", "delay.enabled": False,
                          "delay.levels": "", "durability": "disk", "partitioner": "producer"},
@@ -130,7 +132,9 @@ class ScriptedFront:
         self._reply(api, 1, correlation_id, ErrorCode.OK, orjson.dumps(value))
 
     def _reply(self, api: int, version: int, correlation_id: int, code: int, body: bytes) -> None:
-        self._answers.append([bytes(frame) for frame in encode_response(api, version, correlation_id, code, self.credit, GENERATION, [body])])
+        self._answers.append(
+            [bytes(frame) for frame in encode_response(api, version, correlation_id, code, self.credit, GENERATION, [body])]
+        )
 
     def answer(self, asked: Asked | None = None, codes: Sequence[ErrorCode] = ()) -> Asked:
         """Answer a request, the oldest one unless told: OK, or with a code for each batch. What is OK is given the next offsets."""
@@ -149,7 +153,9 @@ class ScriptedFront:
         elif results[0].error:
             self._reply(Api.PRODUCE, 1, asked.correlation_id, results[0].error, requests.encode_error("no"))
         else:
-            self._reply(Api.PRODUCE, 1, asked.correlation_id, 0, requests.encode_produced(requests.ProduceResponse(results[0].base_offset, 5, 0, 0)))
+            self._reply(
+                Api.PRODUCE, 1, asked.correlation_id, 0, requests.encode_produced(requests.ProduceResponse(results[0].base_offset, 5, 0, 0))
+            )
         return asked
 
     def refuse(self, code: ErrorCode) -> Asked:
