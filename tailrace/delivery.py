@@ -48,6 +48,10 @@ EXPIRY_CHECK_NS = 20_000_000
 RECEIVED_TIMEOUT_MS = 5_000
 RESENDS_BEFORE_NEW_EPOCH = 3
 """So often the first batch of a partition may be out of order; then what came before it is lost, and only a new epoch helps."""
+SHARES = 2
+"""A request takes at most one part in so many of what a partition may have under way, so that its requests follow one another closely: batches that are sent in
+one request are answered together, and would all leave in one again.
+"""
 _ACKS = {0: 0, 1: 1, "all": requests.ACKS_ALL}
 _RESEND_CODES = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE})
 _FATE_UNKNOWN_CODES = frozenset({ErrorCode.TIMED_OUT, ErrorCode.STORAGE_ERROR})
@@ -148,8 +152,12 @@ class Delivery:
         """
         accumulator = self._accumulator
         count_before = len(request.entries)
+        share = max(1, self._queue_in_flight_max // SHARES)
         while queue.has_work:
             if queue.awaits_topic or len(queue.in_flight) >= self._queue_in_flight_max or self._requests.is_held(queue):
+                return True
+            if len(request.entries) - count_before >= share:
+                accumulator.enlist(queue)
                 return True
             if queue.muted_until_ns > now_ns:
                 accumulator.enlist(queue)
@@ -218,10 +226,22 @@ class Delivery:
         else:
             self._requests.add(request, now_ns)
 
+    def encode_ahead(self, queue: PartitionQueue) -> None:
+        """The newest ready batch, if it is among the next ones: nothing waits for that then, when an answer has come."""
+        batch = queue.ready[-1]
+        if len(queue.ready) <= self._queue_in_flight_max and batch.data is None:
+            try:
+                batch.encode(self._compression(queue))
+            except Exception as error:  # it is met again, and told, when it is the batch's turn
+                logger.debug("a batch could not be encoded ahead of its turn: %s", error)
+
+    def _compression(self, queue: PartitionQueue) -> str:
+        chosen: str = self._settings.compression_type or queue.info.settings["compression.type"]
+        return "none" if chosen == "producer" else chosen
+
     def _encoded(self, queue: PartitionQueue, batch: ProducerBatch) -> bytearray | None:
         """The bytes of a ready batch. None: it was split or failed; look at what is first now."""
-        compression = self._settings.compression_type or queue.info.settings["compression.type"]
-        compression = "none" if compression == "producer" else compression
+        compression = self._compression(queue)
         try:
             data = batch.encode(compression)
         except Exception as error:  # what cannot be encoded costs nothing else: not another batch, nor, by halves, another record
