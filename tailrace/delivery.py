@@ -28,7 +28,7 @@ from tailrace.errors import (
     UnknownTopicError,
     error_for,
 )
-from tailrace.formats.batch_header import REMEMBERED_BATCHES
+from tailrace.formats.batch_header import REMEMBERED_BATCHES, REMEMBERED_BATCHES_ONCE
 from tailrace.formats.structure import ROWS_FREE, is_too_large_unpacked
 from tailrace.made_again import MadeAgain
 from tailrace.partition_queue import PartitionQueue
@@ -73,8 +73,8 @@ class Delivery:
         self.made_again = MadeAgain(accumulator, connection, environment.monotonic_ns, settings.retry_backoff_ms)
         limit = settings.max_in_flight_requests_per_connection
         self._requests = RequestsUnderWay(limit)
-        self._queue_in_flight_max = REMEMBERED_BATCHES if self._identity.is_used else limit
-        """Batches of a partition under way: without sequences a later one could overtake an earlier one that is sent again."""
+        self._window = REMEMBERED_BATCHES_ONCE if self._identity.is_used else limit
+        """Batches of a partition under way: what its worker remembers; without sequences a later one could overtake an earlier one that is sent again."""
         self._request_bytes_max = max(settings.max_request_size, 4096)
         self.waits_for_credit = False
         """Whether something is to be sent for which the appliance has not granted credit yet."""
@@ -128,6 +128,8 @@ class Delivery:
     def _send_request(self, now_ns: int) -> bool:
         """Send what may leave together; False: there is nothing, or the connection takes nothing now."""
         version = self._connection.session.version(Api.PRODUCE)
+        if self._identity.is_used:
+            self._window = REMEMBERED_BATCHES if version > 1 else REMEMBERED_BATCHES_ONCE
         request = OutgoingRequest(version, self._request_bytes_max)
         may_take_unfilled = self._requests.may_send_unfilled
         self._accumulator.visit_listed(lambda queue: self._gather(queue, request, may_take_unfilled, now_ns))
@@ -152,9 +154,9 @@ class Delivery:
         """
         accumulator = self._accumulator
         count_before = len(request.entries)
-        share = max(1, self._queue_in_flight_max // SHARES)
+        share = max(1, self._window // SHARES)
         while queue.has_work:
-            if queue.awaits_topic or len(queue.in_flight) >= self._queue_in_flight_max or self._requests.is_held(queue):
+            if queue.awaits_topic or len(queue.in_flight) >= self._window or self._requests.is_held(queue):
                 return True
             if len(request.entries) - count_before >= share:
                 accumulator.enlist(queue)
@@ -170,7 +172,7 @@ class Delivery:
                     accumulator.enlist(queue)
                     return True
             elif not queue.ready:
-                if self._identity.is_used and queue.window_is_full():
+                if self._identity.is_used and queue.window_is_full(self._window):
                     return True
                 if not may_take_unfilled:
                     accumulator.enlist(queue)
@@ -183,7 +185,7 @@ class Delivery:
                 request.has_unfilled = True
             batch = queue.ready[position]
             is_numbered = not self._identity.is_used or batch.producer_id >= 0
-            if not is_numbered and queue.window_is_full():
+            if not is_numbered and queue.window_is_full(self._window):
                 return True
             data = self._encoded(queue, batch)
             if data is None:
@@ -229,7 +231,7 @@ class Delivery:
     def encode_ahead(self, queue: PartitionQueue) -> None:
         """The newest ready batch, if it is among the next ones: nothing waits for that then, when an answer has come."""
         batch = queue.ready[-1]
-        if len(queue.ready) <= self._queue_in_flight_max and batch.data is None:
+        if len(queue.ready) <= self._window and batch.data is None:
             try:
                 batch.encode(self._compression(queue))
             except Exception as error:  # it is met again, and told, when it is the batch's turn

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from tailrace.formats.batch_header import NO_PRODUCER, REMEMBERED_BATCHES, SEQUENCE_MODULUS
+from tailrace.formats.batch_header import NO_PRODUCER, SEQUENCE_MODULUS
 from tailrace.kernel import FillingQueue
 from tailrace.producer_batch import ProducerBatch
 from tailrace.topics import TopicInfo
@@ -113,11 +113,11 @@ class PartitionQueue(FillingQueue):
         following.next_ordinal = self.next_ordinal
         return following
 
-    def window_is_full(self) -> bool:
-        """Whether one more sequence would make the worker forget a batch whose fate is not known: answers need not come in order, and a request that
-        has timed out may have been carried out.
+    def window_is_full(self, remembered_batches: int) -> bool:
+        """Whether one more sequence would make the worker, which remembers so many, forget a batch whose fate is not known: answers need not come in order,
+        and a request that has timed out may have been carried out.
         """
-        return bool(self.in_flight) and self.next_ordinal - min(batch.ordinal for batch in self.in_flight) >= REMEMBERED_BATCHES
+        return bool(self.in_flight) and self.next_ordinal - min(batch.ordinal for batch in self.in_flight) >= remembered_batches
 
     def first_of_unknown_fate(self) -> int:
         """Where among `ready` the first batch stands that may have been appended, -1: there is none. What was never sent comes behind all that was."""
