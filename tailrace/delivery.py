@@ -118,21 +118,26 @@ class Delivery:
                 return
         self._requests.note_slow(now_ns)
         self.waits_for_credit = False
-        if accumulator.has_listed:
-            while self._requests.may_send and self._send_request(now_ns):
-                pass
+        has_sent = False
+        while self._requests.may_send and self._send_request(now_ns):
+            has_sent = True
+        if has_sent:
             connection.process()
 
     # ---- sending ---------------------------------------------------------------------------------------------------------------------
 
     def _send_request(self, now_ns: int) -> bool:
         """Send what may leave together; False: there is nothing, or the connection takes nothing now."""
+        may_take_unfilled = self._requests.may_send_unfilled
+        if not self._accumulator.has_listed(with_unfilled=may_take_unfilled):
+            return False
         version = self._connection.session.version(Api.PRODUCE)
         if self._identity.is_used:
             self._window = REMEMBERED_BATCHES if version > 1 else REMEMBERED_BATCHES_ONCE
         request = OutgoingRequest(version, self._request_bytes_max)
-        may_take_unfilled = self._requests.may_send_unfilled
-        self._accumulator.visit_listed(lambda queue: self._gather(queue, request, may_take_unfilled, now_ns))
+        self._accumulator.visit_listed(
+            lambda queue: self._gather(queue, request, may_take_unfilled, now_ns), with_unfilled=may_take_unfilled
+        )
         if not request.entries:
             return False
         body = request.body(self._acks, self._settings.request_timeout_ms)

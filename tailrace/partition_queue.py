@@ -28,6 +28,7 @@ class PartitionQueue(FillingQueue):
         "is_due",
         "is_gone",
         "is_listed",
+        "is_listed_as_due",
         "muted_until_ns",
         "next_ordinal",
         "next_sequence",
@@ -54,7 +55,9 @@ class PartitionQueue(FillingQueue):
         self.awaits_topic = False
         """The appliance does not know the topic by this id: nothing is sent until it is known what has its name now (see `tailrace.made_again`)."""
         self.is_listed = False
-        """Whether the producer's list of queues with something to send holds it."""
+        """Whether the producer's list of queues with something that is ready holds it."""
+        self.is_listed_as_due = False
+        """The same of queues with an open batch that is due."""
 
     def put_back(self, batch: ProducerBatch) -> None:
         """A batch is to be sent again: it goes among what is ready to where it was begun."""
