@@ -216,8 +216,9 @@ class Sender:
             if batch.has_ended():
                 return True
             self.check_usable()
-            self.accumulator.hurry(batch)  # a caller that waits has nothing to add
-            self.pump()
+            if batch.state is not BatchState.IN_FLIGHT:
+                self.accumulator.hurry(batch)  # a caller that waits has nothing to add
+                self.pump()
         self.make_callbacks()
         while not batch.has_ended():
             now_ns = self.now_ns()
