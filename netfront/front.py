@@ -58,6 +58,7 @@ from tailrace.protocol.wire import (
     WireError,
     check_body,
     decode_request_header,
+    frames_max,
     undecodable_request,
 )
 from workers.timing_wheel import NEVER_NS, TimingWheel
@@ -239,8 +240,8 @@ class Front:
         session = self._sessions.by_identity(identity)
         try:
             header = decode_request_header(message[0] if message else b"")
-            if len(message) > FRAMES_MAX:
-                raise WireError(ErrorCode.MALFORMED_REQUEST, f"{len(message)} frames; a request has 1 to {FRAMES_MAX}")
+            if len(message) > FRAMES_MAX and len(message) > (most := frames_max(header.api, header.version)):
+                raise WireError(ErrorCode.MALFORMED_REQUEST, f"{len(message)} frames; this request has 1 to {most}")
             body = message[1:]
             check_body(header.body_length, body)
             api = header.api

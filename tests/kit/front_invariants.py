@@ -9,8 +9,10 @@ from netfront.front import Front
 from netfront.parked import ENTRIES_MAX, FETCHES_MAX, SESSION_FETCHES_MAX, Parked
 from netfront.sessions import Sessions
 from netfront.slices import STARTED_MAX, Slices
+from netfront.tickets import TICKET_INDEX_BITS, Tickets
 from netfront.unanswered import Unanswered
 from shm.catalog_messages import LaneKind
+from tailrace.protocol.requests import is_answered
 
 
 def check_front(front: Front) -> None:
@@ -18,7 +20,7 @@ def check_front(front: Front) -> None:
     _check_sessions(front._sessions)
     words = set(front._sessions._by_word)
     _check_ledger(front._ledger)
-    _check_unanswered(front._produces._unanswered, words)
+    _check_tickets(front._produces._tickets, words)
     for decider in (front._decisions.coordinator, front._decisions.scheduler, front._decisions.groups):
         _check_unanswered(decider.unanswered, words)
         _check_decider(decider)
@@ -53,6 +55,23 @@ def _check_unanswered(unanswered: Unanswered, words: set[int]) -> None:
     assert all(0 < count <= unanswered._session_max for count in counts.values())
     assert len(unanswered) == sum(counts.values()) == len(unanswered.timeouts)
     assert len(unanswered) <= unanswered._all_max
+
+
+def _check_tickets(tickets: Tickets, words: set[int]) -> None:
+    """Requests are found by number and by session alike; their batches are counted; what is in no table has no timer."""
+    found = {}
+    for word, session in tickets._sessions.items():
+        assert word in words, "a session that has ended left something behind"
+        assert 0 < session.batch_count == sum(asked.batch_count for asked in session.asked.values()) <= tickets._session_max
+        for correlation_id, asked in session.asked.items():
+            assert (asked.word, asked.correlation_id) == (word, correlation_id)
+            found[asked.ticket >> TICKET_INDEX_BITS] = asked
+            if asked.body is not None:
+                unknown = sum(not is_answered(asked.body, index) for index in range(asked.batch_count))
+                assert 0 < asked.left == unknown <= asked.batch_count
+    assert found == tickets._by_number
+    assert len(tickets.timeouts) == len(found)
+    assert tickets.batch_count == sum(asked.batch_count for asked in found.values()) <= tickets._all_max
 
 
 def _check_decider(decider: Decider) -> None:
