@@ -1,8 +1,8 @@
 """The batches of one partition, from open to answered, and the sequence numbers that they are given.
 
 Owner: a Producer, under its lock.
-Invariants: batches are sent in the order in which they were begun, and their sequences ascend without a gap; at most
-`max_in_flight_requests_per_connection` are under way, and never so many that the worker could forget one whose fate is not known.
+Invariants: batches are sent in the order in which they were begun, and their sequences ascend without a gap; never so many are under way that the worker could
+    forget one whose fate is not known, and without sequences at most `max_in_flight_requests_per_connection`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class PartitionQueue(FillingQueue):
         "awaits_topic",
         "in_flight",
         "info",
+        "is_due",
         "is_gone",
         "is_listed",
         "muted_until_ns",
@@ -44,6 +45,8 @@ class PartitionQueue(FillingQueue):
         self.next_ordinal = 0
         self.muted_until_ns = 0
         """Not to be sent from before this: a retry is waiting for its time."""
+        self.is_due = False
+        """The open batch has filled for as long as it has to: it leaves when it may, and fills until then."""
         self.is_gone = False
         """The appliance does not know the topic any more, or another queue has taken this one's place: ask anew before sending to it."""
         self.awaits_map = False
@@ -64,17 +67,25 @@ class PartitionQueue(FillingQueue):
         """A batch that is open or ready is not sent any more."""
         if self.open is batch:
             self.open = None
+            self.is_due = False
         else:
             self.ready.remove(batch)
 
     def clear(self) -> None:
         """All batches have ended."""
         self.open = None
+        self.is_due = False
         self.ready.clear()
         self.in_flight.clear()
 
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to send."""
+        return bool(self.ready) or (self.is_due and self.open is not None)
+
     def close_open(self) -> bool:
         """The open batch, if any, takes no more records."""
+        self.is_due = False
         if self.open is None:
             return False
         self.ready.append(self.open)

@@ -199,7 +199,7 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
                     batch.pin(row)
                 if batch.reserved_bytes - batch.room >= self.settings.batch_size:
                     sender.accumulator.close_batch(queue)
-                    sender.pump()
+                    sender.pump_full()
                 else:
                     if partition is None and self._remembers_choices and not main.info.typed:
                         self._routes.remember(topic, key, main.queues[chosen])
@@ -227,7 +227,10 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
         accumulator, batch = sender.accumulator, queue.open
         if batch is not None and batch.reserved_bytes - batch.room + size > route.capacity_bytes:
             accumulator.close_batch(queue)
-            sender.pump()
+            sender.pump_full()
+            batch = queue.open
+        elif batch is not None:
+            sender.look_between()
             batch = queue.open
         if not queue.is_gone and accumulator.buffered_bytes + size + BATCH_OVERHEAD_BYTES > self.settings.buffer_memory:
             sender.block_for_memory(size)
@@ -236,6 +239,7 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
             return None
         if batch is None:
             batch = accumulator.open_batch(queue)
+            sender.begin_piece()
         if batch.room < size:
             accumulator.reserve(batch, size, route.capacity_bytes)
         return batch
@@ -346,7 +350,7 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
             batch = sender.accumulator.add_frame(queue, piece)
             if queue.info.slot_map_version != route.info.slot_map_version and not route.info.delay_of:
                 sender.delivery.rerouting.sort_in(queue, batch)
-            sender.pump()
+            sender.pump_full()
         return Handle((batch, 0))
 
     def flush(self, timeout: float | None = None) -> None:
@@ -370,8 +374,8 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
         return list(range(len(self._routes.of(name_of("topic", topic)).queues)))
 
     def metrics(self) -> dict[str, int]:
-        """Counters since construction (records_sent, batches_sent, bytes_sent, retries, errors, epoch_bumps), and what is there now: buffered_bytes,
-        batches_in_flight.
+        """Counters since construction (records_sent, batches_sent, requests_sent, bytes_sent, retries, errors, epoch_bumps), and what is there now:
+        buffered_bytes, batches_in_flight.
         """
         with self._sender.lock:
             return self._sender.metrics()

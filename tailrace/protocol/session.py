@@ -27,8 +27,6 @@ from tailrace.protocol.wire import (
 
 CLIENT_JSON_MAX_BYTES = 64 << 20
 _HANDSHAKE_CORRELATION_ID = 1
-_CLIENT_VERSIONS = {**API_VERSIONS, Api.PRODUCE: (1, 1)}
-"""What this client offers: it sends one batch in each request."""
 
 
 class State(Enum):
@@ -79,7 +77,7 @@ class ClientSession:
     def start(self) -> list[Readable]:
         """The handshake's frames."""
         self.state = State.HANDSHAKING
-        body = requests.encode_json({"versions": {str(int(a)): list(v) for a, v in _CLIENT_VERSIONS.items()}, "client_id": self._client_id})
+        body = requests.encode_json({"versions": {str(int(a)): list(v) for a, v in API_VERSIONS.items()}, "client_id": self._client_id})
         return encode_request(Api.HANDSHAKE, 1, _HANDSHAKE_CORRELATION_ID, [body])
 
     def request(self, api: Api, body: Sequence[Readable] = ()) -> tuple[int, list[Readable]]:
@@ -90,6 +88,10 @@ class ClientSession:
         correlation_id = self._next_correlation_id
         self._next_correlation_id += 1
         return correlation_id, encode_request(api, version, correlation_id, body)
+
+    def version(self, api: Api) -> int:
+        """The version of an API that this connection speaks; 0: none."""
+        return self._versions.get(api, 0)
 
     def may_send(self, batch_bytes: int) -> bool:
         """Whether the front has granted credit for a batch of so many bytes."""

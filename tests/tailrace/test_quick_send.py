@@ -22,7 +22,7 @@ from tailrace.partitioners import DefaultPartitioner
 from tailrace.producer import Producer
 from tailrace.schema import DEFAULT_SCHEMA, to_message
 from tailrace.topics import TopicInfo
-from tests.tailrace.test_linger_under_load import NobodyThere
+from tests.kit.scripted_front import NobodyThere
 
 PARTITIONS = 3
 LIMIT_BYTES = 60_000
