@@ -5,7 +5,7 @@ An open batch fills for `linger_ms`, or until it is full; then, and while a requ
 
 Owner: a Producer, under its lock.
 Invariants: a batch ends exactly once; `buffered_bytes` is the sum of `reserved_bytes` over batches that have not ended, and `unended_count` their number;
-    `in_flight_count` is the sum of what the queues have under way; a queue with something to send is listed once.
+    `in_flight_count` is the sum of what the queues have under way; a queue with something to send is listed, once in each list.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Accumulator:
         self.queues: dict[tuple[bytes, int], PartitionQueue] = {}
         """(topic id, partition) -> its batches."""
         self._listed: deque[PartitionQueue] = deque()
-        """Queues with something to send: batches that are ready, or an open one that is due."""
+        """Queues with something that is ready to be sent."""
+        self._due: deque[PartitionQueue] = deque()
+        """Queues with an open batch that is due. Apart, because there may be many of them that wait for one answer."""
         self._lingering: deque[tuple[int, PartitionQueue, ProducerBatch]] = deque()
         """(when its linger ends, its queue, batch) of batches that were opened, in order; some are closed already. Not those whose linger is over."""
         self.piece_bytes = RESERVE_BYTES
@@ -160,28 +162,40 @@ class Accumulator:
     # ---- what is to be sent ------------------------------------------------------------------------------------------------------------
 
     def enlist(self, queue: PartitionQueue, *, as_next: bool = False) -> None:
-        """The queue has something to send. `as_next`: it is the first to be visited."""
-        if not queue.is_listed:
+        """The queue has something to send, if anything. `as_next`: it is the first to be visited."""
+        if queue.ready:
+            if queue.is_listed:
+                return
             queue.is_listed = True
-            if as_next:
-                self._listed.appendleft(queue)
-            else:
-                self._listed.append(queue)
+            where = self._listed
+        else:
+            if queue.is_listed_as_due or not queue.has_work:
+                return
+            queue.is_listed_as_due = True
+            where = self._due
+        if as_next:
+            where.appendleft(queue)
+        else:
+            where.append(queue)
 
-    def visit_listed(self, visit: Callable[[PartitionQueue], bool]) -> None:
-        """Have `visit` called for each listed queue, in turn, until it says that it has enough (False). A queue with something left that an answer will not
-        free is to be listed again.
+    def visit_listed(self, visit: Callable[[PartitionQueue], bool], *, with_unfilled: bool) -> None:
+        """Have `visit` called for each queue with something that is ready, and then, `with_unfilled`, for those with an open batch that is due; in turn, until
+        it says that it has enough (False). A queue with something left that an answer will not free is to be listed again.
         """
         for _ in range(len(self._listed)):
             queue = self._listed.popleft()
             queue.is_listed = False
             if not visit(queue):
-                break
+                return
+        for _ in range(len(self._due) if with_unfilled else 0):
+            queue = self._due.popleft()
+            queue.is_listed_as_due = False
+            if not visit(queue):
+                return
 
-    @property
-    def has_listed(self) -> bool:
+    def has_listed(self, *, with_unfilled: bool) -> bool:
         """Whether a queue has something to send."""
-        return bool(self._listed)
+        return bool(self._listed) or (with_unfilled and bool(self._due))
 
     def muted_until_ns(self, now_ns: int) -> list[int]:
         """When retries that wait now may be sent."""

@@ -28,7 +28,7 @@ from tailrace.errors import (
     UnknownTopicError,
     error_for,
 )
-from tailrace.formats.batch_header import REMEMBERED_BATCHES
+from tailrace.formats.batch_header import REMEMBERED_BATCHES, REMEMBERED_BATCHES_ONCE
 from tailrace.formats.structure import ROWS_FREE, is_too_large_unpacked
 from tailrace.made_again import MadeAgain
 from tailrace.partition_queue import PartitionQueue
@@ -48,6 +48,10 @@ EXPIRY_CHECK_NS = 20_000_000
 RECEIVED_TIMEOUT_MS = 5_000
 RESENDS_BEFORE_NEW_EPOCH = 3
 """So often the first batch of a partition may be out of order; then what came before it is lost, and only a new epoch helps."""
+SHARES = 2
+"""A request takes at most one part in so many of what a partition may have under way, so that its requests follow one another closely: batches that are sent in
+one request are answered together, and would all leave in one again.
+"""
 _ACKS = {0: 0, 1: 1, "all": requests.ACKS_ALL}
 _RESEND_CODES = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE})
 _FATE_UNKNOWN_CODES = frozenset({ErrorCode.TIMED_OUT, ErrorCode.STORAGE_ERROR})
@@ -69,8 +73,8 @@ class Delivery:
         self.made_again = MadeAgain(accumulator, connection, environment.monotonic_ns, settings.retry_backoff_ms)
         limit = settings.max_in_flight_requests_per_connection
         self._requests = RequestsUnderWay(limit)
-        self._queue_in_flight_max = REMEMBERED_BATCHES if self._identity.is_used else limit
-        """Batches of a partition under way: without sequences a later one could overtake an earlier one that is sent again."""
+        self._window = REMEMBERED_BATCHES_ONCE if self._identity.is_used else limit
+        """Batches of a partition under way: what its worker remembers; without sequences a later one could overtake an earlier one that is sent again."""
         self._request_bytes_max = max(settings.max_request_size, 4096)
         self.waits_for_credit = False
         """Whether something is to be sent for which the appliance has not granted credit yet."""
@@ -114,19 +118,26 @@ class Delivery:
                 return
         self._requests.note_slow(now_ns)
         self.waits_for_credit = False
-        if accumulator.has_listed:
-            while self._requests.may_send and self._send_request(now_ns):
-                pass
+        has_sent = False
+        while self._requests.may_send and self._send_request(now_ns):
+            has_sent = True
+        if has_sent:
             connection.process()
 
     # ---- sending ---------------------------------------------------------------------------------------------------------------------
 
     def _send_request(self, now_ns: int) -> bool:
         """Send what may leave together; False: there is nothing, or the connection takes nothing now."""
-        version = self._connection.session.version(Api.PRODUCE)
-        request = OutgoingRequest(version, self._request_bytes_max)
         may_take_unfilled = self._requests.may_send_unfilled
-        self._accumulator.visit_listed(lambda queue: self._gather(queue, request, may_take_unfilled, now_ns))
+        if not self._accumulator.has_listed(with_unfilled=may_take_unfilled):
+            return False
+        version = self._connection.session.version(Api.PRODUCE)
+        if self._identity.is_used:
+            self._window = REMEMBERED_BATCHES if version > 1 else REMEMBERED_BATCHES_ONCE
+        request = OutgoingRequest(version, self._request_bytes_max)
+        self._accumulator.visit_listed(
+            lambda queue: self._gather(queue, request, may_take_unfilled, now_ns), with_unfilled=may_take_unfilled
+        )
         if not request.entries:
             return False
         body = request.body(self._acks, self._settings.request_timeout_ms)
@@ -148,8 +159,12 @@ class Delivery:
         """
         accumulator = self._accumulator
         count_before = len(request.entries)
+        share = max(1, self._window // SHARES)
         while queue.has_work:
-            if queue.awaits_topic or len(queue.in_flight) >= self._queue_in_flight_max or self._requests.is_held(queue):
+            if queue.awaits_topic or len(queue.in_flight) >= self._window or self._requests.is_held(queue):
+                return True
+            if len(request.entries) - count_before >= share:
+                accumulator.enlist(queue)
                 return True
             if queue.muted_until_ns > now_ns:
                 accumulator.enlist(queue)
@@ -162,7 +177,7 @@ class Delivery:
                     accumulator.enlist(queue)
                     return True
             elif not queue.ready:
-                if self._identity.is_used and queue.window_is_full():
+                if self._identity.is_used and queue.window_is_full(self._window):
                     return True
                 if not may_take_unfilled:
                     accumulator.enlist(queue)
@@ -175,7 +190,7 @@ class Delivery:
                 request.has_unfilled = True
             batch = queue.ready[position]
             is_numbered = not self._identity.is_used or batch.producer_id >= 0
-            if not is_numbered and queue.window_is_full():
+            if not is_numbered and queue.window_is_full(self._window):
                 return True
             data = self._encoded(queue, batch)
             if data is None:
@@ -218,10 +233,22 @@ class Delivery:
         else:
             self._requests.add(request, now_ns)
 
+    def encode_ahead(self, queue: PartitionQueue) -> None:
+        """The newest ready batch, if it is among the next ones: nothing waits for that then, when an answer has come."""
+        batch = queue.ready[-1]
+        if len(queue.ready) <= self._window and batch.data is None:
+            try:
+                batch.encode(self._compression(queue))
+            except Exception as error:  # it is met again, and told, when it is the batch's turn
+                logger.debug("a batch could not be encoded ahead of its turn: %s", error)
+
+    def _compression(self, queue: PartitionQueue) -> str:
+        chosen: str = self._settings.compression_type or queue.info.settings["compression.type"]
+        return "none" if chosen == "producer" else chosen
+
     def _encoded(self, queue: PartitionQueue, batch: ProducerBatch) -> bytearray | None:
         """The bytes of a ready batch. None: it was split or failed; look at what is first now."""
-        compression = self._settings.compression_type or queue.info.settings["compression.type"]
-        compression = "none" if compression == "producer" else compression
+        compression = self._compression(queue)
         try:
             data = batch.encode(compression)
         except Exception as error:  # what cannot be encoded costs nothing else: not another batch, nor, by halves, another record

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from tailrace.formats.batch_header import NO_PRODUCER, REMEMBERED_BATCHES, SEQUENCE_MODULUS
+from tailrace.formats.batch_header import NO_PRODUCER, SEQUENCE_MODULUS
 from tailrace.kernel import FillingQueue
 from tailrace.producer_batch import ProducerBatch
 from tailrace.topics import TopicInfo
@@ -28,6 +28,7 @@ class PartitionQueue(FillingQueue):
         "is_due",
         "is_gone",
         "is_listed",
+        "is_listed_as_due",
         "muted_until_ns",
         "next_ordinal",
         "next_sequence",
@@ -54,7 +55,9 @@ class PartitionQueue(FillingQueue):
         self.awaits_topic = False
         """The appliance does not know the topic by this id: nothing is sent until it is known what has its name now (see `tailrace.made_again`)."""
         self.is_listed = False
-        """Whether the producer's list of queues with something to send holds it."""
+        """Whether the producer's list of queues with something that is ready holds it."""
+        self.is_listed_as_due = False
+        """The same of queues with an open batch that is due."""
 
     def put_back(self, batch: ProducerBatch) -> None:
         """A batch is to be sent again: it goes among what is ready to where it was begun."""
@@ -113,11 +116,11 @@ class PartitionQueue(FillingQueue):
         following.next_ordinal = self.next_ordinal
         return following
 
-    def window_is_full(self) -> bool:
-        """Whether one more sequence would make the worker forget a batch whose fate is not known: answers need not come in order, and a request that
-        has timed out may have been carried out.
+    def window_is_full(self, remembered_batches: int) -> bool:
+        """Whether one more sequence would make the worker, which remembers so many, forget a batch whose fate is not known: answers need not come in order,
+        and a request that has timed out may have been carried out.
         """
-        return bool(self.in_flight) and self.next_ordinal - min(batch.ordinal for batch in self.in_flight) >= REMEMBERED_BATCHES
+        return bool(self.in_flight) and self.next_ordinal - min(batch.ordinal for batch in self.in_flight) >= remembered_batches
 
     def first_of_unknown_fate(self) -> int:
         """Where among `ready` the first batch stands that may have been appended, -1: there is none. What was never sent comes behind all that was."""

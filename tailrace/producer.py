@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 EXIT_TIMEOUT_S = 30.0
 FAILED_BLOCK_TIMEOUT_S = 5.0
 """How long the end of a `with` block that raised waits for what was sent."""
+PIECE_MAX_BYTES = 1 << 20
+"""A frame is cut into batches of at most so many bytes, whatever batch_size says: what a batch costs beside its bytes is small then."""
 DELAY_OVERHEAD_BYTES = 32
 """What a record's due time, and the room for what may replace it, take in a delay log's batch."""
 _live_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
@@ -199,7 +201,7 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
                     batch.pin(row)
                 if batch.reserved_bytes - batch.room >= self.settings.batch_size:
                     sender.accumulator.close_batch(queue)
-                    sender.pump_full()
+                    sender.pump_full(queue)
                 else:
                     if partition is None and self._remembers_choices and not main.info.typed:
                         self._routes.remember(topic, key, main.queues[chosen])
@@ -227,7 +229,7 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
         accumulator, batch = sender.accumulator, queue.open
         if batch is not None and batch.reserved_bytes - batch.room + size > route.capacity_bytes:
             accumulator.close_batch(queue)
-            sender.pump_full()
+            sender.pump_full(queue)
             batch = queue.open
         elif batch is not None:
             sender.look_between()
@@ -300,6 +302,8 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
         one partition of the producer's choice. Their order is kept within each partition. `timestamp`: of rows that have no such column. `deliver_at` or
         `deliver_after` delay all rows; `delay_column` names a column, not one of the topic's, of timestamps or durations that says it for each.
 
+        Each batch has at most 1 MiB (and no more than `max_request_size` and the topic's max.message.bytes), whatever `batch_size` says.
+
         Raises what `send` does, and SchemaMismatchError.
         """
         route, pieces = self._pieces(topic, frame, key_column, partition, timestamp, Delay(deliver_at, deliver_after, None), delay_column)
@@ -335,7 +339,7 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
             frame = arrow_frames.with_due_times(frame, delay_column, due_us, levels)
         if partition is None and key_column is None:
             partition = partition_number(self._partitioner(topic, None, len(route.queues)), "what the partitioner returned")
-        target_bytes = min(max(self.settings.batch_size, 4096), route.limit_bytes - BATCH_OVERHEAD_BYTES)
+        target_bytes = max(1, min(PIECE_MAX_BYTES, route.limit_bytes - BATCH_OVERHEAD_BYTES, self.settings.buffer_memory // 4))
         choose = partial(self._choose, main)
         return route, arrow_frames.cut(frame, route.info, key_column, partition, choose, target_bytes, stamp_us)
 
@@ -350,7 +354,7 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
             batch = sender.accumulator.add_frame(queue, piece)
             if queue.info.slot_map_version != route.info.slot_map_version and not route.info.delay_of:
                 sender.delivery.rerouting.sort_in(queue, batch)
-            sender.pump_full()
+            sender.pump_full(queue)
         return Handle((batch, 0))
 
     def flush(self, timeout: float | None = None) -> None:

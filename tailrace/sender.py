@@ -157,10 +157,12 @@ class Sender:
             self._note_running(now_ns)
             self.pump()
 
-    def pump_full(self) -> None:
-        """A caller has filled a batch: send it, if it may be."""
+    def pump_full(self, queue: PartitionQueue) -> None:
+        """A caller has filled a batch: send it if it may be, else at least have its bytes ready."""
         self._note_running(self.now_ns())
         self.pump()
+        if queue.ready:
+            self.delivery.encode_ahead(queue)
 
     def _note_running(self, now_ns: int) -> None:
         """Find out whether a caller does nothing but run: then it takes in the answers."""
@@ -214,8 +216,9 @@ class Sender:
             if batch.has_ended():
                 return True
             self.check_usable()
-            self.accumulator.hurry(batch)  # a caller that waits has nothing to add
-            self.pump()
+            if batch.state is not BatchState.IN_FLIGHT:
+                self.accumulator.hurry(batch)  # a caller that waits has nothing to add
+                self.pump()
         self.make_callbacks()
         while not batch.has_ended():
             now_ns = self.now_ns()

@@ -1,6 +1,6 @@
 """Deduplication: what a partition remembers of each idempotent producer and of its delays, and the decision on the next batch.
 
-Kafka's rules (KIP-98): a producer numbers its records per partition; the last five batches are remembered, so that a retry of any that may
+Kafka's rules (KIP-98): a producer numbers its records per partition; its last REMEMBERED_BATCHES (Kafka: five) are known, so that a retry of any that may
 be in flight is recognised and acknowledged with its first offset; a gap is refused; a higher epoch starts at sequence 0.
 
 Owner: the worker decides with it; the flusher keeps a copy from what it has flushed, and snapshots that when a segment is rolled.

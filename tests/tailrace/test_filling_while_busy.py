@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tailrace.errors import DeliveryTimeoutError
+from tailrace.formats.batch_header import REMEMBERED_BATCHES, REMEMBERED_BATCHES_ONCE
 from tailrace.produce_request import OWN_FRAME_BYTES, SLOW_NS
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
@@ -287,6 +288,70 @@ def test_records_that_are_given_up_do_not_hold_a_request_s_place_for_ever(made: 
     driven.front.answer()
     driven.turn()
     assert second.result(0).offset == 1
+
+
+@pytest.mark.parametrize(("version", "window"), [(1, REMEMBERED_BATCHES_ONCE), (2, REMEMBERED_BATCHES)])
+def test_a_partition_never_has_more_under_way_than_its_worker_remembers(made: Made, version: int, window: int) -> None:
+    driven = made(produce_version=version)
+    handles = [driven.producer.send_arrow("t", frame(100), partition=0) for _ in range(3 * window)]
+    sent = 0
+    for _ in range(200):
+        under_way = [place for asked in driven.front.asked for place in asked.places]
+        sent = max(sent, len(under_way))
+        if not under_way:
+            break
+        # The newest first: then the oldest one's fate is the one that is not known.
+        assert max(place[1] for place in under_way) - min(place[1] for place in under_way) < window
+        driven.front.answer(driven.front.asked[-1])
+        driven.turn(1)
+    assert sent <= window
+    assert all(handle.done() for handle in handles)
+
+
+def test_requests_of_one_partition_s_batches_follow_one_another(made: Made) -> None:
+    driven = made()
+    for _ in range(3 * REMEMBERED_BATCHES):
+        driven.producer.send_arrow("t", frame(100), partition=0)
+    for _ in range(10):
+        for asked in list(driven.front.asked):  # all answers come at once
+            driven.front.answer(asked)
+        driven.turn(1)
+        if driven.producer.metrics()["batches_in_flight"] >= REMEMBERED_BATCHES - 1:
+            break
+    assert len(driven.front.asked) >= 2, "all that may be under way left in one request"
+
+
+@pytest.mark.parametrize("batch_size", [1024, 4 << 20])
+def test_a_frame_is_cut_by_bytes_whatever_batch_size_says(made: Made, batch_size: int) -> None:
+    driven = made(batch_size=batch_size)
+    table = pa.table({"value": pa.array([b"x" * 1000] * 3000, pa.binary())})
+    handle = driven.producer.send_arrow("t", table, partition=1)
+    sizes: list[int] = []
+    counts: list[int] = []
+    while driven.front.asked:
+        for batch in driven.front.asked[0].batches:
+            sizes.append(batch.byte_count)
+            counts.append(batch.header.record_count)
+        driven.front.answer()
+        driven.turn(1)
+    assert counts == [1000, 1000, 1000]
+    assert max(sizes) <= 1 << 20
+    assert [found.base_offset for found in handle.result(0)] == [0, 1000, 2000]
+
+
+@pytest.mark.parametrize("settings", [{"max_request_size": 50_000}, {"buffer_memory": 200_000}])
+def test_a_frame_is_cut_to_what_a_request_and_the_buffer_may_hold(made: Made, settings: dict[str, int]) -> None:
+    driven = made(**settings)
+    uneven = pa.table({"value": pa.array([b"x"] * 500 + [b"y" * 3000] * 20, pa.binary())})
+    handle = driven.producer.send_arrow("t", uneven, partition=0)
+    count = 0
+    while driven.front.asked:
+        assert all(batch.byte_count <= 50_000 for batch in driven.front.asked[0].batches)
+        count += sum(batch.header.record_count for batch in driven.front.asked[0].batches)
+        driven.front.answer()
+        driven.turn(1)
+    assert count == 520
+    assert handle.done()
 
 
 def test_without_answers_requests_leave_one_after_the_other(made: Made) -> None:
