@@ -265,7 +265,7 @@ class Produces:
 
     def _answer(self, answer: Answer) -> None:
         """To a batch. Nothing may be raised here: the walk over the ring would begin anew."""
-        asked = self._tickets.find(answer.correlation_id, answer.session)
+        asked = self._tickets.find(answer.correlation_id)
         if asked is None:
             return
         if asked.body is None:

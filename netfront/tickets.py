@@ -109,10 +109,9 @@ class Tickets:
         self.batch_count += batch_count
         return asked
 
-    def find(self, ticket: int, word: int) -> Asked | None:
-        """The request that a batch of this ticket and session belongs to; None: it was answered, or its session has ended."""
-        asked = self._by_number.get(ticket >> TICKET_INDEX_BITS)
-        return asked if asked is not None and asked.word == word else None
+    def find(self, ticket: int) -> Asked | None:
+        """The request that a batch of this ticket belongs to; None: it was answered, or its session has ended."""
+        return self._by_number.get(ticket >> TICKET_INDEX_BITS)
 
     def close(self, asked: Asked) -> None:
         """It is answered now."""
