@@ -1,4 +1,4 @@
-"""The kernel: what is done for each record, compiled where that was possible, else the same in Python.
+"""The kernel: what is done for each record and each batch, compiled where that was possible, else the same in Python.
 
 `reference.py` is the truth; `_native.pyx` and what it includes do the same, byte for byte, several times as fast. Nothing but this module knows which of
 them is used.
@@ -17,7 +17,7 @@ import pathlib
 import struct
 import zlib
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tailrace
 from tailrace.kernel import reference
@@ -27,13 +27,18 @@ __all__ = [
     "IS_COMPILED",
     "KIND",
     "RECORD_OVERHEAD_BYTES",
+    "BatchShape",
     "Choices",
     "FillingBatch",
     "FillingQueue",
     "ObjectBuffer",
+    "QuickPartition",
     "QuickSender",
     "RecordBuffer",
+    "compiled",
+    "is_good_batch",
     "murmur2",
+    "quick_append",
     "quick_send",
     "records",
 ]
@@ -118,6 +123,12 @@ IS_COMPILED = _native is not None
 """Whether the compiled kernel is used. For reports; nothing depends on it."""
 
 
+compiled: Any = _native
+"""The compiled module, for classes whose reference lies elsewhere, in `shm` and `netfront`, and who take hot methods from it (see `shm.cell`); None: they are
+used as they are.
+"""
+
+
 def is_wished() -> bool:
     """Whether the reference is used because TAILRACE_PURE=1 says so."""
     return os.environ.get(VARIABLE) == "1"
@@ -128,7 +139,10 @@ ObjectBuffer = reference.RecordBuffer
 
 if TYPE_CHECKING or _native is None:
     from tailrace.kernel.reference import Choices, FillingBatch, FillingQueue, QuickSender, RecordBuffer, murmur2, quick_send, records
+    from tailrace.kernel.reference_appends import BatchShape, QuickPartition, is_good_batch, quick_append
 else:
+    BatchShape, QuickPartition = _native.BatchShape, _native.QuickPartition
+    is_good_batch, quick_append = _native.is_good_batch, _native.quick_append
     Choices, FillingBatch, FillingQueue = _native.Choices, _native.FillingBatch, _native.FillingQueue
     QuickSender, RecordBuffer = _native.QuickSender, _native.RecordBuffer
     murmur2, quick_send, records = _native.murmur2, _native.quick_send, _native.records
