@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shm.catalog_messages import LaneKind
+from shm.control import Control
 from shm.crash_points import armed
 from shm.lane import LaneMessage
-from shm.layout import ACKS_LEADER, SLOT_MAP_SHIFT
+from shm.layout import ACKS_LEADER, SLOT_MAP_SHIFT, ProcessWord, Role
 from tailrace import kernel
 from tailrace.formats import arrow_batch
 from tailrace.formats.arrow_metadata import SchemaLayout, read_schema
@@ -31,6 +32,7 @@ from tests.fuzz.mutations import mutate_batch
 from tests.kit.batches import SEED, TIME_US, make_batch, reseal, with_wild_buffer
 from tests.kit.logs import Bench, assignment, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles
+from workers import worker as worker_module
 from workers.flusher import FlusherSettings
 
 compiled_only = pytest.mark.skipif(kernel.compiled is None, reason="no compiled kernel is used here")
@@ -188,6 +190,24 @@ def test_what_a_step_counts_wakes_fronts_as_before() -> None:
     bench.worker._fronts = [SimpleNamespace(ring=lambda: rung.append("front"))]  # type: ignore[list-item]
     bench.step_worker()
     assert rung == ["front"]
+
+
+@compiled_only
+def test_a_quick_way_that_fails_is_left_for_good_and_batches_go_the_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench("/data", is_checked=False)
+    calls: list[int] = []
+
+    def fail(*_: Any) -> None:
+        calls.append(1)
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(worker_module, "quick_append", fail)
+    for _ in range(2):
+        bench.send(make_batch(3))
+        bench.step_worker()
+    assert bench.answers() == [(0, 0), (0, 3)]
+    assert len(calls) == 1
+    assert Control(bench.regions["control"]).process(Role.WORKER, 0).load(ProcessWord.INTERNAL_ERRORS) == 1
 
 
 # ---- hostile batches -------------------------------------------------------------------------------------------------------------------
