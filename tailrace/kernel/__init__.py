@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import os
-import pathlib
 import struct
 import zlib
 from types import ModuleType
@@ -22,6 +21,9 @@ from typing import TYPE_CHECKING, Any
 import tailrace
 from tailrace.kernel import reference
 from tailrace.kernel.reference import RECORD_OVERHEAD_BYTES
+
+if TYPE_CHECKING:
+    import pathlib
 
 __all__ = [
     "IS_COMPILED",
@@ -43,7 +45,7 @@ __all__ = [
     "records",
 ]
 VARIABLE = "TAILRACE_PURE"
-_HERE = pathlib.Path(__file__).parent
+_HERE = os.path.dirname(os.path.abspath(__file__))
 _REMEDY = "run `make kernel` in a checkout, else install tailrace again; or set TAILRACE_PURE=1 to use the same functions in Python"
 
 
@@ -53,12 +55,13 @@ class KernelError(ImportError):
 
 def stamp() -> str:
     """What a compiled kernel has to be made from: the version of the package and the checksum of the sources. (`tailrace/kernel/build.py` reckons the same.)"""
-    sources = sorted(_HERE.glob("_*.p[xy][ix]"))
+    sources = sorted(name for name in os.listdir(_HERE) if name.startswith("_") and name.endswith((".pyx", ".pxi")))
     if not sources:
         return tailrace.__version__
     checksum = 0
     for source in sources:
-        checksum = zlib.crc32(source.read_bytes(), checksum)
+        with open(os.path.join(_HERE, source), "rb") as file:
+            checksum = zlib.crc32(file.read(), checksum)
     return f"{tailrace.__version__}-{checksum:08x}"
 
 
@@ -69,13 +72,20 @@ def compiled_name() -> str:
 
 def compiled_file() -> pathlib.Path | None:
     """Where a compiled kernel for this interpreter lies; None: there is none."""
-    found = [_HERE / f"_native{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
-    return next((path for path in found if path.exists()), None)
+    import pathlib  # every process of the appliance loads this module: half a MB and 5 ms that it does not need
+
+    path = _compiled_path()
+    return None if path is None else pathlib.Path(path)
 
 
-def _is_whole(path: pathlib.Path) -> bool:
+def _compiled_path() -> str | None:
+    found = [os.path.join(_HERE, f"_native{suffix}") for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    return next((path for path in found if os.path.exists(path)), None)
+
+
+def _is_whole(path: str) -> bool:
     """Whether a shared library (ELF, 64 bits) is as long as its header says: its last part is the table of its sections."""
-    with path.open("rb") as file:
+    with open(path, "rb") as file:
         head, size = file.read(64), file.seek(0, os.SEEK_END)
     if len(head) < 64:
         return False
@@ -86,7 +96,7 @@ def _is_whole(path: pathlib.Path) -> bool:
 
 def load_compiled() -> ModuleType | None:
     """The compiled kernel; None: there is none. Raises KernelError."""
-    path = compiled_file()
+    path = _compiled_path()
     if path is None:
         return None
     try:
