@@ -51,6 +51,16 @@ def run_isolated() -> None:
 
 
 def _run(module: str, arguments: list[str]) -> None:
+    try:
+        _run_here(module, arguments)
+    except ImportError as error:
+        if type(error).__module__ != "tailrace.kernel":  # KernelError, which cannot be imported where it is raised
+            raise
+        sys.stderr.write(f"tailrace: {error}\n")
+        sys.exit(EXIT_CONFIG)
+
+
+def _run_here(module: str, arguments: list[str]) -> None:
     root = server_root()
     if root is None:
         sys.exit(f"tailrace: {CLIENT_ALONE}. {INSTALL_SERVER}")

@@ -70,7 +70,8 @@ _DELAYS = "delays"
 # A producer is `bytes`: its batches, newest first, each with the epoch and the fields of Remembered. 70 bytes and its place in the dict for one of one
 # batch, where objects took 500; and nothing that the garbage collector looks at.
 _BATCH = struct.Struct("<iiiqqq")
-_OLDER_BYTES = (REMEMBERED_BATCHES - 1) * _BATCH.size
+OLDER_BYTES = (REMEMBERED_BATCHES - 1) * _BATCH.size
+"""Of what is remembered of a producer, so much is kept behind its newest batch."""
 _EPOCH, _LAST_SEQUENCE, _BASE_OFFSET, _TIME = 0, 2, 3, 5
 
 
@@ -162,7 +163,7 @@ class ProducerTable:
             newest = _BATCH.unpack_from(packed)
             if newest[_EPOCH] == epoch:
                 if newest[_BASE_OFFSET] < base_offset:
-                    self._producers[producer_id] = batch + packed[:_OLDER_BYTES]
+                    self._producers[producer_id] = batch + packed[:OLDER_BYTES]
                 return
             if newest[_EPOCH] > epoch:
                 return

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tailrace
-from tailrace import kernel
+from tailrace import kernel, launcher
 from tailrace.formats import arrow_batch
 from tailrace.formats.batch_header import HEADER_BYTES
 from tailrace.kernel import reference
@@ -220,6 +220,19 @@ def test_the_compiled_kernel_is_used_unless_python_is_asked_for(tree: pathlib.Pa
     for wish in ("", "0"):
         assert said(tree, wish).stdout == f"tailrace: kernel: compiled, {kernel.stamp()}\n"
     assert said(tree, "1").stdout.startswith("tailrace: kernel: Python, because TAILRACE_PURE=1")
+
+
+@pytest.mark.parametrize("module", ["appliance.cli.main", "appliance.supervisor", "workers.worker"])
+def test_a_program_that_cannot_use_its_kernel_says_so_in_a_sentence(module: str) -> None:
+    code = f"from tailrace import launcher; launcher._run({module!r}, ['doctor'])"
+    environment = {**os.environ, "TAILRACE_PURE": "yes", "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environment, cwd="/", capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == launcher.EXIT_CONFIG
+    assert (
+        ended.stderr == "tailrace: TAILRACE_PURE is 'yes'; it takes 1 (use Python), 0 (go on with the compiled kernel only), or nothing\n"
+    )
 
 
 def refuses(tree: pathlib.Path, sentence: str) -> None:
