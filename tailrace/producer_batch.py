@@ -99,7 +99,7 @@ class ProducerBatch(FillingBatch):
     """Records of one partition that are sent together: rows while it is open, bytes once it is encoded."""
 
     __slots__ = (
-        "attempts", "base_offset", "base_sequence", "callbacks", "children", "count", "created_ns", "data", "dues_us", "epoch", "error",
+        "attempts", "base_offset", "base_sequence", "children", "count", "created_ns", "data", "dues_us", "epoch", "error",
         "frame", "info", "last_refusal", "order", "ordinal", "partition", "pinned", "producer_id", "repeats", "reserved_bytes",
         "slots", "stamps_us", "state", "waiter", "waits", "was_sent",
     )  # fmt: skip
@@ -127,7 +127,6 @@ class ProducerBatch(FillingBatch):
         """The records' timestamps, known once it is encoded. Of a frame: its first and its largest; with LogAppendTime: the appliance's."""
         self.frame: pa.RecordBatch | None = None
         self.data: bytearray | None = None
-        self.callbacks: list[tuple[int, OnDelivery]] | None = None
         self.attempts = 0
         self.last_refusal = ""
         """What the appliance said when it was sent last."""

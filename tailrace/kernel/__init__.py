@@ -34,6 +34,7 @@ __all__ = [
     "QuickSender",
     "RecordBuffer",
     "murmur2",
+    "new_lock",
     "quick_send",
     "records",
 ]
@@ -127,8 +128,19 @@ ObjectBuffer = reference.RecordBuffer
 """For records whose values are no bytes: rows of typed topics."""
 
 if TYPE_CHECKING or _native is None:
-    from tailrace.kernel.reference import Choices, FillingBatch, FillingQueue, QuickSender, RecordBuffer, murmur2, quick_send, records
+    from tailrace.kernel.reference import (
+        Choices,
+        FillingBatch,
+        FillingQueue,
+        QuickSender,
+        RecordBuffer,
+        murmur2,
+        new_lock,
+        quick_send,
+        records,
+    )
 else:
     Choices, FillingBatch, FillingQueue = _native.Choices, _native.FillingBatch, _native.FillingQueue
     QuickSender, RecordBuffer = _native.QuickSender, _native.RecordBuffer
-    murmur2, quick_send, records = _native.murmur2, _native.quick_send, _native.records
+    murmur2, new_lock = _native.murmur2, _native.new_lock
+    quick_send, records = _native.quick_send, _native.records

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import functools
 import struct
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from time import time_ns
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    import threading
-
     import numpy as np
     import pyarrow as pa
 
@@ -167,13 +166,15 @@ class RecordBuffer:
 class FillingBatch:
     """Of a batch of a producer: what `quick_send` adds to."""
 
-    __slots__ = ("room", "rows")
+    __slots__ = ("callbacks", "room", "rows")
 
     def __init__(self) -> None:
         self.rows = RecordBuffer()
         """Its records until it is encoded."""
         self.room = 0
         """How much of its reservation in the producer's buffer_memory is not used yet."""
+        self.callbacks: list[tuple[int, Callable[..., None]]] | None = None
+        """(row, what is to be called with that record's fate); None: nothing is."""
 
 
 class FillingQueue:
@@ -212,6 +213,11 @@ class Choices(dict[object, tuple[Any, "bytes | None", int]]):
     def forget_keyless(self) -> None:
         """The batch of records without a key is closed."""
         self.pop(None, None)
+
+
+def new_lock() -> threading.RLock:
+    """A lock for a QuickSender, reentrant."""
+    return threading.RLock()
 
 
 class QuickSender:
