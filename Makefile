@@ -22,7 +22,7 @@ test-pure: $(KERNEL)
 	TAILRACE_PURE=1 $(BIN)/python -P -m pytest -n 2 --dist loadfile $(PURE_TESTS)
 
 kernel: $(STAMP)
-	@rm -f $(KERNEL)
+	@rm -f $(KERNEL) tailrace/kernel/_native.*.so
 	@$(MAKE) --no-print-directory $(KERNEL)
 
 test: $(KERNEL) java
@@ -95,9 +95,8 @@ $(STAMP): pyproject.toml requirements.lock examples/clients/javascript/package-l
 	@touch $(STAMP)
 
 $(KERNEL): $(STAMP) tailrace/kernel/build.py tailrace/kernel/_native.pyx $(wildcard tailrace/kernel/_*.pxi) tailrace/__init__.py
-	@rm -f tailrace/kernel/_native.*.so
 	@$(BIN)/python -P tailrace/kernel/build.py
-	@touch $(KERNEL) || true
+	@touch $(KERNEL) 2>/dev/null || true
 
 java:
 	@sh tools/ensure_java.sh
