@@ -9,6 +9,7 @@ PACKAGES := tailrace shm workers netfront appliance spark_bridge
 
 # The compiled kernel, where a C compiler is; made again when its source or the version changes (docs/adr/0021).
 KERNEL := tailrace/kernel/.made
+BUILD_KERNEL = $(BIN)/python -P tailrace/kernel/build.py; touch $(KERNEL) 2>/dev/null || true
 PURE_TESTS := tests/tailrace tests/system/test_produce_and_consume.py tests/system/test_callbacks.py tests/system/test_hash_slots.py \
 	tests/system/test_delays.py tests/system/test_fork.py tests/system/test_aio.py tests/system/test_bad_input.py
 
@@ -22,8 +23,8 @@ test-pure: $(KERNEL)
 	TAILRACE_PURE=1 $(BIN)/python -P -m pytest -n 2 --dist loadfile $(PURE_TESTS)
 
 kernel: $(STAMP)
-	@rm -f $(KERNEL) tailrace/kernel/_native.*.so
-	@$(MAKE) --no-print-directory $(KERNEL)
+	@rm -f $(KERNEL) tailrace/kernel/_native.*.so 2>/dev/null || true
+	@$(BUILD_KERNEL)
 
 test: $(KERNEL) java
 	$(BIN)/ruff format --check .
@@ -95,8 +96,7 @@ $(STAMP): pyproject.toml requirements.lock examples/clients/javascript/package-l
 	@touch $(STAMP)
 
 $(KERNEL): $(STAMP) tailrace/kernel/build.py tailrace/kernel/_native.pyx $(wildcard tailrace/kernel/_*.pxi) tailrace/__init__.py
-	@$(BIN)/python -P tailrace/kernel/build.py
-	@touch $(KERNEL) 2>/dev/null || true
+	@$(BUILD_KERNEL)
 
 java:
 	@sh tools/ensure_java.sh
