@@ -91,7 +91,7 @@ $(STAMP): pyproject.toml requirements.lock examples/clients/javascript/package-l
 	@echo "tailrace: installing the locked packages"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@$(BIN)/python -m compileall -q $(PACKAGES) || true
+	@$(BIN)/python -m compileall -qq $(PACKAGES) || true
 	@command -v npm >/dev/null && npm ci --silent --prefix examples/clients/javascript || echo "tailrace: without npm the JavaScript example is not tested"
 	@touch $(STAMP)
 

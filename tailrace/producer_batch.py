@@ -22,7 +22,6 @@ import numpy as np
 from tailrace.delays import DUE_COLUMN, DelayIds, delay_id
 from tailrace.errors import TailraceError
 from tailrace.formats import arrow_batch
-from tailrace.formats.arrow_batch import Headers
 from tailrace.formats.batch_header import HEADER_BYTES, NO_PRODUCER, NO_SEQUENCE, BatchHeader, fill_header, stamp_producer
 from tailrace.hash_slots import slot_of
 from tailrace.kernel import RECORD_OVERHEAD_BYTES as RECORD_OVERHEAD_BYTES
@@ -160,12 +159,6 @@ class ProducerBatch(FillingBatch):
         batch.slots = piece.slots
         batch.state = BatchState.READY
         return batch
-
-    def add(self, key: bytes | None, value: Any, stamp_us: int, headers: Headers, byte_count: int) -> int:
-        """Append a record for which there is room; returns its row."""
-        row = self.rows.add(key, value, stamp_us, headers)
-        self.room -= byte_count
-        return row
 
     def pin(self, row: int) -> None:
         """Of a topic with hash slots: the user has named the partition of the record that was just added."""

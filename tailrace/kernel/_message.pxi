@@ -112,6 +112,10 @@ cdef class RecordBuffer:
 
     def add(self, key, value, int64_t stamp_us, headers=None):
         """Append a record; returns its row. `headers`: (text that is UTF-8, bytes or None) pairs."""
+        return self.add_into(None, key, value, stamp_us, headers, 0)
+
+    cdef Py_ssize_t add_into(self, FillingBatch batch, object key, object value, int64_t stamp_us, object headers, int64_t byte_count) except -2:
+        """The same; with a batch, if that has room for `byte_count`, which are taken of it, else returns -1."""
         cdef const char* key_at = NULL
         cdef const char* value_at = NULL
         cdef Py_ssize_t key_length = 0, value_length = 0
@@ -123,14 +127,21 @@ cdef class RecordBuffer:
             if not isinstance(value, bytes):
                 raise TypeError(f"a value is bytes or None, not {type(value).__name__}")
             value_at, value_length = PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value)
-        if not headers:
-            return self.append(key_at, key_length, value_at, value_length, stamp_us, None)
-        pairs = []
-        for name, content in headers:
-            if content is not None and not isinstance(content, bytes):
-                raise TypeError(f"what a header says is bytes or None, not {type(content).__name__}")
-            pairs.append((str.encode(name), content))
-        return self.append(key_at, key_length, value_at, value_length, stamp_us, pairs)
+        cdef list pairs = None
+        cdef Py_ssize_t row
+        if headers:
+            pairs = []
+            for name, content in headers:
+                if content is not None and not isinstance(content, bytes):
+                    raise TypeError(f"what a header says is bytes or None, not {type(content).__name__}")
+                pairs.append((str.encode(name), content))
+        # From here on no other code runs.
+        if batch is not None and batch.room < byte_count:
+            return -1
+        row = self.append(key_at, key_length, value_at, value_length, stamp_us, pairs)
+        if batch is not None:
+            batch.room -= byte_count
+        return row
 
     def keys(self):
         """The key of each record."""

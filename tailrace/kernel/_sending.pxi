@@ -15,6 +15,12 @@ cdef class FillingBatch:
         self.room = 0
         self.callbacks = None
 
+    def add(self, key, value, int64_t stamp_us, headers, int64_t byte_count):
+        """Append a record that takes `byte_count`; returns its row. -1: there is no room, or none any more."""
+        if type(self.rows) is RecordBuffer:
+            return (<RecordBuffer>self.rows).add_into(self, key, value, stamp_us, headers, byte_count)
+        return self.rows.add_into(self, key, value, stamp_us, headers, byte_count)
+
 
 cdef class FillingQueue:
     """Of a partition's queue: which batch takes records."""
