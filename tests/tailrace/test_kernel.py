@@ -44,6 +44,10 @@ def native() -> ModuleType:
     return module
 
 
+class Bytes(bytes):
+    pass
+
+
 def filled(module: ModuleType, records: list[tuple[Any, ...]], data_max: int | None = None) -> Any:
     rows = module.RecordBuffer() if data_max is None else module.RecordBuffer(data_max)
     for number, record in enumerate(records):
@@ -133,9 +137,32 @@ def test_buffers_that_grow_keep_what_they_hold(native: ModuleType, values: list[
 
 
 @compiled_only
+@given(st.lists(st.tuples(st.integers(0, 3), RECORDS | st.none()), max_size=12))
+def test_what_a_buffer_held_before_is_in_none_that_gets_its_memory(
+    native: ModuleType, steps: list[tuple[int, list[tuple[Any, ...]] | None]]
+) -> None:
+    """Some are filled side by side; each gives its memory to whichever begins next."""
+    buffers, records = [native.RecordBuffer() for _ in range(4)], [[] for _ in range(4)]  # type: ignore[var-annotated]
+    for which, more in steps:
+        if more is None:
+            buffers[which].clear()
+            records[which] = []
+        else:
+            for record in more:
+                buffers[which].add(*record)
+            records[which] += more
+        for ours, truth in zip(buffers, records, strict=True):
+            assert state(ours) == state(filled(reference, truth))
+            assert not truth or ours.message() == filled(reference, truth).message()
+
+
+@compiled_only
 @given(st.binary(max_size=40))
 def test_keys_have_kafkas_hash_in_both(native: ModuleType, key: bytes) -> None:
-    assert native.murmur2(key) == reference.murmur2(key)
+    assert native.murmur2(key) == native.murmur2(Bytes(key)) == reference.murmur2(key)
+    for wrong in (None, "text", 7):
+        with pytest.raises(TypeError):
+            native.murmur2(wrong)
 
 
 def columns(records: list[tuple[Any, ...]], start: int) -> tuple[Any, ...]:

@@ -21,14 +21,10 @@ from tailrace.errors import ClientClosedError
 from tailrace.kernel import reference
 from tailrace.producer import Producer
 from tailrace.producer_batch import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, BatchState
-from tests.tailrace.test_quick_send import producer
+from tests.tailrace.test_quick_send import ignore, producer
 
 HEADERS: list[Any] = [("h", bytearray(b"v"))]
 """They need thought."""
-
-
-def ignore(_metadata: object, _error: object) -> None:
-    pass
 
 
 @pytest.fixture
