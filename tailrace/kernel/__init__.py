@@ -46,6 +46,9 @@ _REMEDY = "run `make kernel` in a checkout, else install tailrace again; or set 
 class KernelError(ImportError):
     """The compiled kernel cannot be used; the sentence says what to do."""
 
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence, name="tailrace.kernel")
+
 
 def stamp() -> str:
     """What a compiled kernel has to be made from: the version of the package and the checksum of the sources. (`tailrace/kernel/build.py` reckons the same.)"""

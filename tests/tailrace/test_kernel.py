@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tailrace
+from appliance.restart_policy import ExitCode
 from tailrace import kernel
 from tailrace.formats import arrow_batch
 from tailrace.formats.batch_header import HEADER_BYTES
@@ -284,3 +285,17 @@ def test_a_half_built_kernel_is_refused(tree: pathlib.Path) -> None:
     for piece in pieces:
         file.write_bytes(piece)
         refuses(tree, f"the compiled kernel {file} cannot be loaded")
+
+
+def test_a_kernel_that_is_refused_ends_a_program_with_its_sentence_and_is_not_tried_again(tree: pathlib.Path) -> None:
+    for name in ("appliance", "netfront", "shm", "workers"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    file = without_compiled(tree)
+    file.write_bytes(b"half")
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    command = [sys.executable, "-P", str(tree / "tailrace" / "launcher.py"), "appliance.cli.main", "doctor"]
+    environment = {**os.environ, "TAILRACE_PURE": "", "PYTHONPATH": str(tree)}
+    ended = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (ExitCode.CONFIG, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"tailrace: the compiled kernel {file} cannot be loaded (the file is cut short): run `make kernel`")
