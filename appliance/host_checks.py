@@ -65,10 +65,8 @@ def _cores() -> Check:
 
 
 def _kernel() -> Check:
-    try:
-        from tailrace import kernel
-    except ImportError as error:
-        return Check("kernel", Level.PROBLEM, str(error))
+    from tailrace import kernel  # one that is refused has ended the program with its sentence
+
     if kernel.IS_COMPILED or kernel.is_wished():
         return Check("kernel", Level.OK, kernel.KIND)
     return Check(

@@ -80,7 +80,10 @@ class Accumulator:
     def open_batch(self, queue: PartitionQueue) -> ProducerBatch:
         """A batch that fills now, in a queue that has none."""
         now_ns = self._now_ns()
-        batch = queue.open = ProducerBatch(self._waits, queue.info, queue.partition, now_ns, self.next_order())
+        batch = ProducerBatch(self._waits, queue.info, queue.partition, now_ns, self.next_order())
+        if queue.open is not None:  # what the collector, or a signal's handler, ran meanwhile has sent
+            return queue.open
+        queue.open = batch
         self.unended_count += 1
         self.buffered_bytes += BATCH_OVERHEAD_BYTES
         queue.is_due = not self._linger_ns

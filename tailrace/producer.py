@@ -191,8 +191,12 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
             batch = queue.open
             if batch is None or batch.room < size:
                 batch = self._batch_with_room(queue, route, size)
-            if batch is not None:
+            row = -1
+            while batch is not None and row < 0:
                 row = batch.add(key, value, time_ns() // 1000 if stamp_us is None else stamp_us, headers, size)
+                if row < 0:  # what the collector, or a signal's handler, ran meanwhile has sent
+                    batch = self._batch_with_room(queue, route, size)
+            if batch is not None:
                 if delay is not None:
                     batch.add_due(row, due_us, None if delay.repeat is None else delay.repeat.to_json())
                 if on_delivery is not None:
@@ -267,6 +271,8 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
             if batch is None or batch.room <= size:
                 return None
             row = batch.add(key, value, stamp_ns // 1000, None, size)
+            if row < 0:
+                return None
             batch.add_due(row, due_us, None)
             return Handle((batch, row))
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from threading import get_ident
 from time import thread_time_ns
 
-from tailrace import live_clients
+from tailrace import kernel, live_clients
 from tailrace.accumulator import NS_PER_MS, RESERVE_BYTES, Accumulator
 from tailrace.callbacks import Callbacks
 from tailrace.client_log import logger
@@ -56,7 +56,7 @@ class Sender:
         self._settings = settings
         self._environment = environment
         self.now_ns = environment.monotonic_ns
-        self.lock = threading.RLock()
+        self.lock = kernel.new_lock()
         self.connection = Connection(settings.bootstrap, settings.client_id, environment, "producer")
         self.callbacks = Callbacks(self.lock, self._wake_helper)
         self.accumulator = Accumulator(settings, self.now_ns, self, self.callbacks, on_keyless_batch)

@@ -40,6 +40,7 @@ __all__ = [
     "compiled",
     "is_good_batch",
     "murmur2",
+    "new_lock",
     "quick_append",
     "quick_send",
     "records",
@@ -51,6 +52,9 @@ _REMEDY = "run `make kernel` in a checkout, else install tailrace again; or set 
 
 class KernelError(ImportError):
     """The compiled kernel cannot be used; the sentence says what to do."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence, name="tailrace.kernel")
 
 
 def stamp() -> str:
@@ -148,11 +152,22 @@ ObjectBuffer = reference.RecordBuffer
 """For records whose values are no bytes: rows of typed topics."""
 
 if TYPE_CHECKING or _native is None:
-    from tailrace.kernel.reference import Choices, FillingBatch, FillingQueue, QuickSender, RecordBuffer, murmur2, quick_send, records
+    from tailrace.kernel.reference import (
+        Choices,
+        FillingBatch,
+        FillingQueue,
+        QuickSender,
+        RecordBuffer,
+        murmur2,
+        new_lock,
+        quick_send,
+        records,
+    )
     from tailrace.kernel.reference_appends import BatchShape, QuickPartition, is_good_batch, quick_append
 else:
     BatchShape, QuickPartition = _native.BatchShape, _native.QuickPartition
     is_good_batch, quick_append = _native.is_good_batch, _native.quick_append
     Choices, FillingBatch, FillingQueue = _native.Choices, _native.FillingBatch, _native.FillingQueue
     QuickSender, RecordBuffer = _native.QuickSender, _native.RecordBuffer
-    murmur2, quick_send, records = _native.murmur2, _native.quick_send, _native.records
+    murmur2, new_lock = _native.murmur2, _native.new_lock
+    quick_send, records = _native.quick_send, _native.records

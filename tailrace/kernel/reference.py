@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import functools
 import struct
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from time import time_ns
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    import threading
-
     import numpy as np
     import pyarrow as pa
 
@@ -77,10 +76,22 @@ class RecordBuffer:
 
     def add(self, key: bytes | None, value: Any, stamp_us: int, headers: Headers = None) -> int:
         """Append a record; returns its row. `headers`: (text that is UTF-8, bytes or None) pairs."""
+        return self.add_into(None, key, value, stamp_us, headers, 0)
+
+    def add_into(self, batch: FillingBatch | None, key: bytes | None, value: Any, stamp_us: int, headers: Headers, byte_count: int) -> int:
+        """The same; with a batch, if that has room for `byte_count`, which are taken of it, else returns -1."""
+        cells = key, value, stamp_us * 1000
+        kept = list(headers) if headers else None
+        # From here on nothing is made that could have the collector run.
+        if batch is not None:
+            room = batch.room - byte_count
+            if room < 0:
+                return -1
+            batch.room = room
         row = len(self.cells) // 3
-        if headers:
-            self.headers[row] = list(headers)
-        self.cells += (key, value, stamp_us * 1000)
+        self.cells += cells
+        if kept:
+            self.headers[row] = kept
         return row
 
     def keys(self) -> list[bytes | None]:
@@ -167,13 +178,21 @@ class RecordBuffer:
 class FillingBatch:
     """Of a batch of a producer: what `quick_send` adds to."""
 
-    __slots__ = ("room", "rows")
+    __slots__ = ("callbacks", "room", "rows")
 
     def __init__(self) -> None:
         self.rows = RecordBuffer()
         """Its records until it is encoded."""
         self.room = 0
         """How much of its reservation in the producer's buffer_memory is not used yet."""
+        self.callbacks: list[tuple[int, Callable[..., None]]] | None = None
+        """(row, what is to be called with that record's fate); None: nothing is."""
+
+    def add(self, key: bytes | None, value: Any, stamp_us: int, headers: Headers, byte_count: int) -> int:
+        """Append a record that takes `byte_count`; returns its row. -1: there is no room, or none any more: while its parts were made, the collector may have
+        run code that sends, and so has filled or closed the batch.
+        """
+        return self.rows.add_into(self, key, value, stamp_us, headers, byte_count)
 
 
 class FillingQueue:
@@ -212,6 +231,11 @@ class Choices(dict[object, tuple[Any, "bytes | None", int]]):
     def forget_keyless(self) -> None:
         """The batch of records without a key is closed."""
         self.pop(None, None)
+
+
+def new_lock() -> threading.RLock:
+    """A lock for a QuickSender, reentrant."""
+    return threading.RLock()
 
 
 class QuickSender:
@@ -276,11 +300,12 @@ def quick_send(handle_type: Callable[[tuple[Any, int]], Any]) -> Callable[[Calla
                 else:
                     self._acquire()
                     try:
+                        record = key, value, time_ns()  # first: to make a tuple may have the collector run, and that any code
                         batch = queue.open
                         if batch is not None and (room := batch.room - len(value) - byte_count) > 0:
                             batch.room = room
                             cells = batch.rows.cells
-                            cells += (key, value, time_ns())
+                            cells += record
                             return handle_type((batch, len(cells) // 3 - 1))
                     finally:
                         self._release()

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tailrace
+from appliance.restart_policy import ExitCode
 from tailrace import kernel, launcher
 from tailrace.formats import arrow_batch
 from tailrace.formats.batch_header import HEADER_BYTES
@@ -42,6 +43,10 @@ def native() -> ModuleType:
     module = kernel.load_compiled()
     assert module is not None
     return module
+
+
+class Bytes(bytes):
+    pass
 
 
 def filled(module: ModuleType, records: list[tuple[Any, ...]], data_max: int | None = None) -> Any:
@@ -133,9 +138,32 @@ def test_buffers_that_grow_keep_what_they_hold(native: ModuleType, values: list[
 
 
 @compiled_only
+@given(st.lists(st.tuples(st.integers(0, 3), RECORDS | st.none()), max_size=12))
+def test_what_a_buffer_held_before_is_in_none_that_gets_its_memory(
+    native: ModuleType, steps: list[tuple[int, list[tuple[Any, ...]] | None]]
+) -> None:
+    """Some are filled side by side; each gives its memory to whichever begins next."""
+    buffers, records = [native.RecordBuffer() for _ in range(4)], [[] for _ in range(4)]  # type: ignore[var-annotated]
+    for which, more in steps:
+        if more is None:
+            buffers[which].clear()
+            records[which] = []
+        else:
+            for record in more:
+                buffers[which].add(*record)
+            records[which] += more
+        for ours, truth in zip(buffers, records, strict=True):
+            assert state(ours) == state(filled(reference, truth))
+            assert not truth or ours.message() == filled(reference, truth).message()
+
+
+@compiled_only
 @given(st.binary(max_size=40))
 def test_keys_have_kafkas_hash_in_both(native: ModuleType, key: bytes) -> None:
-    assert native.murmur2(key) == reference.murmur2(key)
+    assert native.murmur2(key) == native.murmur2(Bytes(key)) == reference.murmur2(key)
+    for wrong in (None, "text", 7):
+        with pytest.raises(TypeError):
+            native.murmur2(wrong)
 
 
 def columns(records: list[tuple[Any, ...]], start: int) -> tuple[Any, ...]:
@@ -270,3 +298,17 @@ def test_a_half_built_kernel_is_refused(tree: pathlib.Path) -> None:
     for piece in pieces:
         file.write_bytes(piece)
         refuses(tree, f"the compiled kernel {file} cannot be loaded")
+
+
+def test_a_kernel_that_is_refused_ends_a_program_with_its_sentence_and_is_not_tried_again(tree: pathlib.Path) -> None:
+    for name in ("appliance", "netfront", "shm", "workers"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    file = without_compiled(tree)
+    file.write_bytes(b"half")
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    command = [sys.executable, "-P", str(tree / "tailrace" / "launcher.py"), "appliance.cli.main", "doctor"]
+    environment = {**os.environ, "TAILRACE_PURE": "", "PYTHONPATH": str(tree)}
+    ended = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (ExitCode.CONFIG, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"tailrace: the compiled kernel {file} cannot be loaded (the file is cut short): run `make kernel`")
