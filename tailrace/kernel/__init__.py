@@ -31,11 +31,12 @@ __all__ = [
     "FillingBatch",
     "FillingQueue",
     "ObjectBuffer",
+    "PiecedRows",
     "QuickSender",
     "RecordBuffer",
+    "RecordRows",
     "murmur2",
     "quick_send",
-    "records",
 ]
 VARIABLE = "TAILRACE_PURE"
 _HERE = pathlib.Path(__file__).parent
@@ -125,10 +126,13 @@ def is_wished() -> bool:
 
 ObjectBuffer = reference.RecordBuffer
 """For records whose values are no bytes: rows of typed topics."""
+PiecedRows = reference.PiecedRows
+"""For records that are made in Python: those of typed topics."""
 
 if TYPE_CHECKING or _native is None:
-    from tailrace.kernel.reference import Choices, FillingBatch, FillingQueue, QuickSender, RecordBuffer, murmur2, quick_send, records
+    from tailrace.kernel.reference import Choices, FillingBatch, FillingQueue, QuickSender, RecordBuffer, RecordRows, murmur2, quick_send
 else:
     Choices, FillingBatch, FillingQueue = _native.Choices, _native.FillingBatch, _native.FillingQueue
     QuickSender, RecordBuffer = _native.QuickSender, _native.RecordBuffer
-    murmur2, quick_send, records = _native.murmur2, _native.quick_send, _native.records
+    RecordRows = _native.RecordRows
+    murmur2, quick_send = _native.murmur2, _native.quick_send
