@@ -36,9 +36,6 @@ cdef extern from *:
     object ALLOC(PyTypeObject* type, Py_ssize_t count)
     PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
-    int PyGC_Disable()
-    int PyGC_Enable()
-    void PyObject_GC_UnTrack(PyObject* thing)
     object PyUnicode_DecodeUTF8(const char* data, Py_ssize_t length, const char* errors)
 
 

@@ -1,5 +1,31 @@
 # Record tuples out of Arrow columns; every offset is looked at before it is followed.
 
+cdef extern from *:
+    """
+    #define RECORD_FIELDS 9
+    /* A record that is still empty, and a list without anything, of which the collector does not know. */
+    static inline PyObject *untracked_record(PyTypeObject *type) {
+        PyTupleObject *made = PyObject_GC_NewVar(PyTupleObject, type, RECORD_FIELDS);
+        if (made) memset(made->ob_item, 0, RECORD_FIELDS * sizeof(PyObject *));
+        return (PyObject *)made;
+    }
+    static inline PyObject *untracked_list(void) {
+        PyListObject *made = PyObject_GC_New(PyListObject, &PyList_Type);
+        if (made) { Py_SET_SIZE(made, 0); made->ob_item = NULL; made->allocated = 0; }
+        return (PyObject *)made;
+    }
+    static inline int is_plain_tuple(PyTypeObject *type) {
+        return PyType_IsSubtype(type, &PyTuple_Type) && type->tp_basicsize == PyTuple_Type.tp_basicsize
+            && type->tp_itemsize == PyTuple_Type.tp_itemsize && !type->tp_dictoffset && !type->tp_weaklistoffset;
+    }
+    """
+    object untracked_record(PyTypeObject* type)
+    object untracked_list()
+    bint is_plain_tuple(PyTypeObject* type)
+    int PyGC_Disable()
+    int PyGC_Enable()
+
+
 # A column of bytes or text in memory of Arrow's, or the offsets of a column of lists.
 cdef struct Cells:
     const uint8_t* valid  # NULL: all are
@@ -59,10 +85,11 @@ cdef object text_at(Cells* cells, Py_ssize_t row):
 cdef list headers_at(Cells* lists, Cells* names, Cells* contents, Py_ssize_t row):
     cdef int32_t start = 0, end = 0
     cdef Py_ssize_t header
+    if not bounds(lists, row, &start, &end) or start == end:
+        return untracked_list()
     cdef list found = []
-    if bounds(lists, row, &start, &end):
-        for header in range(start, end):
-            found.append((text_at(names, header), bytes_at(contents, header)))
+    for header in range(start, end):
+        found.append((text_at(names, header), bytes_at(contents, header)))
     return found
 
 
@@ -84,8 +111,8 @@ cdef class RecordRows:
     cdef Py_ssize_t row, count
 
     def __init__(self, record_type, topic, partition, int64_t first_offset, timestamp_type, stamps_us, keys, values, headers):
-        if not issubclass(record_type, tuple):
-            raise TypeError("a record is a tuple")
+        if not isinstance(record_type, type) or not is_plain_tuple(<PyTypeObject*>record_type):
+            raise TypeError("a record is a tuple, without attributes of its own")
         cdef Py_ssize_t count = len(values)
         self.stamps_us = stamps_us
         if len(keys) != count or len(headers) != count or self.stamps_us.shape[0] != count:
@@ -145,8 +172,7 @@ cdef class RecordRows:
                 ms = stamp_us // 1000 - (stamp_us % 1000 < 0)  # cdivision cuts towards 0; this is the floor
                 if stamp_ms is None or ms != last_ms:
                     stamp_ms, last_ms = ms, ms
-            record = ALLOC(record_type, 9)
-            PyObject_GC_UnTrack(<PyObject*>record)
+            record = untracked_record(record_type)
             give(record, 0, topic)
             give(record, 1, partition)
             give(record, 2, self.first_offset + self.row)
@@ -155,13 +181,11 @@ cdef class RecordRows:
             give(record, 5, bytes_at(&self.keys, self.row))
             give(record, 6, bytes_at(&self.values, self.row))
             if not self.has_headers:
-                found = []
+                found = untracked_list()
             elif self.header_lists is not None:
                 found = self.header_lists[self.row]
             else:
                 found = headers_at(&self.lists, &self.names, &self.contents, self.row)
-            if not PyList_GET_SIZE(found):
-                PyObject_GC_UnTrack(<PyObject*>found)
             give(record, 7, found)
             give(record, 8, stamp)
             into.append(record)

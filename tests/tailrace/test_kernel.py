@@ -208,6 +208,9 @@ def test_columns_that_contradict_themselves_raise_and_crash_nothing(native: Modu
     for wrong in ((good.slice(1), good, none), (good, good, arrow_batch.null_headers(3)), (good, pa.array([b"one"], pa.binary()), none)):
         with pytest.raises(ValueError, match="different lengths"):
             native.records(Record, "t", 0, 0, 0, stamps, *wrong)
+    for no_record in (list, type("WithAttributes", (Record,), {}), "Record"):
+        with pytest.raises(TypeError, match="without attributes of its own"):
+            native.records(no_record, "t", 0, 0, 0, stamps, good, good, none)
     lists = pa.array([[{"key": "a", "value": b"b"}], None], HEADER_TYPE)
     offsets = np.array([0, 1, 1], np.int32)
     lists = pa.Array.from_buffers(HEADER_TYPE, 2, [lists.buffers()[0], pa.py_buffer(offsets)], children=[lists.values], null_count=1)
