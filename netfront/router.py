@@ -30,7 +30,7 @@ QUEUE_MESSAGES = 4096
 ZMTP_HANDSHAKE_MS = 10_000
 DEAD_HOST_S = 30
 KEEPALIVE_S = 5
-BUFFER_CLASSES = (64 << 10, 1 << 20, 4 << 20, 16 << 20)
+BUFFER_CLASSES = (64 << 10, 1 << 20, 4 << 20, 8 << 20, 16 << 20)
 POOLED_MAX_BYTES = 32 << 20
 """Of free buffers, for each class (one buffer at least)."""
 COPY_BELOW_BYTES = 32 << 10

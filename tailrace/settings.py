@@ -142,9 +142,11 @@ class ConsumerSettings:
     retry_attempts_max: int = _number(5, "How often retry_later() has a record come again before it goes to the dead-letter topic.")
     max_poll_records: int = _number(500, "Most records that one poll() returns.", 1)
     fetch_min_bytes: int = _number(1, "A fetch waits for this many bytes.", 1)
-    fetch_max_bytes: int = _number(8 << 20, "Most bytes that one fetch brings (one batch always fits).", 1024, 64 << 20)
+    fetch_max_bytes: int = _number(
+        8 << 20, "Most bytes that one fetch brings (one batch always fits); none is begun while as many are kept.", 1024, 64 << 20
+    )
     max_partition_fetch_bytes: int = _number(
-        2 << 20, "Most bytes that one fetch brings of one partition (one batch always fits).", 1024, 64 << 20
+        4 << 20, "Most bytes that one fetch brings of one partition (one batch always fits).", 1024, 64 << 20
     )
     fetch_max_wait_ms: int = _number(500, "How long a fetch waits for fetch_min_bytes, ms.", 0, 60_000)
     request_timeout_ms: int = _number(30_000, "How long a request may take, ms.", 1)

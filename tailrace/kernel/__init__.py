@@ -34,16 +34,17 @@ __all__ = [
     "FillingBatch",
     "FillingQueue",
     "ObjectBuffer",
+    "PiecedRows",
     "QuickPartition",
     "QuickSender",
     "RecordBuffer",
+    "RecordRows",
     "compiled",
     "is_good_batch",
     "murmur2",
     "new_lock",
     "quick_append",
     "quick_send",
-    "records",
 ]
 VARIABLE = "TAILRACE_PURE"
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -150,6 +151,8 @@ def is_wished() -> bool:
 
 ObjectBuffer = reference.RecordBuffer
 """For records whose values are no bytes: rows of typed topics."""
+PiecedRows = reference.PiecedRows
+"""For records that are made in Python: those of typed topics."""
 
 if TYPE_CHECKING or _native is None:
     from tailrace.kernel.reference import (
@@ -158,10 +161,10 @@ if TYPE_CHECKING or _native is None:
         FillingQueue,
         QuickSender,
         RecordBuffer,
+        RecordRows,
         murmur2,
         new_lock,
         quick_send,
-        records,
     )
     from tailrace.kernel.reference_appends import BatchShape, QuickPartition, is_good_batch, quick_append
 else:
@@ -169,5 +172,5 @@ else:
     is_good_batch, quick_append = _native.is_good_batch, _native.quick_append
     Choices, FillingBatch, FillingQueue = _native.Choices, _native.FillingBatch, _native.FillingQueue
     QuickSender, RecordBuffer = _native.QuickSender, _native.RecordBuffer
-    murmur2, new_lock = _native.murmur2, _native.new_lock
-    quick_send, records = _native.quick_send, _native.records
+    RecordRows = _native.RecordRows
+    murmur2, new_lock, quick_send = _native.murmur2, _native.new_lock, _native.quick_send

@@ -11,12 +11,13 @@ Invariants: a record that was taken does not change with what the caller does af
 from __future__ import annotations
 
 import functools
+import gc
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from time import time_ns
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -254,6 +255,89 @@ def header_lists(column: pa.Array) -> list[list[tuple[str, bytes | None]]]:
     return [[(item["key"], item["value"]) for item in row] if row else [] for row in column.to_pylist()]
 
 
+PIECE_ROWS = 2_048
+"""So many rows become records at a time: a record takes many times what its row does."""
+
+
+class PiecedRows(Generic[R]):
+    """Rows that become records when they are asked for, a piece at a time. `make` makes those of (first, count) rows."""
+
+    def __init__(self, first_offset: int, count: int, make: Callable[[int, int], list[R]]) -> None:
+        self.next_offset = first_offset
+        """Of the first record that is left."""
+        self._left = count
+        self._make = make
+        self._made: list[R] = []
+        """The last first: records are taken from the end."""
+        self._end = 0
+        """So many rows have become records."""
+
+    def __len__(self) -> int:
+        return self._left
+
+    def take(self, into: list[R], count: int) -> None:
+        """Append the next `count` records, or all that are left. Raises what `make` does; what came before that is appended then."""
+        count = min(count, self._left)
+        while count > 0:
+            if not self._made:
+                self._made = self._next_piece()
+            taken = min(count, len(self._made))
+            into += self._made[: -taken - 1 : -1]
+            del self._made[-taken:]
+            self.next_offset += taken
+            self._left -= taken
+            count -= taken
+
+    def _next_piece(self) -> list[R]:
+        """Many objects at once, none of them in a cycle: the collector would look at each several times, and at the whole program's objects with them (half of
+        a consumer's time, measured). It looks once, afterwards.
+        """
+        count = min(PIECE_ROWS, self._left)
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            made = self._make(self._end, count)
+        finally:
+            if was_enabled:
+                gc.enable()
+        self._end += count
+        made.reverse()
+        return made
+
+
+class RecordRows(PiecedRows[R]):
+    """Rows of columns of the default schema, all of one length, that become tuples of `record_type` (see `tailrace.records.Record`). The columns have passed
+    Arrow's validation, else the compiled kernel raises ValueError, and this one does what Arrow does.
+    """
+
+    def __init__(
+        self,
+        record_type: type[R],
+        topic: str,
+        partition: int,
+        first_offset: int,
+        timestamp_type: int,
+        stamps_us: np.ndarray[Any, np.dtype[np.int64]],
+        keys: pa.Array,
+        values: pa.Array,
+        headers: pa.Array,
+    ) -> None:
+        if not len(keys) == len(values) == len(headers) == len(stamps_us):
+            raise ValueError("the columns have different lengths")
+        new: Any = tuple.__new__
+
+        def make(first: int, count: int) -> list[R]:
+            stamps = stamps_us[first : first + count]
+            columns = (
+                repeat(topic, count), repeat(partition, count), range(first_offset + first, first_offset + first + count), (stamps // 1000).tolist(),
+                repeat(timestamp_type, count), keys.slice(first, count).to_pylist(), values.slice(first, count).to_pylist(),
+                header_lists(headers.slice(first, count)), stamps.tolist(),
+            )  # fmt: skip
+            return list(map(functools.partial(new, record_type), zip(*columns, strict=True)))
+
+        super().__init__(first_offset, len(values), make)
+
+
 def records(
     record_type: type[R],
     topic: str,
@@ -265,16 +349,11 @@ def records(
     values: pa.Array,
     headers: pa.Array,
 ) -> list[R]:
-    """Tuples of `record_type` (see `tailrace.records.Record`) of columns of the default schema, all of one length; the first has `first_offset`. The columns
-    have passed Arrow's validation, else the compiled kernel raises ValueError, and this one does what Arrow does.
-    """
-    count = len(values)
-    columns = (
-        repeat(topic, count), repeat(partition, count), range(first_offset, first_offset + count), (stamps_us // 1000).tolist(),
-        repeat(timestamp_type, count), keys.to_pylist(), values.to_pylist(), header_lists(headers), stamps_us.tolist(),
-    )  # fmt: skip
-    new: Any = tuple.__new__
-    return list(map(functools.partial(new, record_type), zip(*columns, strict=True)))
+    """All records of RecordRows at once."""
+    made: list[R] = []
+    rows = RecordRows(record_type, topic, partition, first_offset, timestamp_type, stamps_us, keys, values, headers)
+    rows.take(made, len(rows))
+    return made
 
 
 def quick_send(handle_type: Callable[[tuple[Any, int]], Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -6,6 +6,7 @@ from netfront.credits import CreditLedger
 from netfront.deciders import CLOSED_MAX, QUEUED_BYTES_MAX, Decider
 from netfront.fetches import FetchService
 from netfront.front import Front
+from netfront.next_reads import AHEAD_MAX_BYTES
 from netfront.parked import ENTRIES_MAX, FETCHES_MAX, SESSION_FETCHES_MAX, Parked
 from netfront.sessions import Sessions
 from netfront.slices import STARTED_MAX, Slices
@@ -106,6 +107,9 @@ def _check_fetches(fetches: FetchService, numbers: set[int]) -> None:
     assert (
         fetches._reading == sum(fetch.is_reading for fetch in waiting) or fetches._reading > 0
     )  # one whose client is gone is still read for
+    ahead = fetches._next_reads
+    assert set(ahead._due) <= set(ahead._by_session) <= numbers, "a session that has ended left a read behind"
+    assert ahead._bytes == sum(read.room for read in ahead._by_session.values()) <= AHEAD_MAX_BYTES
 
 
 def _check_slices(slices: Slices, numbers: set[int]) -> None:

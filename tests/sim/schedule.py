@@ -147,8 +147,9 @@ class Schedule:
             self.actors += self.workers
 
     def _consumer(self, topic: str = TOPIC) -> Consumer:
+        # Answers of a few batches: they are filled, and what follows them is read ahead.
         consumer = Consumer(
-            topic, bootstrap=ADDRESS, environment=self.world.environment, auto_offset_reset="none", fetch_max_wait_ms=100, fetch_max_bytes=1 << 15,
+            topic, bootstrap=ADDRESS, environment=self.world.environment, auto_offset_reset="none", fetch_max_wait_ms=100, fetch_max_bytes=1 << 11,
         )  # fmt: skip
         for key in consumer.assignment():
             consumer.seek(key, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pathlib
 import shutil
@@ -185,6 +186,41 @@ def test_records_are_made_as_the_reference_makes_them(native: ModuleType, record
 
 
 @compiled_only
+@given(RECORDS, st.lists(st.integers(-1, 12), min_size=1, max_size=8), st.integers(1, 7))
+def test_records_that_are_taken_in_parts_are_those_taken_at_once(
+    native: ModuleType, records: list[tuple[Any, ...]], counts: list[int], piece_rows: int
+) -> None:
+    arguments = (Record, "topic", 3, 2**40, 1, *columns(records, 0))
+    whole = native.records(*arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "PIECE_ROWS", piece_rows)
+        for module in (native, reference):
+            rows = module.RecordRows(*arguments)
+            found: list[Record] = []
+            for count in [*counts, len(whole)]:
+                before = len(found)
+                rows.take(found, count)
+                assert len(found) - before == max(0, min(count, len(whole) - before))
+                assert (len(rows), rows.next_offset) == (len(whole) - len(found), 2**40 + len(found))
+            assert found == whole
+
+
+@compiled_only
+def test_the_collector_has_no_records_to_look_at_and_is_left_as_it_was(native: ModuleType) -> None:
+    arguments = (Record, "t", 0, 0, 0, *columns([(b"k", b"v", 1, None), (b"k", b"v", 1, [("a", b"b")])], 0))
+    for is_enabled in (True, False):
+        (gc.enable if is_enabled else gc.disable)()
+        try:
+            found = native.records(*arguments)
+            assert gc.isenabled() is is_enabled
+        finally:
+            gc.enable()
+        assert [gc.is_tracked(record) for record in found] == [False, False]
+        assert not gc.is_tracked(found[0].headers)
+        assert gc.is_tracked(found), "the list is the caller's"
+
+
+@compiled_only
 def test_columns_that_contradict_themselves_raise_and_crash_nothing(native: ModuleType) -> None:
     good = pa.array([b"one", b"two"], pa.binary())
     none = arrow_batch.null_headers(2)
@@ -200,6 +236,9 @@ def test_columns_that_contradict_themselves_raise_and_crash_nothing(native: Modu
     for wrong in ((good.slice(1), good, none), (good, good, arrow_batch.null_headers(3)), (good, pa.array([b"one"], pa.binary()), none)):
         with pytest.raises(ValueError, match="different lengths"):
             native.records(Record, "t", 0, 0, 0, stamps, *wrong)
+    for no_record in (list, type("WithAttributes", (Record,), {}), "Record"):
+        with pytest.raises(TypeError, match="without attributes of its own"):
+            native.records(no_record, "t", 0, 0, 0, stamps, good, good, none)
     lists = pa.array([[{"key": "a", "value": b"b"}], None], HEADER_TYPE)
     offsets = np.array([0, 1, 1], np.int32)
     lists = pa.Array.from_buffers(HEADER_TYPE, 2, [lists.buffers()[0], pa.py_buffer(offsets)], children=[lists.values], null_count=1)
@@ -207,6 +246,17 @@ def test_columns_that_contradict_themselves_raise_and_crash_nothing(native: Modu
     offsets[1:] = 9
     with pytest.raises(ValueError, match="offsets exceed the data"):
         native.records(Record, "t", 0, 0, 0, stamps, good, good, lists)
+    offsets = np.array([0, 3, 6], np.int32)
+    keys = pa.Array.from_buffers(pa.binary(), 2, [None, pa.py_buffer(offsets), good.buffers()[2]])
+    offsets[2] = 9
+    rows = native.RecordRows(Record, "t", 0, 5, 0, stamps, keys, good, none)
+    found: list[Record] = []
+    for _ in range(2):
+        with pytest.raises(ValueError, match="offsets exceed the data"):
+            rows.take(found, 2)
+        assert [record.offset for record in found] == [5], "what came before it is there, once"
+        assert (rows.next_offset, len(rows)) == (6, 1)
+    assert gc.isenabled()
 
 
 # ---- which one --------------------------------------------------------------------------------------------------------------------------
