@@ -12,7 +12,7 @@ KERNEL := tailrace/kernel/.made
 PURE_TESTS := tests/tailrace tests/system/test_produce_and_consume.py tests/system/test_callbacks.py tests/system/test_hash_slots.py \
 	tests/system/test_delays.py tests/system/test_fork.py tests/system/test_aio.py tests/system/test_bad_input.py
 
-.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs lint java clean
+.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups lint java clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
@@ -79,6 +79,10 @@ bench-rebalance: $(KERNEL)
 
 bench-pairs: $(KERNEL)
 	@$(BIN)/python -P -m bench.pairs $(or $(BASE),HEAD~1)
+
+# Who wakes whom for one ack, and what it costs each thread; counts hold on a busy machine too.
+bench-wakeups: $(KERNEL)
+	@$(BIN)/python -P -m bench.wakeups $(ARGS)
 
 bench-scale: $(KERNEL)
 	@$(BIN)/python -P -m bench.scale
