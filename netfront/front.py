@@ -18,6 +18,7 @@ import logging
 import os
 import select
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 from netfront.acks import AckWalker
@@ -41,6 +42,7 @@ from netfront.slices import Slices, Task
 from netfront.transport import Transport
 from shm.catalog_messages import Assignment
 from shm.control import ProcessSlot
+from shm.doorbell import look_then_sleep
 from shm.layout import ProcessWord, RegionKind, Role
 from shm.ring import Ring
 from shm.runtime.boundary import Boundary
@@ -426,14 +428,19 @@ def main() -> None:
     both.register(router.monitor_fd, select.POLLIN)
     both.register(context.doorbell.fd, select.POLLIN)
 
-    def wait(timeout_ms: float | None) -> None:
+    def wait(timeout_ms: float | None, busy_ns: int) -> None:
         if not front.takes_input:
             context.doorbell.wait(timeout_ms)
             return
         # ZeroMQ's descriptor tells of changes only: `step` has read until there was nothing, so whatever comes now makes it readable.
-        if not router.has_input() and any(fd == router.monitor_fd for fd, _ in both.poll(timeout_ms)):
-            router.watch_at_ns = 0
-        context.doorbell.clear()
+        if router.has_input():
+            context.doorbell.clear()
+            return
+        for fd, _ in look_then_sleep(both, timeout_ms, busy_ns, time.monotonic_ns):
+            if fd == router.monitor_fd:
+                router.watch_at_ns = 0
+            elif fd == context.doorbell.fd:
+                context.doorbell.clear()
 
     run(front, context, wait)
     router.close()
