@@ -47,6 +47,7 @@ from shm.layout import ProcessWord, RegionKind, Role
 from shm.ring import Ring
 from shm.runtime.boundary import Boundary
 from shm.runtime.process import EXIT_ADDRESS_IN_USE, ProcessContext, configure_logging, process_name, run, start
+from shm.settled_news import SettledInterest
 from tailrace.front_addresses import front_address
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
@@ -111,6 +112,7 @@ class Front:
         self._is_stopping = False
         self._sweep_at_ns = 0
         self._now_ns = start_ns
+        self._settled = SettledInterest(slot.cell(ProcessWord.SETTLED_UNWANTED))
         self._sessions = Sessions(generation)
         self._slices = Slices()
         self._lookups = Lookups(routing, reader, front_ports)
@@ -178,6 +180,8 @@ class Front:
             self._sweep_at_ns = now_ns + SWEEP_NS
             if received < RECEIVE_LIMIT:  # else what a client has used may not have been read yet
                 self._replies.tell_credit(self._ledger.sweep())
+        if self._settled.show(self._produces.has_unanswered() or self._fetches.are_parked) and self._produces.has_more():
+            work += 1
         return work
 
     def has_more(self) -> bool:
