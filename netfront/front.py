@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 from netfront.acks import AckWalker
@@ -42,7 +40,6 @@ from netfront.slices import Slices, Task
 from netfront.transport import Transport
 from shm.catalog_messages import Assignment
 from shm.control import ProcessSlot
-from shm.doorbell import look_then_sleep
 from shm.layout import ProcessWord, RegionKind, Role
 from shm.ring import Ring
 from shm.runtime.boundary import Boundary
@@ -427,24 +424,12 @@ def main() -> None:
     context.control.port(spec.index).store(router.port)
     generation = int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF | 1
     front = build(context, router, DiskLogFiles(), ReaderPool(context.doorbell.ring), generation)
-    both = select.poll()
-    both.register(router.socket.fileno(), select.POLLIN)
-    both.register(router.monitor_fd, select.POLLIN)
-    both.register(context.doorbell.fd, select.POLLIN)
 
     def wait(timeout_ms: float | None, busy_ns: int) -> None:
-        if not front.takes_input:
+        if front.takes_input:
+            router.wait(context.doorbell, timeout_ms, busy_ns)
+        else:
             context.doorbell.wait(timeout_ms)
-            return
-        # ZeroMQ's descriptor tells of changes only: `step` has read until there was nothing, so whatever comes now makes it readable.
-        if router.has_input():
-            context.doorbell.clear()
-            return
-        for fd, _ in look_then_sleep(both, timeout_ms, busy_ns, time.monotonic_ns):
-            if fd == router.monitor_fd:
-                router.watch_at_ns = 0
-            elif fd == context.doorbell.fd:
-                context.doorbell.clear()
 
     run(front, context, wait)
     router.close()

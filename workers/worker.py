@@ -111,6 +111,7 @@ class Worker:
         self._boundary = Boundary(slot)
         self._opened = Partitions(ring, tables, load_producers, self._boundary)
         self._partitions, self._delay_logs = self._opened.by_slot, self._opened.delay_logs
+        self._has_begun = False
         self._fed = False
         self._blocked = False
         self._has_replies = False
@@ -135,8 +136,10 @@ class Worker:
 
     def step(self, now_ns: int) -> int:
         self._now_ns = now_ns
-        if not self._is_running():
-            return 0
+        if not self._has_begun:
+            if not self._is_running():
+                return 0
+            self._has_begun = True  # recovery does not come again
         ring = self._ring
         ring.reclaim(self._live_fronts())
         self._blocked = False
@@ -170,12 +173,12 @@ class Worker:
         self._opened.expire_producers(self._now_us(), self._producer_expiration_us)
 
     def has_more(self) -> bool:
-        if self._blocked or not self._is_running():
+        if self._blocked or not self._has_begun:
             return False
         return any(lane.has_more() for source, lane in self._lanes.items() if self._fed or source == SOURCE_COORDINATOR)
 
     def next_deadline_ns(self) -> int | None:
-        if not self._is_running():
+        if not self._has_begun:
             return None  # it is rung when it may begin
         deadline_ns = self._timers.quiet_until_ns
         return min(deadline_ns, self._now_ns + BLOCKED_RETRY_NS) if self._blocked else deadline_ns
@@ -184,7 +187,7 @@ class Worker:
         """Nothing to do: fronts have stopped before; what is in the lanes is still appended."""
 
     def is_finished(self) -> bool:
-        return not self._is_running() or not any(lane.has_more() for lane in self._lanes.values())
+        return not self._has_begun or not any(lane.has_more() for lane in self._lanes.values())
 
     # ---- lanes -----------------------------------------------------------------------------------------------------------------------
 
