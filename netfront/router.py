@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import zmq
 
 from netfront.credits import Credit
+from netfront.io_slice import IoSlice, io_threads, set_slice_ns
 from netfront.peer_sockets import KernelPeerSockets, PeerSockets
 from netfront.peers import LOOK_NS, MESSAGE_COST_BYTES, UNSENT_PEER_MAX, Limits, Peer, Peers
 from netfront.transport import Watched
@@ -118,6 +119,10 @@ class Router:
             if address.startswith("tcp://") and not self.port:
                 self.port = int(bound.rpartition(":")[2])
         _begin_zero_copy(self._context)
+        threads = io_threads()
+        self._io_slice = IoSlice(lambda slice_ns: set_slice_ns(threads, slice_ns))
+        self._moved = 0
+        """Messages that came and pages of 4 KiB that came or went."""
         self._relisten_ns = NEVER_NS
         self._free: dict[int, list[bytearray]] = {size: [] for size in BUFFER_CLASSES}
         self._peers = Peers(sockets or KernelPeerSockets(), limits)
@@ -175,6 +180,7 @@ class Router:
                     self._peers.close(peer, f"a message of more than {PARTS_MAX - 1} parts")
                 self._discard()
                 return None if is_sure else frames  # too many for a request: an answer finds who sent it
+        self._moved += 1 + (taken >> 12)
         if peer is not None:
             peer.taken += taken
         return frames
@@ -242,6 +248,7 @@ class Router:
     def try_send_buffer(self, identity: bytes, frames: Sequence[Readable], data: memoryview) -> bool:
         """Queue a message whose last frame is part of a buffer from `new_buffer`; the buffer is used again when it is sent."""
         self._is_drained = False
+        self._moved += len(data) >> 12
         buffer = data.obj
         assert isinstance(buffer, bytearray)
         peer = self._peers.by_identity.get(identity)
@@ -330,6 +337,7 @@ class Router:
         peers = self._peers
         if now_ns >= self._look_at_ns:
             self._look_at_ns = now_ns + LOOK_NS
+            self._io_slice.look(now_ns, self._moved)
             for buffer in peers.settle_some(256, now_ns):
                 self._give_back(buffer)
             peers.look(now_ns, lambda: self._empty_count > self._empty_at_look and not self.has_input())
