@@ -1,8 +1,8 @@
 """What one acknowledgement wakes: `make bench-wakeups` counts, for each thread and ack, sleeps, CPU time, who wakes whom, and system calls.
 
 A client sends one record of 100 bytes after the other and waits for each ack: every 2 ms (cold caches, all asleep) and without a pause. Counts come from
-/proc (`schedstat`, `status`); who wakes whom from `perf sched`, system calls from `strace`, where these are there and may be used. Counts hold on a
-busy machine too; what they take in microseconds does not.
+/proc (`schedstat`, `status`); who wakes whom from `perf` (which loses some events on a very busy machine), system calls from `strace`, where these are there
+and may be used. Counts hold on a busy machine too; what they take in microseconds does not.
 
 `python -P -m bench.wakeups [--count N] [--syscalls] [ACKS TRANSPORT GAP_US]...`, such as `1 tcp 2000`.
 """

@@ -2,8 +2,8 @@
 
 Owner: the supervisor makes one per process and passes all of them to each child, also to a restarted one: an eventfd keeps its count
 across the death of whoever was to read it.
-Invariants: ring **unconditionally, once per group**, after publishing; `clear()` before looking at the queue, never after. With an "am I
-asleep" flag
+Invariants: ring **unconditionally, once per group**, after publishing (one exception, with its proof: `shm.settled_news`); `clear()` before looking at the
+queue, never after. With an "am I asleep" flag and no fence
 instead, both sides missed each other in 12 % of a litmus run: total store order lets a load overtake an earlier store.
 """
 
