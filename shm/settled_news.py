@@ -7,8 +7,7 @@ Owner: each front stores its SETTLED_UNWANTED word (0, as a fresh slot has it: r
 Invariants: what settled while a front waited is walked over by it without another ring. Proof: the front stores "wanted" (F1), fences, and looks at `settled`
     (F2) before it sleeps; the flusher stores `settled` (W1), fences, and looks at the word (W2). Of two threads that each store, fence and load, at least one
     sees what the other has stored: either W2 sees F1 and the front is rung, or F2 sees W1 and the front does not sleep. Without the fences a load may
-    overtake the store before it, and both miss: in 27 of 100,000 rounds of `tests/shm/test_cell.py` without its fence, in none with it. What says "unwanted"
-    needs no fence: a ring too many is no harm.
+    overtake the store before it, and both miss (`tests/shm/test_cell.py` is the litmus). What says "unwanted" needs no fence: a ring too many is no harm.
     A front's cursor stays behind `settled` by less than ALL_EVERY and a group; and in a ring that is crowded all are rung, so a worker that waits for room
     does not wait for a front that sleeps (see `Ring.is_crowded`).
 Crash: a successor of a front stores "wanted" before it takes anything; one of a worker or flusher rings everybody (`ProcessContext.report_ready`).
