@@ -14,7 +14,7 @@ PURE_TESTS := $(addprefix tests/tailrace/test_,kernel.py quick_send.py send_at_o
 	$(addprefix tests/system/test_,produce_and_consume.py callbacks.py fork.py aio.py bad_input.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 
-.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs lint java clean
+.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups lint java clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
@@ -81,6 +81,10 @@ bench-rebalance: $(KERNEL)
 
 bench-pairs: $(KERNEL)
 	@$(BIN)/python -P -m bench.pairs $(or $(BASE),HEAD~1)
+
+# Who wakes whom for one ack, and what it costs each thread; counts hold on a busy machine too.
+bench-wakeups: $(KERNEL)
+	@$(BIN)/python -P -m bench.wakeups $(ARGS)
 
 bench-scale: $(KERNEL)
 	@$(BIN)/python -P -m bench.scale

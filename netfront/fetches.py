@@ -181,6 +181,11 @@ class FetchService:
         self._next_reads.forget_session(session)
         self._entries.forget_session(session, self._parked.forget_session(session))
 
+    @property
+    def are_parked(self) -> bool:
+        """Whether any waits for something to settle."""
+        return self._parked.fetch_count > 0
+
     def answer_all(self) -> None:
         """The front is stopping: every fetch is answered with what there is."""
         self._stopping = True

@@ -316,6 +316,10 @@ class Produces:
         """The client is gone; what it sent is appended all the same."""
         self._tickets.forget_session(session.word)
 
+    def has_unanswered(self) -> bool:
+        """Whether a client waits for an answer."""
+        return len(self._tickets) > 0
+
     def has_more(self) -> bool:
         """Whether there is something to walk over."""
         return any(worker.acks.has_more() for worker in self._workers.values())

@@ -22,7 +22,9 @@ or the new one, and no reader waits for one that is dead, as it would with a seq
 
 Why this holds on x86-64, and only there is it relied on:
 - Stores become visible in program order, and loads are made in it (total store order). A store may be overtaken by a later load of another word: whoever
-  must not miss the other's word rings a bell or is rung by one (see `doorbell`).
+  must not miss the other's word rings a bell or is rung by one (see `doorbell`), or puts `full_fence` between (see `settled_news`).
+- A fence is any instruction with a lock prefix (Intel SDM 3A, 9.2.3.9: loads and stores are not reordered with it). Taking a lock that is free is one: nothing
+  else could take it for one thread only.
 - Bulk copies are no exception although their stores may be: within one `rep movsb` they have no order, but no later store passes them; above some MiB
   glibc's memcpy uses non-temporal stores, which later stores do pass, and ends with `sfence` before it returns, which is relied on here.
 - Never publish with `struct.pack_into`: CPython zeroes its target first, and another process was seen to read that false 0. An aligned store
@@ -31,6 +33,7 @@ Why this holds on x86-64, and only there is it relied on:
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -84,6 +87,15 @@ def are_compiled(words: Words) -> bool:
 def is_compiled(part: object) -> bool:
     """Whether a part of shared memory (a ring, a lane, a table) has compiled methods."""
     return type(part) in _twins.values()
+
+
+_FREE = threading.Lock()
+
+
+def full_fence() -> None:
+    """Whatever was stored before is visible to all before anything behind this is loaded. About 0.1 us."""
+    with _FREE:
+        pass
 
 
 class Cell:

@@ -27,6 +27,7 @@ from shm.layout import (
 from shm.partition_table import PartitionTable
 from shm.region import Region
 from shm.ring import Ring, RingWriter
+from shm.settled_news import SettledNews
 from tailrace.schema import DEFAULT_SCHEMA, to_message
 from tests.kit import memory
 from tests.kit.batches import TOPIC_ID
@@ -127,7 +128,7 @@ class Bench:
             facts=RunFacts(self.run, self.lost_memory), slot=self.flusher_slot,
             rings={0: Ring(self.regions["ring"])},
             old_rings=[(Ring(r["ring"]), PartitionTable(r["table"])) for r in ([] if self.is_running else self.old)],
-            fronts=[], workers={0: self.bell}, connect_worker=lambda _: (self.ring, self.bell), coordinator=self.bell, scheduler=self.bell,
+            fronts=SettledNews([]), workers={0: self.bell}, connect_worker=lambda _: (self.ring, self.bell), coordinator=self.bell, scheduler=self.bell,
             settings=self.settings,
             on_ready=self._on_ready, now_us=lambda: self.now_us, start_ns=self.now_ns,
         )  # fmt: skip
