@@ -80,6 +80,7 @@ bench-rebalance: $(KERNEL)
 bench-pairs: $(KERNEL)
 	@$(BIN)/python -P -m bench.pairs $(or $(BASE),HEAD~1)
 
+# BASE=COMMIT: the budget of that commit beside; WRITE_DOCS=1: into docs/performance.md; PARTS='budget model breadth': only these.
 bench-scale: $(KERNEL)
 	@$(BIN)/python -P -m bench.scale
 

@@ -1,8 +1,8 @@
 """The budget of a batch: microseconds of CPU of each stage, context switches and page faults of each process, at 1 KiB, 65 KiB and 1 MiB.
 
 `python -P -m bench.budget [--base COMMIT] [--rounds N] [--scale SHARE] [--write-docs [FILE]]`; a part of `make bench-scale`, which takes BASE=COMMIT and
-WRITE_DOCS=1. With a base, both trees are measured in turn; who begins changes with each round. Medians of the rounds. `--write-docs` puts the tables between the
-marks in docs/performance.md; with FILE they are those of a results file, and nothing is measured.
+WRITE_DOCS=1. With a base, both trees are measured in turn; who begins changes with each round. Medians of the rounds. `--write-docs` puts the tables between
+the marks in docs/performance.md; with FILE they are those of a results file, and nothing is measured.
 """
 
 from __future__ import annotations
@@ -63,7 +63,11 @@ def lines(found: Pass) -> dict[str, dict[str, float]]:
 
 def of_process(costs: dict[str, float], process: str) -> float:
     """All threads of it."""
-    return costs["all"] if process == "all" else sum(value for stage, value in costs.items() if stage == process or stage.startswith(f"{process} "))
+    return (
+        costs["all"]
+        if process == "all"
+        else sum(value for stage, value in costs.items() if stage == process or stage.startswith(f"{process} "))
+    )
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------------------------
@@ -89,7 +93,8 @@ def tables(result: dict[str, Any]) -> str:
     where = result["machine"]
     beside = f"; before is commit {result['base_commit']}, in turns" if before else ""
     text = (
-        f"`{result['command']}` on {where['cpu']}, {where['cores']} cores, {where['date']}, commit {where['commit']}, medians of {result['rounds']} rounds{beside}.\n"
+        f"`{result['command']}` on {where['cpu']}, {where['cores']} cores, {where['date']}, commit {where['commit']}, "
+        f"medians of {result['rounds']} rounds{beside}.\n"
         "Microseconds of CPU per batch:\n\n"
     )
     text += _head("batch", SHOWN)
@@ -100,10 +105,14 @@ def tables(result: dict[str, Any]) -> str:
         for case in now:
             text += _row(case, PROCESSES, now[case][kind], before and before[case][kind], 2)
     fitted, fitted_before = result["lines"], result.get("base_lines")
-    text += "\nA straight line through the three sizes, acks=1 (a process with its threads):\n\n| | fixed, us | us per KiB |\n|---|---|---|\n"
+    text += (
+        "\nA straight line through the three sizes, acks=1 (a process with its threads):\n\n| | fixed, us | us per KiB |\n|---|---|---|\n"
+    )
     for stage, line in fitted.items():
         older = (fitted_before or {}).get(stage, {})
-        text += f"| {stage} | {_cell(line['fixed_us'], older.get('fixed_us'), 0)} | {_cell(line['us_per_kib'], older.get('us_per_kib'), 2)} |\n"
+        text += (
+            f"| {stage} | {_cell(line['fixed_us'], older.get('fixed_us'), 0)} | {_cell(line['us_per_kib'], older.get('us_per_kib'), 2)} |\n"
+        )
     return text
 
 

@@ -47,7 +47,9 @@ def touch_memory() -> str:
         except OSError as error:
             return f"memory touched before: {written / 1e9:.1f} GB of {wanted / 1e9:.1f} ({error.strerror})"
     seconds = time.perf_counter() - begun
-    return f"memory touched before: {written / 1e9:.1f} GB ({written / memory.total:.0%} of all) written and removed in {SHM}, {seconds:.0f} s"
+    return (
+        f"memory touched before: {written / 1e9:.1f} GB ({written / memory.total:.0%} of all) written and removed in {SHM}, {seconds:.0f} s"
+    )
 
 
 def _group_free() -> int | None:

@@ -27,7 +27,9 @@ def environment_of(tree: pathlib.Path) -> dict[str, str]:
 def prepare(tree: pathlib.Path) -> None:
     """What an installation does once: without it the first start pays for all."""
     if (tree / "tailrace/kernel/build.py").exists() and not list((tree / "tailrace/kernel").glob("_native.*.so")):
-        subprocess.run([sys.executable, "-P", "tailrace/kernel/build.py"], cwd=tree, env=environment_of(tree), check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-P", "tailrace/kernel/build.py"], cwd=tree, env=environment_of(tree), check=True, stdout=subprocess.DEVNULL
+        )
     subprocess.run([sys.executable, "-m", "compileall", "-q", *PACKAGES], cwd=tree, check=False)
 
 

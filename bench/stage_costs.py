@@ -82,7 +82,8 @@ def measure(address: str, supervisor: int, topic: str, rows: int, acks: str, cou
     """One case: {"cpu_us": stage -> per batch, "switches": role -> per batch, "faults": role -> per batch, "batches_per_s"}."""
     command = [sys.executable, "-P", __file__, "PRODUCE", address, topic, str(rows), acks, str(count)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdin is not None and child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
 
         def told(word: str) -> list[str]:
             line = child.stdout.readline().split()  # type: ignore[union-attr]
@@ -154,7 +155,9 @@ def one_pass(scale: float) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="tailrace-budget-", dir=os.environ.get("TAILRACE_BENCH_DIR")) as directory:
-        running = start_embedded(data_dir=str(pathlib.Path(directory) / "data"), settings={"ring_bytes": RING_BYTES}, auto_create_topics=False)
+        running = start_embedded(
+            data_dir=str(pathlib.Path(directory) / "data"), settings={"ring_bytes": RING_BYTES}, auto_create_topics=False
+        )
         try:
             _fill_ring(running.address)
             for number, (size, (rows, count)) in enumerate(SIZES.items()):
