@@ -1,8 +1,8 @@
 """The budget of a batch: microseconds of CPU of each stage, context switches and page faults of each process, at 1 KiB, 65 KiB and 1 MiB.
 
-`python -P -m bench.budget [--base COMMIT] [--rounds N] [--scale SHARE] [--write-docs [FILE]]`; a part of `make bench-scale`, which takes BASE=COMMIT and
+`python -P -m bench.budget [--base COMMIT] [--rounds N] [--scale SHARE] [--write-docs]`; a part of `make bench-scale`, which takes BASE=COMMIT and
 WRITE_DOCS=1. With a base, both trees are measured in turn; who begins changes with each round. Medians of the rounds. `--write-docs` puts the tables between
-the marks in docs/performance.md; with FILE they are those of a results file, and nothing is measured.
+the marks in docs/performance.md (write_docs.py, which takes results files too).
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import sys
 from contextlib import ExitStack
 from typing import Any
 
+from bench import write_docs
 from bench.measure import machine
 from bench.other_tree import ROOT, environment_of, short_name, tree_of
 from bench.stage_costs import STAGES
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-PAGE = ROOT / "docs/performance.md"
-MARKS = ("<!-- budget -->\n", "<!-- /budget -->")
 ROUNDS = 5
 PROCESSES = ("producer", "front", "worker", "flusher")
 SHOWN = tuple(stage for stage in (*STAGES, "all") if stage != "others")
@@ -32,9 +31,9 @@ KIB = {"1 KiB": 1.1, "65 KiB": 73.6, "1 MiB": 997.0}
 Pass = dict[str, Any]
 
 
-def one_pass(tree: pathlib.Path, scale: float) -> Pass:
-    """In a process of `tree`."""
-    command = [sys.executable, "-P", str(pathlib.Path(__file__).with_name("stage_costs.py")), "MEASURE", str(scale)]
+def one_pass(tree: pathlib.Path, scale: float, only: str = "") -> Pass:
+    """In a process of `tree`; `only`: of batches of this size."""
+    command = [sys.executable, "-P", str(pathlib.Path(__file__).with_name("stage_costs.py")), "MEASURE", str(scale), only]
     done = subprocess.run(command, env=environment_of(tree), cwd=tree, stdout=subprocess.PIPE, check=True)
     return dict(json.loads(done.stdout))
 
@@ -116,17 +115,6 @@ def tables(result: dict[str, Any]) -> str:
     return text
 
 
-def write_docs(result: dict[str, Any]) -> None:
-    """Between the marks of docs/performance.md. Raises ValueError when they are not there."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, start, rest = text.partition(MARKS[0])
-    _, end, after = rest.partition(MARKS[1])
-    if not start or not end:
-        raise ValueError(f"{PAGE} has no part between {MARKS[0].strip()} and {MARKS[1]}")
-    PAGE.write_text(before + start + tables(result) + end + after, encoding="utf-8")
-    print(f"written into {PAGE.relative_to(ROOT)}")
-
-
 # ---- the run ---------------------------------------------------------------------------------------------------------------------------
 
 
@@ -156,12 +144,8 @@ def main() -> int:
     parser.add_argument("--base")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the batches, for a quick look")
-    parser.add_argument("--write-docs", nargs="?", const="", default=None, metavar="FILE")
+    parser.add_argument("--write-docs", action="store_true")
     given = parser.parse_args()
-    if given.write_docs:
-        found = json.loads(pathlib.Path(given.write_docs).read_text(encoding="utf-8"))
-        write_docs(found.get("budget", found))
-        return 0
     command = f"python -P -m bench.budget{f' --base {short_name(given.base)}' if given.base else ''}"
     result = run(given.base, given.rounds, given.scale, command)
     if given.scale == 1.0:
@@ -169,8 +153,8 @@ def main() -> int:
         path = RESULTS / f"budget-{where['date']}-{where['commit']}.json"
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         print(f"written to {path.relative_to(ROOT)}")
-    if given.write_docs is not None:
-        write_docs(result)
+    if given.write_docs:
+        write_docs.write(result)
     return 0
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-from bench import breadth, budget
+from bench import breadth, budget, write_docs
 from bench.conditions import Conditions
 from bench.measure import machine
 from bench.other_tree import short_name
@@ -156,15 +156,16 @@ def main() -> int:
         base = os.environ.get("BASE") or None
         beside = f"BASE={short_name(base)} " if base else ""
         found["budget"] = budget.run(base, budget.ROUNDS, 1.0, f"{beside}make bench-scale")
-        if os.environ.get("WRITE_DOCS"):
-            budget.write_docs(found["budget"])
     if "model" in wanted:
         found["model"] = model()
     if "breadth" in wanted:
         found["breadth"] = {name: part() for name, part in breadth.PARTS.items()}
     part = "" if set(PARTS) <= set(wanted) else f"-{'-'.join(wanted)}"
     path = RESULTS / f"scale-{where['date']}-{where['commit']}{part}.json"
-    path.write_text(json.dumps({"command": "make bench-scale", "parts": wanted, "machine": conditions.report(), **found}, indent=1) + "\n")
+    result = {"command": "make bench-scale", "parts": wanted, "machine": conditions.report(), **found}
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    if os.environ.get("WRITE_DOCS"):
+        write_docs.write(result)
     print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}")
     return 0
 

@@ -1,6 +1,6 @@
 """One pass over what a batch costs each stage; run by its path in a process of the tree that is measured (see budget.py): only the SDK's public face is used.
 
-    stage_costs.py MEASURE [SCALE]                               prints JSON: case -> what `measure` returns
+    stage_costs.py MEASURE [SCALE] [SIZE]                        prints JSON: case -> what `measure` returns
     stage_costs.py PRODUCE ADDRESS TOPIC ROWS ACKS COUNT         the producer of one case; the other end drives it through its standard input
 
 CPU time is the scheduler's own count for each thread (schedstat): it does not depend on what else runs, as time by the clock does, but on caches that others
@@ -148,7 +148,7 @@ def _fill_ring(address: str) -> None:
             producer.send_arrow("before", batch)
 
 
-def one_pass(scale: float) -> dict[str, Any]:
+def one_pass(scale: float, only: str) -> dict[str, Any]:
     """Every size and acks against an appliance of its own, which is warm after the first."""
     from tailrace import Admin, NewTopic
     from tailrace.private_appliance import start_embedded
@@ -161,6 +161,8 @@ def one_pass(scale: float) -> dict[str, Any]:
         try:
             _fill_ring(running.address)
             for number, (size, (rows, count)) in enumerate(SIZES.items()):
+                if only not in ("", size):
+                    continue
                 for acks in ACKS:
                     topic = f"t{number}-{acks}"
                     with Admin(running.address) as admin:
@@ -175,4 +177,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "PRODUCE":
         produce(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5], int(sys.argv[6]))
     else:
-        print(json.dumps(one_pass(float(sys.argv[2]) if len(sys.argv) > 2 else 1.0)))
+        print(json.dumps(one_pass(float(sys.argv[2] if len(sys.argv) > 2 else 1), "".join(sys.argv[3:4]))))
