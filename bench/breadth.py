@@ -36,6 +36,8 @@ PROCESSES = 10
 CONNECTIONS = int(os.environ.get("CONNECTIONS", "10000"))
 CONNECTIONS_MAX = 16_384
 """The appliance's default of connections.max."""
+FOR_OTHERS = 16
+"""Connections left for who measures beside."""
 APPLIANCE_DESCRIPTORS = 1_600
 """What a front keeps of its limit of open files for the log's files and itself, about."""
 HELD_BY_PROCESS = 5_000
@@ -221,7 +223,7 @@ def bounded_count(wanted: int, hard_limit: int) -> tuple[int, str]:
     by_files = max(1, hard_limit - APPLIANCE_DESCRIPTORS)
     return min(
         (wanted, "what was asked for"),
-        (CONNECTIONS_MAX, "connections.max"),
+        (CONNECTIONS_MAX - FOR_OTHERS, "connections.max"),
         (by_files, f"the appliance's limit of {hard_limit:,} open files"),
     )
 

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,27 +26,48 @@ from rich.console import Console
 from bench.conditions import Conditions
 from bench.peers.field import Field
 from bench.peers.goals import Outcome, goals, outcome
-from bench.peers.rows import Row, rows
+from bench.peers.rows import Entry, Result, Row, rows
 from bench.suite import RESULTS
+from tailrace.errors import TailraceError
 
 console = Console(soft_wrap=True, highlight=False, record=True, width=150)
 Values = dict[tuple[str, str, str], list[float]]
 
 
-def run(row: Row, rounds: int, values: Values) -> list[dict[str, Any]]:
-    """All contenders in turn; who begins changes with each round. What was measured is added to `values`."""
+def take(entry: Entry, failures: list[str]) -> Result | None:
+    """One round of one contender, tried twice: None when both failed. A long run does not end for one of them, and says so."""
+    for _ in range(2):
+        try:
+            return entry.once()
+        except (TailraceError, RuntimeError, ValueError, OSError, subprocess.SubprocessError) as error:
+            failures.append(f"{entry.name} failed: {error}")
+            console.print(f"  {failures[-1]}", style="red", markup=False)
+    return None
+
+
+def run(row: Row, rounds: int, values: Values, failures: list[str]) -> list[dict[str, Any]]:
+    """All contenders in turn; who begins changes with each round. What was measured is added to `values`; who failed twice in a round is left out."""
+    entries = list(row.entries)
     for number in range(rounds):
-        for position in range(len(row.entries)):
-            entry = row.entries[(position + number) % len(row.entries)]
-            result = entry.once()
+        for entry in [row.entries[(position + number) % len(row.entries)] for position in range(len(row.entries))]:
+            result = take(entry, failures) if entry in entries else None
+            if result is None:
+                entries = [other for other in entries if other is not entry]
+                continue
             for label, value in (result if isinstance(result, dict) else {"": result}).items():
                 values.setdefault((row.key, entry.key, label), []).append(value)
+    for key in [key for key in values if key[0] == row.key and key[1] not in {entry.key for entry in entries}]:
+        del values[key]
     lines = []
     first = row.entries[0]
     for entry in row.entries:
         for (_, _, label), each in [(key, each) for key, each in values.items() if key[:2] == (row.key, entry.key)]:
             ours = values.get((row.key, first.key, label))
-            ratio = statistics.median(ours) / statistics.median(each) if ours and statistics.median(each) and "late" not in label else None
+            ratio = (
+                statistics.median(ours) / statistics.median(each)
+                if ours and statistics.median(each) and "late" not in label and "undelivered" not in label
+                else None
+            )
             lines.append({
                 "row": row.name, "key": row.key, "label": label, "contender": entry.name, "contender_key": entry.key, "durability": entry.durability,
                 "unit": row.unit, "median": statistics.median(each), "min": min(each), "max": max(each), "ours_to_this": ratio, "values": each,
@@ -56,6 +78,8 @@ def run(row: Row, rounds: int, values: Values) -> list[dict[str, Any]]:
 def show(row: Row, lines: list[dict[str, Any]]) -> None:
     digits = 2 if row.unit in ("ms", "") else 1
     for line in lines:
+        if line["label"].endswith("undelivered") and not line["max"]:
+            continue
         name = f"{line['contender']} ({line['durability']})"
         is_first = line["contender_key"] == row.entries[0].key
         ratio = "" if is_first or line["ours_to_this"] is None else f"{line['ours_to_this']:.2f}"
@@ -73,12 +97,25 @@ def main() -> int:
     rounds, only = int(os.environ.get("ROUNDS", "5")), os.environ.get("ONLY", "")
     conditions = Conditions()
     where = conditions.report()
+    part = "-" + re.sub(r"\W+", "-", only).strip("-") if only else ""
+    path = RESULTS / f"peers-{where['date']}-{where['commit']}{part}.json"
+    command = f"ROUNDS={rounds} {f'ONLY={only!r} ' if only else ''}make bench-peers"
     console.print(
         f"[bold]Tailrace and its peers[/bold] on {where['cpu']}, {where['cores']} cores, commit {where['commit']}, {rounds} rounds\n{conditions.sentence()}"
     )
     lines: list[dict[str, Any]] = []
     outcomes: list[Outcome] = []
+    failures: list[str] = []
     values: Values = {}
+    RESULTS.mkdir(exist_ok=True)
+
+    def keep(*, is_complete: bool) -> None:
+        kept = {
+            "command": command, "machine": conditions.report(), "complete": is_complete, "left_out": field.missing, "failures": failures,
+            "goals": [one.for_file() for one in outcomes], "lines": lines,
+        }  # fmt: skip
+        path.write_text(json.dumps(kept, indent=1) + "\n")
+
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="tailrace-peers-", dir=os.environ.get("TAILRACE_BENCH_DIR")))
         field = Field(stack, directory)
@@ -88,7 +125,7 @@ def main() -> int:
         for row in wanted_rows(field, directory, only):
             row_begun = time.monotonic()
             console.print(f"\n{row.name}{', ' if row.unit else ''}{row.unit}  [{row.key}]", style="bold", markup=False)
-            found = run(row, rounds, values)
+            found = run(row, rounds, values, failures)
             show(row, found)
             lines += found
             for goal in goals():
@@ -96,18 +133,13 @@ def main() -> int:
                     outcomes.append(outcome(goal, values))
                     console.print(outcomes[-1].line(), style="" if outcomes[-1].is_met is not False else "red")
             console.print(f"  {time.monotonic() - row_begun:.0f} s, {(time.monotonic() - begun) / 60:.1f} min until now", style="dim")
+            keep(is_complete=False)  # a run that is ended early has measured something
+    keep(is_complete=True)
     console.print("\nGoals", style="bold")
-    for found_outcome in outcomes:
-        console.print(found_outcome.line(), style="" if found_outcome.is_met is not False else "red")
+    for one in outcomes:
+        console.print(one.line(), style="" if one.is_met is not False else "red")
     met = [one.is_met for one in outcomes]
-    console.print(f"  {met.count(True)} met, {met.count(False)} missed, {met.count(None)} not measured")
-    part = "-" + re.sub(r"\W+", "-", only).strip("-") if only else ""
-    report = conditions.report()
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"peers-{report['date']}-{report['commit']}{part}.json"
-    command = f"ROUNDS={rounds} {f'ONLY={only!r} ' if only else ''}make bench-peers"
-    kept = {"command": command, "machine": report, "left_out": field.missing, "goals": [one.for_file() for one in outcomes], "lines": lines}
-    path.write_text(json.dumps(kept, indent=1) + "\n")
+    console.print(f"  {met.count(True)} met, {met.count(False)} missed, {met.count(None)} not measured; {len(failures)} failures")
     written = [path.name]
     if not only:
         console.save_svg(str(path.with_suffix(".svg")), title="make bench-peers")

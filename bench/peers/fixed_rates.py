@@ -27,6 +27,8 @@ SECONDS = 2.0
 JAVA_SECONDS = 3.0
 JAVA_WARM_UP = 0.5
 """Share of the records that Kafka's tool leaves out: its virtual machine compiles for longer."""
+GIVEN_UP_MS = 30_000
+"""A record that is not acknowledged by then counts with that latency, and as undelivered."""
 SAMPLED_PER_S = 10_000
 """Latencies taken a second at most: a callback costs the sender as much as a record."""
 WARM_UP = 0.2
@@ -62,7 +64,7 @@ def java(kafka: Kafka, acks: int | str, configs: dict[str, str] | None) -> dict[
         said = kafka.java(
             "org.apache.kafka.tools.ProducerPerformance", "--topic", kafka.topic(PARTITIONS, configs), "--num-records", str(count), "--record-size", "100",
             "--throughput", str(rate), "--warmup-records", str(int(count * JAVA_WARM_UP)), "--command-property", f"bootstrap.servers={kafka.bootstrap}",
-            f"acks={acks}", "linger.ms=0",
+            f"acks={acks}", "linger.ms=0", f"delivery.timeout.ms={GIVEN_UP_MS}", "request.timeout.ms=20000",
         ).stdout  # fmt: skip
         found |= named(rate, parsed(said))
     return found
@@ -77,10 +79,13 @@ def parsed(said: str) -> dict[str, float]:
     return {"p50": float(p50), "p99": float(p99)}
 
 
-def summary(latencies_ms: Any, lateness_ms: Any) -> dict[str, float]:
+def summary(latencies_ms: Any, lateness_ms: Any, undelivered: int) -> dict[str, float]:
     """Of one run."""
     latencies = list(latencies_ms)
-    return {"p50": percentile(latencies, 0.5), "p99": percentile(latencies, 0.99), "sender late p99": percentile(list(lateness_ms), 0.99)}
+    return {
+        "p50": percentile(latencies, 0.5), "p99": percentile(latencies, 0.99), "sender late p99": percentile(list(lateness_ms), 0.99),
+        "undelivered": float(undelivered),
+    }  # fmt: skip
 
 
 def _ours(address: str, topic: str, rate: int, acks: int | str, linger_ms: int | None) -> dict[str, float]:
@@ -94,7 +99,7 @@ def _ours(address: str, topic: str, rate: int, acks: int | str, linger_ms: int |
         if error is not None:
             failed.append(error)
 
-    settings: dict[str, Any] = {} if linger_ms is None else {"linger_ms": linger_ms}
+    settings: dict[str, Any] = {"delivery_timeout_ms": GIVEN_UP_MS} | ({} if linger_ms is None else {"linger_ms": linger_ms})
     payload, count, sample = os.urandom(100), int(rate * SECONDS), max(1, rate // SAMPLED_PER_S)
     with Producer(address, acks=acks, **settings) as producer:
         for partition in range(PARTITIONS):
@@ -106,9 +111,7 @@ def _ours(address: str, topic: str, rate: int, acks: int | str, linger_ms: int |
                 lateness.append((time.perf_counter_ns() - due_ns) / 1e6)
                 producer.send(topic, payload, on_delivery=partial(ended, due_ns))
         producer.flush(120)
-    if failed:
-        raise RuntimeError(f"{len(failed)} records at {rate} a second were not acknowledged: {failed[0]}")
-    return summary(latencies, lateness)
+    return summary(latencies, lateness, len(failed))
 
 
 def _librdkafka(bootstrap: str, topic: str, rate: int, acks: int | str, linger_ms: int | None) -> dict[str, float]:
@@ -125,7 +128,10 @@ def _librdkafka(bootstrap: str, topic: str, rate: int, acks: int | str, linger_m
             failed.append(error)
 
     payload, count, sample = os.urandom(100), int(rate * SECONDS), max(1, rate // SAMPLED_PER_S)
-    producer = producer_of(bootstrap, acks, **({} if linger_ms is None else {"linger.ms": linger_ms}))
+    # Idempotent, as ours is: five requests under way. Without it librdkafka has any number, one for each record, and they time out.
+    settings = {"enable.idempotence": True, "acks": "all"} if acks == "all" else {"max.in.flight.requests.per.connection": 5}
+    linger = {} if linger_ms is None else {"linger.ms": linger_ms}
+    producer = producer_of(bootstrap, acks, **settings, **linger, **{"message.timeout.ms": GIVEN_UP_MS, "log_level": 2})
     producer.list_topics(topic)
     is_over = threading.Event()
 
@@ -144,6 +150,4 @@ def _librdkafka(bootstrap: str, topic: str, rate: int, acks: int | str, linger_m
     producer.flush(120)
     is_over.set()
     poller.join()
-    if failed:
-        raise RuntimeError(f"{len(failed)} records at {rate} a second were not acknowledged: {failed[0]}")
-    return summary(latencies, lateness)
+    return summary(latencies, lateness, len(failed))

@@ -14,6 +14,7 @@ from bench.measure import paced, percentile
 from bench.peers.servers import Missing, Server, free_port, in_child
 
 CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tailrace-bench", "kafka-4.3.0")
+TOOL_TIMEOUT_S = 240
 SYNCED = {"flush.messages": "1"}
 """Topic settings with which every batch is fsync'd before it is acknowledged."""
 _PROPERTIES = """
@@ -85,16 +86,21 @@ class Kafka:
 
     def java(self, main: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = ["java", "-XX:-UsePerfData", "-cp", self._class_path, main, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True)
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S)
 
     def topic(self, partitions: int = 1, configs: dict[str, str] | None = None) -> str:
+        """A new one. Raises RuntimeError when it cannot be made."""
+        from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient, NewTopic
 
         self._made += 1
         name = f"t{self._made}"
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 2})
-        for future in admin.create_topics([NewTopic(name, partitions, 1, config=configs or {})]).values():
-            future.result(30)
+        try:
+            for future in admin.create_topics([NewTopic(name, partitions, 1, config=configs or {})]).values():
+                future.result(30)
+        except KafkaException as error:
+            raise RuntimeError(f"no topic with {partitions} partitions: {error}") from error
         return name
 
     # ---- its own tools ---------------------------------------------------------------------------------------------------------------

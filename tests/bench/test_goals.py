@@ -78,7 +78,7 @@ def test_the_last_summary_of_kafkas_tool_counts() -> None:
 
 
 def test_a_summary_has_the_senders_lateness_beside() -> None:
-    assert summary([1.0] * 99 + [50.0], [0.1] * 98 + [9.0, 9.0]) == {"p50": 1.0, "p99": 50.0, "sender late p99": 9.0}
+    assert summary([1.0] * 99 + [50.0], [0.1] * 98 + [9.0, 9.0], 3) == {"p50": 1.0, "p99": 50.0, "sender late p99": 9.0, "undelivered": 3.0}
 
 
 def test_tables_go_between_their_marks_and_nothing_else_changes(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
