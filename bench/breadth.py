@@ -7,6 +7,7 @@ appliance answered.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -26,6 +27,7 @@ from bench.idle_connections import OTHER_DESCRIPTORS
 from bench.measure import machine, percentile, private_memory_mb
 from bench.suite import RESULTS
 from tailrace import Admin, NewTopic, Producer, TopicPartition
+from tailrace.errors import TailraceError
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 
 SECONDS = float(os.environ.get("SECONDS", "2"))
@@ -134,32 +136,41 @@ def width() -> list[dict[str, Any]]:
 
 
 def _producers(address: str, topic: str, count: int, each: int, barrier: Any, results: Any) -> None:
-    """`count` producers in this process, a thread each."""
+    """`count` producers in this process, a thread each; one that fails is told of, and keeps its process from sending."""
     payload = b"x" * 100
     found: list[tuple[float, int]] = []
+    failures: list[str] = []
 
     def one(number: int) -> None:
-        with Producer(address, acks="all") as producer:
-            producer.send(topic, payload, b"first").result(60)
-            inner.wait(120)
-            inner.wait(120)
-            begun = time.perf_counter()
-            handles = [producer.send(topic, payload, b"%d-%d" % (number, record & 63)) for record in range(each)]
-            producer.flush(120)
-            seconds = time.perf_counter() - begun
-            found.append((seconds, sum(handle.done() and handle.exception(0) is None for handle in handles)))
+        try:
+            with Producer(address, acks="all") as producer:
+                producer.send(topic, payload, b"first").result(60)
+                inner.wait(120)
+                inner.wait(120)
+                begun = time.perf_counter()
+                handles = [producer.send(topic, payload, b"%d-%d" % (number, record & 63)) for record in range(each)]
+                producer.flush(120)
+                seconds = time.perf_counter() - begun
+                found.append((seconds, sum(handle.done() and handle.exception(0) is None for handle in handles)))
+        except TailraceError as error:
+            failures.append(str(error))
+            inner.abort()
+        except threading.BrokenBarrierError:
+            pass  # another has failed, and is told of
 
     inner = threading.Barrier(count + 1)
     threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
-    inner.wait(120)
-    barrier.wait(120)
+    with contextlib.suppress(threading.BrokenBarrierError):
+        inner.wait(120)
+    barrier.wait(150)
     begun = time.perf_counter()
-    inner.wait(120)
+    with contextlib.suppress(threading.BrokenBarrierError):
+        inner.wait(120)
     for thread in threads:
         thread.join()
-    results.put((begun, time.perf_counter(), found))
+    results.put((begun, time.perf_counter(), found, failures))
 
 
 def producers_at_once() -> dict[str, Any]:
@@ -177,7 +188,7 @@ def producers_at_once() -> dict[str, Any]:
         ]
         for child in children:
             child.start()
-        barrier.wait(120)
+        barrier.wait(150)
         connected = private_memory_mb(pids)
         found = [results.get(timeout=300) for _ in children]
         after = private_memory_mb(pids)
@@ -186,12 +197,16 @@ def producers_at_once() -> dict[str, Any]:
         with Admin(running.address) as admin:
             ends = admin.offsets({TopicPartition("many", partition): "latest" for partition in range(4)})
     seconds = max(item[1] for item in found) - min(item[0] for item in found)
-    each = [one for item in found for one in item[2]]
+    each = [one for item in found for one in item[2]] or [(seconds, 0)]
+    failures = [failure for item in found for failure in item[3]]
     acknowledged, stored = sum(one[1] for one in each), sum(end["offset"] for end in ends.values())
+    for failure in failures[:3]:
+        print(f"one of {len(failures)} producers that failed: {failure}")
     row = {
         "name": f"{PRODUCERS} producers at once, acks=all", "records": PRODUCERS * RECORDS_EACH, "acknowledged": acknowledged,
         "stored": stored, "all_once": acknowledged == PRODUCERS * RECORDS_EACH and stored == acknowledged + PRODUCERS,
         "records_per_s": acknowledged / seconds, "slowest_producer_records_per_s": RECORDS_EACH / max(one[0] for one in each),
+        "failures": failures,
         "fastest_producer_records_per_s": RECORDS_EACH / min(one[0] for one in each), "pss_mb_before_connected_after": [before[0], connected[0], after[0]],
     }  # fmt: skip
     once = "each once in the log" if row["all_once"] else f"NOT all once: {stored:,} in the log"
