@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -22,7 +23,7 @@ from bench.other_tree import ROOT, environment_of, short_name, tree_of
 from bench.stage_costs import STAGES
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-ROUNDS = 5
+ROUNDS = int(os.environ.get("ROUNDS", "5"))
 PROCESSES = ("producer", "front", "worker", "flusher")
 SHOWN = tuple(stage for stage in (*STAGES, "all") if stage != "others")
 TITLES = {"producer I/O": "its I/O thread", "producer helpers": "its helper thread", "front I/O": "its I/O thread", "all": "**all**"}
