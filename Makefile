@@ -78,11 +78,11 @@ bench-rebalance: $(KERNEL)
 	@$(PEERS_CLIENTS)
 	@$(BIN)/python -P -m bench.rebalance $(ARGS)
 
-# PAIRS=2 CASES="sends acks": a look at some.
+# PAIRS=2 CASES="sends acks": a look at some. And of bench-scale: BASE=COMMIT: the budget of that commit beside; WRITE_DOCS=1: into
+# docs/performance.md; PARTS="budget model breadth": only these.
 bench-pairs: $(KERNEL)
 	@$(BIN)/python -P -m bench.pairs $(or $(BASE),HEAD~1)
 
-# BASE=COMMIT: the budget of that commit beside; WRITE_DOCS=1: into docs/performance.md; PARTS='budget model breadth': only these.
 bench-scale: $(KERNEL)
 	@$(BIN)/python -P -m bench.scale
 
