@@ -59,6 +59,7 @@ load: $(KERNEL)
 
 PEERS_CLIENTS = $(BIN)/python -m pip install --quiet --disable-pip-version-check -r bench/peers/requirements.txt || echo "the peers' Python clients cannot be had"
 
+# ROUNDS=1 ONLY=send-100,ack: a look at some rows; TOUCH=0: without touching memory first.
 bench-peers: $(KERNEL)
 	@$(PEERS_CLIENTS)
 	@$(BIN)/python -P -m bench.peers
@@ -79,6 +80,8 @@ bench-rebalance: $(KERNEL)
 	@$(PEERS_CLIENTS)
 	@$(BIN)/python -P -m bench.rebalance $(ARGS)
 
+# PAIRS=2 CASES="sends acks": a look at some. And of bench-scale: BASE=COMMIT: the budget of that commit beside; WRITE_DOCS=1: into
+# docs/performance.md; PARTS="budget model breadth": only these.
 bench-pairs: $(KERNEL)
 	@$(BIN)/python -P -m bench.pairs $(or $(BASE),HEAD~1)
 
