@@ -79,6 +79,7 @@ class Sender:
         """The thread that sleeps for an answer, 0: none. Another that looks at the socket wakes it: the answer may have come to that one."""
         self._driver_is_rung = False
         self._driver_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_pumping = False
         _load_what_exit_cannot()
         self._helper = threading.Thread(target=self._help, name="tailrace-producer", daemon=True)
         if environment.has_threads:
@@ -178,16 +179,26 @@ class Sender:
         self.pump()
 
     def pump(self) -> None:
-        """Everything that can be done now: take in answers, send what is due."""
+        """Everything that can be done now: take in answers, send what is due. Begun by a signal's handler or a destructor in the midst of this thread's own
+        turn, it is left to the helper: a turn within a turn could number or send a batch twice.
+        """
+        if self._is_pumping:
+            self._wake_helper()
+            return
         now_ns = self._looked_ns = self.now_ns()
         received = self.connection.received_count
-        self.delivery.turn(now_ns)
+        self._is_pumping = True
+        try:
+            self.delivery.turn(now_ns)
+        finally:
+            self._is_pumping = False
         if self._driver and self.connection.received_count != received and self._driver != get_ident():
             self._driver_is_rung = True
             _ring(self._driver_fd)
 
     def block_for_memory(self, size: int) -> None:
         """Wait, sending and receiving, until `size` bytes fit. The lock is held once. Raises BufferExhaustedError, RecordTooLargeError."""
+        self._check_may_wait()
         accumulator, memory = self.accumulator, self._settings.buffer_memory
         if size + BATCH_OVERHEAD_BYTES > memory:
             raise RecordTooLargeError(f"{size} bytes can never fit buffer_memory ({memory})")
@@ -209,6 +220,13 @@ class Sender:
 
     # ---- waiting ---------------------------------------------------------------------------------------------------------------------
 
+    def _check_may_wait(self) -> None:
+        """Raise TailraceError where no answer could come: what was interrupted has the socket, and goes on only when this returns."""
+        if self._is_pumping:
+            raise TailraceError(
+                "a signal's handler or a destructor waits for this producer, in the midst of its own work; let it send, and wait elsewhere"
+            )
+
     def wait_for(self, batch: ProducerBatch, timeout: float | None) -> bool:
         """Until `batch` has ended (or split). The thread that comes first drives the connection, others wait on the batch. False: time is up."""
         deadline_ns = None if timeout is None else self.now_ns() + int(timeout * 1e9)
@@ -216,6 +234,7 @@ class Sender:
             if batch.has_ended():
                 return True
             self.check_usable()
+            self._check_may_wait()
             if batch.state is not BatchState.IN_FLIGHT:
                 self.accumulator.hurry(batch)  # a caller that waits has nothing to add
                 self.pump()

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tailrace.errors import DeliveryTimeoutError
+from tailrace.errors import DeliveryTimeoutError, TailraceError
 from tailrace.formats.batch_header import REMEMBERED_BATCHES, REMEMBERED_BATCHES_ONCE
-from tailrace.produce_request import OWN_FRAME_BYTES, SLOW_NS
+from tailrace.produce_request import OWN_FRAME_BYTES, SLOW_NS, OutgoingRequest
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import PRODUCE_FRAMES_MAX
@@ -359,3 +359,28 @@ def test_without_answers_requests_leave_one_after_the_other(made: Made) -> None:
     handles = [handle for _ in range(10) for handle in send(driven, 0)]
     assert driven.front.asked_count == 10
     assert all(handle.done() for handle in handles)
+
+
+def test_a_send_in_the_midst_of_sending_leaves_with_the_next_request_and_none_twice(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = made(linger_ms=0)
+    nested: list[Any] = []
+    refused: list[TailraceError] = []
+
+    def interrupted(body: OutgoingRequest, *args: Any, ask: Callable[..., Any] = OutgoingRequest.body) -> Any:
+        if not nested:  # as a signal's handler, or what the collector ends
+            nested.extend(send(driven, 0) + send(driven, 1))
+            with pytest.raises(TailraceError, match="in the midst of its own work") as caught:
+                nested[0].result(0)
+            refused.append(caught.value)
+        return ask(body, *args)
+
+    monkeypatch.setattr(OutgoingRequest, "body", interrupted)
+    (first,) = send(driven, 0)
+    places: list[tuple[int, int, int]] = []
+    while driven.front.asked:
+        places += driven.front.asked[0].places
+        driven.front.answer()
+        driven.turn()
+    assert [handle.result(0).offset for handle in (first, *nested)] == [0, 1, 0]
+    assert sorted(places) == [(0, 0, 1), (0, 1, 1), (1, 0, 1)]
+    assert refused
