@@ -9,10 +9,12 @@ PACKAGES := tailrace shm workers netfront appliance spark_bridge
 
 # The compiled kernel, where a C compiler is; made again when its source or the version changes (docs/adr/0021).
 KERNEL := tailrace/kernel/.made
-PURE_TESTS := tests/tailrace tests/system/test_produce_and_consume.py tests/system/test_callbacks.py tests/system/test_hash_slots.py \
-	tests/system/test_delays.py tests/system/test_fork.py tests/system/test_aio.py tests/system/test_bad_input.py
+BUILD_KERNEL = $(BIN)/python -P tailrace/kernel/build.py; touch $(KERNEL) 2>/dev/null || true
+PURE_TESTS := $(addprefix tests/tailrace/test_,kernel.py quick_send.py send_at_once.py few_rows.py arrow_batch.py partitioners.py linger_under_load.py partition_queue.py) \
+	$(addprefix tests/system/test_,produce_and_consume.py callbacks.py fork.py aio.py bad_input.py \
+	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 
-.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-scan lint java clean
+.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-scan lint java clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
@@ -22,8 +24,8 @@ test-pure: $(KERNEL)
 	TAILRACE_PURE=1 $(BIN)/python -P -m pytest -n 2 --dist loadfile $(PURE_TESTS)
 
 kernel: $(STAMP)
-	@rm -f $(KERNEL)
-	@$(MAKE) --no-print-directory $(KERNEL)
+	@rm -f $(KERNEL) tailrace/kernel/_native.*.so 2>/dev/null || true
+	@$(BUILD_KERNEL)
 
 test: $(KERNEL) java
 	$(BIN)/ruff format --check .
@@ -57,6 +59,7 @@ load: $(KERNEL)
 
 PEERS_CLIENTS = $(BIN)/python -m pip install --quiet --disable-pip-version-check -r bench/peers/requirements.txt || echo "the peers' Python clients cannot be had"
 
+# ROUNDS=1 ONLY=send-100,ack: a look at some rows; TOUCH=0: without touching memory first.
 bench-peers: $(KERNEL)
 	@$(PEERS_CLIENTS)
 	@$(BIN)/python -P -m bench.peers
@@ -77,11 +80,17 @@ bench-rebalance: $(KERNEL)
 	@$(PEERS_CLIENTS)
 	@$(BIN)/python -P -m bench.rebalance $(ARGS)
 
+# PAIRS=2 CASES="sends acks": a look at some. And of bench-scale: BASE=COMMIT: the budget of that commit beside; WRITE_DOCS=1: into
+# docs/performance.md; PARTS="budget model breadth": only these.
 bench-pairs: $(KERNEL)
 	@$(BIN)/python -P -m bench.pairs $(or $(BASE),HEAD~1)
 
 bench-scan: $(KERNEL)
 	@$(BIN)/python -P -m bench.scan
+
+# Who wakes whom for one ack, and what it costs each thread; counts hold on a busy machine too.
+bench-wakeups: $(KERNEL)
+	@$(BIN)/python -P -m bench.wakeups $(ARGS)
 
 bench-scale: $(KERNEL)
 	@$(BIN)/python -P -m bench.scale
@@ -93,14 +102,12 @@ $(STAMP): pyproject.toml requirements.lock examples/clients/javascript/package-l
 	@echo "tailrace: installing the locked packages"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@$(BIN)/python -m compileall -q $(PACKAGES) || true
+	@$(BIN)/python -m compileall -qq $(PACKAGES) || true
 	@command -v npm >/dev/null && npm ci --silent --prefix examples/clients/javascript || echo "tailrace: without npm the JavaScript example is not tested"
 	@touch $(STAMP)
 
 $(KERNEL): $(STAMP) tailrace/kernel/build.py tailrace/kernel/_native.pyx $(wildcard tailrace/kernel/_*.pxi) tailrace/__init__.py
-	@rm -f tailrace/kernel/_native.*.so
-	@$(BIN)/python -P tailrace/kernel/build.py
-	@touch $(KERNEL) || true
+	@$(BUILD_KERNEL)
 
 java:
 	@sh tools/ensure_java.sh

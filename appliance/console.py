@@ -370,7 +370,7 @@ def main() -> None:
     console = build(context)
     context.report_ready()
 
-    def wait(timeout_ms: float | None) -> None:
+    def wait(timeout_ms: float | None, _busy_ns: int) -> None:
         """Until rung, or asked."""
         poll = select.poll()
         poll.register(context.doorbell.fd, select.POLLIN)

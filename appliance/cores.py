@@ -5,14 +5,20 @@
     n >= 3            "auto"       n - 2, one core each    share the first two cores
     any               [c0, c1..]   one per core listed     the other available cores (unpinned where none is left)
 
-Invariants: at least one worker; a listed core that is not available is refused, not ignored.
+Invariants: at least one worker; a listed core that is not available is refused, not ignored; by itself ("auto") no process looks for work in the place of
+    sleeping (`busy_poll_us`) where another that has work could have its core.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tailrace.errors import InvalidSettingError
+
+BUSY_POLL_MAX_US = 10_000
+BUSY_POLL_AUTO_US = 100
+"""About what a front waits for a worker, with both awake: longer than most waits within one ack, shorter than any pause between two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +45,26 @@ def plan_cores(setting: str | list[int], available: set[int], workers_max: int) 
         raise InvalidSettingError(f"cores is {setting}; each may be listed once and must be one of {cores} (at most {workers_max})")
     rest = tuple(core for core in cores if core not in setting)
     return CorePlan(tuple(setting), rest or None)
+
+
+class BusyPoll(NamedTuple):
+    """How long fronts and workers look for work before they sleep, and a half-sentence that says why."""
+
+    us: int
+    reason: str
+
+
+def plan_busy_poll(setting: int | str, plan: CorePlan, worker_count: int, front_count: int, flusher_count: int) -> BusyPoll:
+    """What `busy_poll_us` ("auto" or microseconds) comes to with this plan. Raises InvalidSettingError."""
+    if isinstance(setting, bool) or not (setting == "auto" or (isinstance(setting, int) and 0 <= setting <= BUSY_POLL_MAX_US)):
+        raise InvalidSettingError(
+            f'busy_poll_us is {setting!r}; it takes "auto" or a whole number of microseconds from 0 (sleep at once) to {BUSY_POLL_MAX_US}'
+        )
+    if isinstance(setting, int):
+        return BusyPoll(setting, "as busy_poll_us says")
+    pinned, needed = sum(core is not None for core in plan.workers), front_count + flusher_count
+    if pinned < worker_count:
+        return BusyPoll(0, f"{worker_count - pinned} of {worker_count} workers share cores with others")
+    if len(plan.others or ()) < needed:
+        return BusyPoll(0, f"{len(plan.others or ())} cores for {needed} fronts and flushers")
+    return BusyPoll(BUSY_POLL_AUTO_US, "each front, worker and flusher has a core")

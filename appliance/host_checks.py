@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from appliance.host_needs import unfit_machine
+from appliance.settings import Settings
 from tailrace.formats.data_directory import QUARANTINE_DIRECTORY
 
 FILES_WANTED = 4096
@@ -58,17 +59,18 @@ def _machine() -> Check:
 
 
 def _cores() -> Check:
-    count = len(os.sched_getaffinity(0))
+    available = os.sched_getaffinity(0)
+    count = len(available)
     if count < 2:
         return Check("cores", Level.WARNING, f"{count} core: front, worker and flusher take turns; give it two or more")
-    return Check("cores", Level.OK, f"{count} cores")
+    settings = Settings()
+    busy = settings.busy_poll(settings.check(available))
+    return Check("cores", Level.OK, f"{count} cores; with the default settings busy_poll_us comes to {busy.us}: {busy.reason}")
 
 
 def _kernel() -> Check:
-    try:
-        from tailrace import kernel
-    except ImportError as error:
-        return Check("kernel", Level.PROBLEM, str(error))
+    from tailrace import kernel  # one that is refused has ended the program with its sentence
+
     if kernel.IS_COMPILED or kernel.is_wished():
         return Check("kernel", Level.OK, kernel.KIND)
     return Check(

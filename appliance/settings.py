@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from appliance.cores import CorePlan, plan_cores
+from appliance.cores import BusyPoll, CorePlan, plan_busy_poll, plan_cores
 from shm.layout import FLUSHERS_MAX, FRONTS_MAX, WORKERS_MAX
 from tailrace.errors import InvalidSettingError
 from tailrace.units import examples, whole_number
@@ -57,6 +57,12 @@ class Settings:
         "Where the log lives; each directory has a flusher and workers of its own, so give each disk one. The catalog is in the first.",
     )
     cores: str | list[int] = _setting("auto", 'Cores that workers are pinned to, one worker each: "auto" or a list such as [2, 3].')
+    busy_poll_us: int | str = _setting(
+        "auto",
+        "How long fronts and workers that have just worked look for more before they sleep, microseconds (0 to 10000; 0: not at all). It saves a wake-up for "
+        'each step of an ack, and costs the core meanwhile: "auto" does so (100) only where the cores are enough for each front, worker and flusher to have '
+        "one; never with 1 or 2.",
+    )
     dedicated_workers: int = _setting(
         16, "How many partitions of topics with worker.dedicated there can be; memory is taken when there are.", maximum=64
     )
@@ -169,7 +175,14 @@ class Settings:
                 f"group.session.timeout.min.ms is {self.group_session_timeout_min_ms}; it must not be above group.session.timeout.max.ms "
                 f"({self.group_session_timeout_max_ms})"
             )
-        return plan_cores(self.cores, available_cores, WORKERS_MAX - self.dedicated_workers)
+        plan = plan_cores(self.cores, available_cores, WORKERS_MAX - self.dedicated_workers)
+        self.busy_poll(plan)
+        return plan
+
+    def busy_poll(self, plan: CorePlan) -> BusyPoll:
+        """What `busy_poll_us` comes to. Raises InvalidSettingError."""
+        workers, directories = max(len(plan.workers), len(self.data_dirs)), len(self.data_dirs)
+        return plan_busy_poll(self.busy_poll_us, plan, workers, self.fronts, directories)
 
 
 def check_address(address: str) -> None:
@@ -302,6 +315,9 @@ def _typed(name: str, item: Any, value: Any) -> Any:
         if not isinstance(value, str):
             raise InvalidSettingError(f"{name} is {value!r}; it takes a text")
         return value
+    if item.type == "int | str":  # busy_poll_us
+        number = None if isinstance(value, bool) else whole_number(name, value)
+        return value if number is None else number
     if isinstance(value, str) and value != "auto":  # cores
         try:
             return [int(part) for part in value.strip("[]").split(",")]

@@ -69,6 +69,11 @@ def check_start(config: str | None, environment: Mapping[str, str], flags: Calla
     workers = max(len(plan.workers), len(settings.data_dirs))
     pinned = ", ".join(str(core) for core in plan.workers if core is not None)
     report.ok("cores", f"{len(available)} cores; {_workers(workers)}, {f'pinned to {pinned}' if pinned else 'not pinned'}")
+    busy = settings.busy_poll(plan)
+    report.ok(
+        "busy poll",
+        f"fronts and workers {f'look for work for {busy.us} us before they sleep' if busy.us else 'sleep at once'}: {busy.reason}",
+    )
     try:
         refuse_unfit_machine()
     except Halt as halt:

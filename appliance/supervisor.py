@@ -210,6 +210,7 @@ class Supervisor:
             "group.members.max": s.group_members_max, "groups.max": s.groups_max, "group.session.timeout.min.ms": s.group_session_timeout_min_ms,
             "group.session.timeout.max.ms": s.group_session_timeout_max_ms, "offsets.retention.minutes": s.offsets_retention_minutes,
             "flush.linger_ms": s.flush_linger_ms, "flush.batch_size": s.flush_batch_size,
+            "busy_poll_us": s.busy_poll(self._plan).us,
             "http.listen": s.http_listen, "connections.max": s.connections_max, "log_level": s.log_level,
         }  # fmt: skip
 

@@ -57,9 +57,11 @@ def machine() -> dict[str, Any]:
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "unknown")
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    changed = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, check=False).stdout
     return {
         "cpu": model, "cores": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30, 1), "kernel": platform.release(),
         "python": platform.python_version(), "commit": commit or "unknown", "date": time.strftime("%Y-%m-%d"),
+        **({"uncommitted_changes": True} if changed.strip() else {}),
     }  # fmt: skip
 
 

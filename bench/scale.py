@@ -1,9 +1,9 @@
-"""What a batch costs each process, and what follows for more cores: `make bench-scale`.
+"""What a batch costs each stage, what follows for more cores, and breadth: `make bench-scale [BASE=COMMIT] [WRITE_DOCS=1] [PARTS="budget model breadth"]`.
 
-1. Costs: microseconds of CPU per batch of every process, for batches of five sizes, and a straight line through them (fixed + per KiB).
-2. Model: with n_i processes of stage i and c cores, batches/s = min(min_i(n_i / cost_i), c / sum of costs). Checked where it can be: on one core and on two,
+1. budget (budget.py): microseconds of CPU per batch and stage, context switches and page faults, for batches of three sizes; with BASE another commit's beside.
+2. model: with n_i processes of stage i and c cores, batches/s = min(min_i(n_i / cost_i), c / sum of costs). Checked where it can be: on one core and on two,
    with 1 and 2 workers, 1 and 2 fronts. Beyond that it is paper: memory bandwidth and the disk are not in it.
-3. Width: one producer, `send()` of 100 bytes, to 1 partition, 64 partitions of a topic, 200 topics; and what the appliance costs with all of them idle.
+3. breadth (breadth.py): one producer to 64 partitions and 200 topics, 100 producers at once, 10,000 connections that say nothing.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import psutil
 import pyarrow as pa
 
+from bench import breadth, budget, write_docs
+from bench.conditions import Conditions
 from bench.measure import machine
+from bench.other_tree import short_name
 from bench.suite import RESULTS
 from tailrace import Admin, NewTopic, Producer
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 
 SECONDS = 2.0
-ROWS = (10, 160, 650, 2_600, 10_400)
-"""Records of 100 bytes in a batch: about 1 KiB to 1 MiB."""
 MODEL_ROWS = 650
 REPETITIONS = 5
+PARTS = ("budget", "model", "breadth")
 _CONTEXT = multiprocessing.get_context("spawn")
 
 
@@ -106,33 +107,6 @@ def load(running: EmbeddedAppliance, rows: int, producers: int = 1) -> tuple[flo
     return rate, costs, {name: (after[name][1] - before[name][1]) / count for name in after}
 
 
-def costs() -> dict[str, Any]:
-    """Part 1."""
-    stages = ("producer", "front", "worker", "flusher")
-    table: dict[int, dict[str, float]] = {}
-    print(
-        f"{'RECORDS OF 100 B':<18}"
-        + "".join(f"{stage:>12}" for stage in stages)
-        + "   CPU us per batch (median), context switches per batch"
-    )
-    with appliance() as running:
-        for rows in ROWS:
-            runs = [load(running, rows) for _ in range(REPETITIONS)]
-            table[rows] = {stage: statistics.median(run[1][stage] for run in runs) for stage in stages}
-            switches = {stage: statistics.median(run[2][stage] for run in runs) for stage in stages[1:]}
-            shown = ", ".join(f"{stage} {value:.1f}" for stage, value in switches.items())
-            print(f"{rows:<18,}" + "".join(f"{table[rows][stage]:>12.0f}" for stage in stages) + f"   {shown}")
-    kib = np.array([rows * 116 / 1024 for rows in ROWS])
-    lines = {}
-    for stage in stages:
-        slope, fixed = np.polyfit(
-            kib, np.array([table[rows][stage] for rows in ROWS]), 1, w=1 / np.array([table[rows][stage] for rows in ROWS])
-        )
-        lines[stage] = {"fixed_us": float(fixed), "us_per_kib": float(slope)}
-        print(f"  {stage:<10} {fixed:6.0f} us + {slope:.2f} us per KiB")
-    return {"table": {str(rows): values for rows, values in table.items()}, "lines": lines}
-
-
 def predict(cost: dict[str, float], cores: int, workers: int, fronts: int, producers: int) -> float:
     """Batches/s of the model; `cost` in CPU microseconds per batch."""
     counts = {"producer": producers, "front": fronts, "worker": workers, "flusher": 1}
@@ -172,62 +146,26 @@ def model() -> list[dict[str, Any]]:
     return rows
 
 
-def _send(address: str, topics: Sequence[str], partitions: int, results: Any) -> None:
-    payload, rates = b"x" * 100, []
-    with Producer(address, acks=1) as producer:
-        targets = [(topic, partition) for topic in topics for partition in range(partitions)]
-        for topic, partition in targets:
-            producer.send(topic, payload, partition=partition)
-        producer.flush()
-        keys = [b"k%d" % number for number in range(1024)]
-        for _ in range(REPETITIONS):
-            begun, count = time.perf_counter(), 0
-            while time.perf_counter() - begun < SECONDS:
-                for number in range(1024):
-                    producer.send(topics[number % len(topics)], payload, keys[number])
-                count += 1024
-            producer.flush()
-            rates.append(count / (time.perf_counter() - begun))
-    results.put(rates)
-
-
-def width() -> list[dict[str, Any]]:
-    """Part 3."""
-    rows = []
-    print(f"\n{'ONE PRODUCER TO':<34}{'RECORDS/S':>12}{'LEAST':>12}{'MOST':>12}{'OF ONE':>8}")
-    with appliance() as running:
-        with Admin(running.address) as admin:
-            admin.create_topics([NewTopic("one", 1), NewTopic("wide", 64), *(NewTopic(f"topic-{n}", 1) for n in range(200))])
-        first = 0.0
-        for name, topics, partitions in (
-            ("one partition", ["one"], 1), ("64 partitions of a topic", ["wide"], 64), ("200 topics", [f"topic-{n}" for n in range(200)], 1),
-        ):  # fmt: skip
-            results = _CONTEXT.Queue()
-            child = _CONTEXT.Process(target=_send, args=(running.address, topics, partitions, results))
-            child.start()
-            rates = results.get(timeout=120)
-            child.join()
-            median = statistics.median(rates)
-            first = first or median
-            print(f"{name:<34}{median:>12,.0f}{min(rates):>12,.0f}{max(rates):>12,.0f}{median / first:>8.2f}")
-            rows.append({"name": name, "rates": rates, "of_one": median / first})
-        time.sleep(12)  # the last segments' ages and credits have been looked at
-        before = run_times(running.pid)
-        time.sleep(10)
-        after = run_times(running.pid)
-        idle = sum(after[name][0] - before[name][0] for name in after) / 10
-        wakes = sum(after[name][1] - before[name][1] for name in after) / 10
-        print(f"idle, with all of them: {idle * 100:.2f} % of a core, {wakes:.1f} context switches a second")
-        rows.append({"name": "idle", "share_of_a_core": idle, "switches_per_s": wakes})
-    return rows
-
-
 def main() -> int:
+    wanted = os.environ.get("PARTS", " ".join(PARTS)).split()
+    conditions = Conditions()
     where = machine()
-    print(f"Tailrace at scale, on {where['cpu']}, {where['cores']} cores, commit {where['commit']}\n")
-    found = {"costs": costs(), "model": model(), "width": width()}
-    path = RESULTS / f"scale-{where['date']}-{where['commit']}.json"
-    path.write_text(json.dumps({"command": "make bench-scale", "machine": where, **found}, indent=1) + "\n")
+    print(f"Tailrace at scale, on {where['cpu']}, {where['cores']} cores, commit {where['commit']}\n{conditions.sentence()}\n")
+    found: dict[str, Any] = {}
+    if "budget" in wanted:
+        base = os.environ.get("BASE") or None
+        beside = f"BASE={short_name(base)} " if base else ""
+        found["budget"] = budget.run(base, budget.ROUNDS, 1.0, f"{beside}make bench-scale")
+    if "model" in wanted:
+        found["model"] = model()
+    if "breadth" in wanted:
+        found["breadth"] = {name: part() for name, part in breadth.PARTS.items()}
+    part = "" if set(PARTS) <= set(wanted) else f"-{'-'.join(wanted)}"
+    path = RESULTS / f"scale-{where['date']}-{where['commit']}{part}.json"
+    result = {"command": "make bench-scale", "parts": wanted, "machine": conditions.report(), **found}
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    if os.environ.get("WRITE_DOCS"):
+        write_docs.write(result)
     print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}")
     return 0
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-import psutil
 from rich.console import Console
 
 from bench import matrix
-from bench.measure import Figure, end_to_end, machine, percentile, private_memory_mb
+from bench.footprint import measure_footprint
+from bench.measure import Figure, end_to_end, machine, percentile
 from bench.recovery import measure_recovery
 from tailrace import Admin, NewTopic, Producer
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
@@ -137,29 +137,11 @@ def start_up() -> list[Figure]:
     """From starting the process to the first acknowledged record, and the memory of all processes when idle."""
     if only not in "start to ready, start to first record, PSS":
         return []
-    ready: list[float] = []
-    first: list[float] = []
-    memory: list[float] = []
-    for _ in range(START_REPETITIONS):
-        with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as directory:
-            data_dir = os.path.join(directory, "data")
-            prepared = start_embedded(data_dir=data_dir)
-            with Admin(prepared.address) as admin:
-                admin.create_topics([NewTopic("first")])
-            prepared.stop()
-            begin = time.perf_counter()
-            running = start_embedded(data_dir=data_dir, settings={"ring_bytes": 64 << 20})
-            ready.append((time.perf_counter() - begin) * 1000)
-            with Producer(running.address, acks="all", linger_ms=0) as producer:
-                producer.send("first", b"x").result(10)
-                first.append((time.perf_counter() - begin) * 1000)
-            pids = [running.pid, *(child.pid for child in psutil.Process(running.pid).children())]
-            memory.append(private_memory_mb(pids)[0])
-            running.stop()
+    found = [measure_footprint() for _ in range(START_REPETITIONS)]
     return [
-        Figure("start to ready", "ms", tuple(ready)),
-        Figure("start to first record acknowledged (acks=all)", "ms", tuple(first)),
-        Figure("PSS of all processes, idle, without shared memory", "MB", tuple(memory)),
+        Figure("start to ready", "ms", tuple(one.ready_ms for one in found)),
+        Figure("start to first record acknowledged (acks=all)", "ms", tuple(one.first_ack_ms for one in found)),
+        Figure("PSS of all processes, idle, without shared memory", "MB", tuple(one.pss_mb for one in found)),
     ]
 
 

@@ -9,11 +9,12 @@ Owner: the front; in shared memory its cursor in each ring, which holds back wha
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from shm.cell import Cell
+from shm.cell import Cell, is_twin_of, new
 from shm.layout import ACKS_ALL, ACKS_LEADER, Verdict
 from shm.ring import Descriptor, Ring
+from tailrace import kernel
 from tailrace.protocol.errors import ErrorCode, code_of
 
 
@@ -38,8 +39,16 @@ _CODE_OF_VERDICT = {
 LIMIT = 4096
 
 
+def _code_of_verdict(verdict: int) -> ErrorCode:
+    return _CODE_OF_VERDICT.get(Verdict(verdict), ErrorCode.INTERNAL_ERROR)
+
+
 class AckWalker:
     """The two cursors in one ring."""
+
+    def __new__(cls, ring: Ring, *_: int) -> Any:
+        """One whose walk is compiled, for a ring that is."""
+        return new(cls, kernel.compiled is not None and isinstance(ring, kernel.compiled.Ring))
 
     def __init__(self, ring: Ring, front: int, generation: int) -> None:
         self._ring = ring
@@ -74,7 +83,7 @@ class AckWalker:
             if d.has_bytes:
                 settled_slots.add(d.slot)
             if d.acks == ACKS_ALL and not d.result and self._is_mine(d):
-                code = _CODE_OF_VERDICT.get(ring.outcome(number).verdict, ErrorCode.INTERNAL_ERROR)
+                code = _code_of_verdict(ring.outcome(number).verdict)
                 answer(Answer(d.session, d.correlation_id, code, d.base_offset, d.append_time_us, d.leader_epoch, d.is_duplicate))
         if settled > self._settled_cursor:
             count += settled - self._settled_cursor
@@ -89,3 +98,12 @@ class AckWalker:
     def is_caught_up(self) -> bool:
         """Whether everything in the ring is settled and walked over."""
         return self._settled_cursor == self._ring.head.load()
+
+
+if kernel.compiled is not None:
+
+    @is_twin_of(AckWalker)
+    class _CompiledAckWalker(kernel.compiled.AckWalker, AckWalker):  # type: ignore[misc]
+        def __init__(self, ring: Ring, front: int, generation: int) -> None:
+            AckWalker.__init__(self, ring, front, generation)
+            self._begin(ring, LIMIT, Answer, code_of, _code_of_verdict)

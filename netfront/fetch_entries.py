@@ -11,6 +11,7 @@ from typing import Protocol
 
 from netfront.log_files import SHORTAGES
 from netfront.log_reader import ColdRead, LogReader, LogReadError, Place
+from netfront.next_reads import NextReads
 from netfront.parked import Fetch, Parked
 from netfront.routing import Routing
 from netfront.sessions import Session
@@ -36,8 +37,9 @@ class Outgoing(Protocol):
 class FetchEntries:
     """Makes them, and remembers where each reader goes on."""
 
-    def __init__(self, reader: LogReader, routing: Routing, outgoing: Outgoing, parked: Parked) -> None:
+    def __init__(self, reader: LogReader, routing: Routing, outgoing: Outgoing, parked: Parked, next_reads: NextReads) -> None:
         self._reader = reader
+        self._next_reads = next_reads
         self._routing = routing
         self._outgoing = outgoing
         self._parked = parked
@@ -127,6 +129,12 @@ class FetchEntries:
         at_slot = self._places.get(route.slot)
         hint = None if at_slot is None else at_slot.get(number)
         buffer = fetch.buffer
+        if buffer is None and len(fetch.request.entries) == 1:
+            made = self._next_reads.take(fetch.session, route, state, wanted.offset, room)
+            if made is not None:
+                fetch.buffer, span = made
+                self._remember_place(fetch.session, route.slot, at_slot, span.following)
+                return span.end
         if buffer is None:
             buffer = fetch.buffer = self._outgoing.new_buffer(fetch.limit)
         try:

@@ -23,6 +23,7 @@ UNSENT_HARD_MAX_BYTES = 96 << 20
 """Of answers that ZeroMQ still holds, for one client and for all. Between the second and the third, a client with nothing under way still gets SCARCE_BYTES."""
 SCARCE_BYTES = 1 << 20
 UNITS_OF_A_READ = 8
+FEW_ENTRIES = 8
 _SCRATCH_BYTES = 64 << 10
 
 
@@ -30,6 +31,8 @@ def allowance(fetch: Fetch, outgoing: Outgoing, *, is_stopping: bool) -> int | N
     """How many bytes of batches its client may be sent now (0: an answer without); None: it has to take in what it was sent before."""
     session, request = fetch.session, fetch.request
     limit = min(request.max_bytes, RESPONSE_MAX_BYTES)
+    if len(request.entries) <= FEW_ENTRIES:  # its buffer need be no larger than what its partitions may fill
+        limit = min(limit, sum(entry.max_bytes for entry in request.entries))
     if session.fetch_sent - session.fetch_received >= WINDOW_BYTES:
         limit = 0
         if not fetch.wants_now:

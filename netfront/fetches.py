@@ -16,6 +16,7 @@ from netfront.fetch_entries import FetchEntries, Outgoing
 from netfront.fetch_progress import UNITS_OF_A_READ, FetchProgress, allowance
 from netfront.log_files import SHORTAGES
 from netfront.log_reader import ColdRead, LogReader
+from netfront.next_reads import NextReads
 from netfront.parked import Fetch, Parked
 from netfront.reader_pool import ReadAhead
 from netfront.routing import Routing
@@ -64,7 +65,8 @@ class FetchService:
         self._refuse = refuse
         self._parked = Parked(wheel)
         self._progress = FetchProgress(reader, routing, slices)
-        self._entries = FetchEntries(reader, routing, outgoing, self._parked)
+        self._next_reads = NextReads(reader, outgoing)
+        self._entries = FetchEntries(reader, routing, outgoing, self._parked, self._next_reads)
         self._moved: dict[int, list[Fetch]] = {}
         """slot -> fetches that are still to be looked at since something settled there."""
         self._moved_again: set[int] = set()
@@ -115,11 +117,16 @@ class FetchService:
                 if slot in self._moved_again:
                     self._moved_again.discard(slot)
                     self._moved[slot] = list(self._parked.at(slot) or ())
+        if not self._moved and self._next_reads.is_due and not self._slices.is_spent:
+            self._slices.spend(UNITS_OF_A_READ)
+            self._next_reads.make_one()
+            count += 1
         return count
 
     def on_dropped(self, assignment: Assignment) -> None:
         """The partition is no longer served: fetches that wait for it are told so, and nothing of it is kept."""
         self._entries.forget_slot(assignment.slot)
+        self._next_reads.forget_slot(assignment.slot)
         self.on_settled({assignment.slot})
 
     def on_timeouts(self, now_ns: int) -> int:
@@ -171,7 +178,13 @@ class FetchService:
         """The client is gone: its fetches need no answer."""
         for fetch in self._parked.fetches_of(session):
             self._end(fetch)
+        self._next_reads.forget_session(session)
         self._entries.forget_session(session, self._parked.forget_session(session))
+
+    @property
+    def are_parked(self) -> bool:
+        """Whether any waits for something to settle."""
+        return self._parked.fetch_count > 0
 
     def answer_all(self) -> None:
         """The front is stopping: every fetch is answered with what there is."""
@@ -183,7 +196,7 @@ class FetchService:
     @property
     def has_more(self) -> bool:
         """Whether there is something to look at now."""
-        return bool(self._moved)
+        return bool(self._moved) or self._next_reads.is_due
 
     def next_deadline_ns(self) -> int:
         """When `on_drained` next has something to do."""
@@ -349,7 +362,17 @@ class FetchService:
         self._end(fetch)
         fetch.session.fetch_sent += len(data)
         self._respond(fetch, answer, data)
+        if len(answer) == 1 and 2 * len(data) > fetch.limit and not self._stopping:
+            self._expect_next(fetch)
         return True
+
+    def _expect_next(self, fetch: Fetch) -> None:
+        """Its client takes as much as there is, and will ask for what follows."""
+        wanted = fetch.request.entries[0]
+        route = self._routing.find(wanted.topic_id, wanted.partition)
+        place = None if route is None else self._entries.place(route.slot, fetch.session)
+        if route is not None and place is not None:
+            self._next_reads.expect(fetch.session, route, place, min(fetch.limit, wanted.max_bytes), self._now_ns)
 
     def _fall_short(self, fetch: Fetch) -> None:
         """Less than min_bytes: wait, and count on from here. It is put together once more, then it is answered whatever there is."""

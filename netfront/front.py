@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import sys
 from collections.abc import Callable, Iterator
 
@@ -45,6 +44,7 @@ from shm.layout import ProcessWord, RegionKind, Role
 from shm.ring import Ring
 from shm.runtime.boundary import Boundary
 from shm.runtime.process import EXIT_ADDRESS_IN_USE, ProcessContext, configure_logging, process_name, run, start
+from shm.settled_news import SettledInterest
 from tailrace.front_addresses import front_address
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
@@ -58,6 +58,7 @@ from tailrace.protocol.wire import (
     WireError,
     check_body,
     decode_request_header,
+    frames_max,
     undecodable_request,
 )
 from workers.timing_wheel import NEVER_NS, TimingWheel
@@ -109,6 +110,7 @@ class Front:
         self._is_stopping = False
         self._sweep_at_ns = 0
         self._now_ns = start_ns
+        self._settled = SettledInterest(slot.cell(ProcessWord.SETTLED_UNWANTED))
         self._sessions = Sessions(generation)
         self._slices = Slices()
         self._lookups = Lookups(routing, reader, front_ports)
@@ -176,6 +178,8 @@ class Front:
             self._sweep_at_ns = now_ns + SWEEP_NS
             if received < RECEIVE_LIMIT:  # else what a client has used may not have been read yet
                 self._replies.tell_credit(self._ledger.sweep())
+        if self._settled.show(self._produces.has_unanswered() or self._fetches.are_parked) and self._produces.has_more():
+            work += 1
         return work
 
     def has_more(self) -> bool:
@@ -239,8 +243,8 @@ class Front:
         session = self._sessions.by_identity(identity)
         try:
             header = decode_request_header(message[0] if message else b"")
-            if len(message) > FRAMES_MAX:
-                raise WireError(ErrorCode.MALFORMED_REQUEST, f"{len(message)} frames; a request has 1 to {FRAMES_MAX}")
+            if len(message) > FRAMES_MAX and len(message) > (most := frames_max(header.api, header.version)):
+                raise WireError(ErrorCode.MALFORMED_REQUEST, f"{len(message)} frames; this request has 1 to {most}")
             body = message[1:]
             check_body(header.body_length, body)
             api = header.api
@@ -421,19 +425,12 @@ def main() -> None:
     context.control.port(spec.index).store(router.port)
     generation = int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF | 1
     front = build(context, router, DiskLogFiles(), ReaderPool(context.doorbell.ring), generation)
-    both = select.poll()
-    both.register(router.socket.fileno(), select.POLLIN)
-    both.register(router.monitor_fd, select.POLLIN)
-    both.register(context.doorbell.fd, select.POLLIN)
 
-    def wait(timeout_ms: float | None) -> None:
-        if not front.takes_input:
+    def wait(timeout_ms: float | None, busy_ns: int) -> None:
+        if front.takes_input:
+            router.wait(context.doorbell, timeout_ms, busy_ns)
+        else:
             context.doorbell.wait(timeout_ms)
-            return
-        # ZeroMQ's descriptor tells of changes only: `step` has read until there was nothing, so whatever comes now makes it readable.
-        if not router.has_input() and any(fd == router.monitor_fd for fd, _ in both.poll(timeout_ms)):
-            router.watch_at_ns = 0
-        context.doorbell.clear()
 
     run(front, context, wait)
     router.close()

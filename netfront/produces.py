@@ -1,13 +1,14 @@
 """Batches on their way to the workers, and the answers to them.
 
 Owner: one front; in shared memory the tails of its lanes to the workers, and its cursor in each ring.
-Invariants: a connection's batches reach their worker in the order in which they came; a batch's credit is released when it is in its lane, or refused;
-    a request is answered once (acks=0: never).
+Invariants: a connection's batches reach their worker in the order in which they came; a request that is malformed or beyond its credit leaves nothing in
+    a lane; a batch's credit is released when it is in its lane, or refused; a request is answered once, when all of its batches are or its timeout has
+    passed (acks=0: never); a batch that waits for room holds no more than its own bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -19,11 +20,11 @@ from netfront.credits import CreditLedger
 from netfront.replies import Replies
 from netfront.routing import Routing
 from netfront.sessions import Session, Sessions
-from netfront.unanswered import Unanswered
-from shm.catalog_messages import Assignment, LaneKind
+from netfront.tickets import TICKET_INDEX_MASK, Asked, Tickets
+from shm.catalog_messages import LaneKind
 from shm.doorbell import Doorbell
 from shm.lane import LaneWriter
-from shm.layout import ACKS_ALL, ACKS_LEADER, ACKS_MASK, ACKS_NONE, SLOT_MAP_SHIFT
+from shm.layout import ACKS_ALL, ACKS_LEADER, ACKS_NONE, SLOT_MAP_SHIFT
 from shm.outbox import Outbox
 from shm.ring import Ring
 from tailrace.formats.batch_header import HEADER_BYTES
@@ -41,18 +42,19 @@ NO_SLOT_MAP = (
     "the topic routes by hash slots (partitioner=hash_slots), and this client does not say by which map it has routed: use one that knows them, or a topic "
     "with partitioner=producer"
 )
+_PRODUCE = int(LaneKind.PRODUCE)
 _ACKS = {0: ACKS_NONE, 1: ACKS_LEADER, requests.ACKS_ALL: ACKS_ALL}
 
 
 class Batch(NamedTuple):
-    """A batch on its way to its worker's lane."""
+    """A batch that waits for room in its worker's lane."""
 
     slot: int
     flags: int
     session: Session
-    correlation_id: int
+    ticket: int
     arrival_ns: int
-    batch: bytes
+    batch: Readable
 
 
 @dataclass(slots=True)
@@ -71,6 +73,19 @@ class _Worker(NamedTuple):
     outbox: Outbox[Batch]
     ring: Ring
     acks: AckWalker
+
+
+class _Target(NamedTuple):
+    """What a partition's batches need to know, made from its route once."""
+
+    outbox: Outbox[Batch]
+    write: Callable[[int, int, int, int, int, int, tuple[Readable]], bool]
+    """Of its lane."""
+    slot: int
+    bytes_max: int
+    has_slot_maps: bool
+    refuses: bool
+    """It is the delay log of a topic that takes no delayed records."""
 
 
 class Produces:
@@ -96,8 +111,14 @@ class Produces:
         self._sessions = sessions
         self._replies = replies
         self._on_settled = on_settled
-        self._unanswered = Unanswered(start_ns, SESSION_PRODUCES_MAX, PRODUCES_MAX)
-        """Batches that a worker has."""
+        self._tickets = Tickets(start_ns, SESSION_PRODUCES_MAX, PRODUCES_MAX)
+        """Of batches that a worker has."""
+        self._targets: dict[tuple[bytes, int], _Target] = {}
+        """By topic id and partition; made anew when routes have changed."""
+        self._targets_of = -1
+        """Which state of the routes they were made from."""
+        self._answered: list[Asked] = []
+        """Requests whose last batch was answered in this walk over the rings."""
         self.now_ns = start_ns
         """Of this turn of the loop; the front sets it."""
 
@@ -113,54 +134,109 @@ class Produces:
 
     def take(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
         """A request. Raises WireError: the caller answers with it."""
-        if len(body) != 2:
-            raise WireError(ErrorCode.MALFORMED_REQUEST, f"PRODUCE takes two body frames, {len(body)} came")
-        request = requests.decode_produce(body[0])
-        batch = body[1]
+        entries: Sequence[tuple[bytes, int, int, int]]
+        batches: Sequence[Readable]
+        if header.version == 1:
+            if len(body) != 2:
+                raise WireError(ErrorCode.MALFORMED_REQUEST, f"PRODUCE takes two body frames, {len(body)} came")
+            topic_id, partition, acks, timeout_ms, slot_map_version = requests.decode_produce(body[0])
+            batches = body[1:]
+            entries = [(topic_id, partition, slot_map_version, len(body[1]))]
+        else:
+            if not body:
+                raise WireError(ErrorCode.MALFORMED_REQUEST, "PRODUCE takes a frame of entries, and frames of batches")
+            acks, timeout_ms, entries = requests.decode_produce_batches(body[0])
+            batches = requests.cut_batches(entries, body[1:])
+        byte_count = header.body_length - len(body[0])
+        self._receive(session, byte_count)
+        if not acks:
+            self._pass(session, _ACKS[acks], 0, entries, batches)
+            return
+        refusal = self._tickets.refusal(session.word, header.correlation_id, len(entries))
+        if refusal is not None:
+            self._replies.tell_credit(self._ledger.release(session.credit, byte_count), session)
+            raise refusal
+        asked = self._tickets.open(session.word, header.correlation_id, header.version, len(entries), self.now_ns, timeout_ms)
+        refused = self._pass(session, _ACKS[acks], asked.ticket, entries, batches)
+        if not refused:
+            return
+        if asked.body is None:
+            self._tickets.close(asked)
+            code = refused[0][1]
+            raise WireError(code, NO_SLOT_MAP if code is ErrorCode.INVALID_REQUEST else ERROR_TABLE[code].meaning)
+        self._replies.note_refused(session, Api.PRODUCE, [code for _, code in refused])
+        for index, code in refused:
+            asked.settle(index, code)
+        if not asked.left:
+            self._tickets.close(asked)
+            self._replies.send(session, Api.PRODUCE, asked.version, asked.correlation_id, ErrorCode.OK, [asked.body])
+
+    def _receive(self, session: Session, byte_count: int) -> None:
+        """Count the bytes of a request's batches. Raises WireError."""
         credit = session.credit
-        if not self._ledger.receive(credit, len(batch)) and (
+        if not self._ledger.receive(credit, byte_count) and (
             credit.received > credit.granted + OVERDRAFT_BYTES or not self._ledger.has_room()
         ):
             received = credit.received
-            self._replies.tell_credit(self._ledger.release(credit, len(batch)))
+            self._replies.tell_credit(self._ledger.release(credit, byte_count), session)
             raise WireError(ErrorCode.CREDIT_EXCEEDED, f"{received} bytes sent, {credit.limit} are granted")
-        route = self._routing.find(request.topic_id, request.partition)
-        code = self._check(route, request, batch)
-        if code is not ErrorCode.OK or route is None:
-            self._replies.tell_credit(self._ledger.release(session.credit, len(batch)))
-            if request.acks:
-                raise WireError(code, NO_SLOT_MAP if code is ErrorCode.INVALID_REQUEST else ERROR_TABLE[code].meaning)
-            return
-        flags = _ACKS[request.acks]
-        if route.slot_counts:
-            flags |= request.slot_map_version << SLOT_MAP_SHIFT
-        if request.acks:
-            refusal = self._unanswered.refusal(session.word, header.correlation_id)
-            if refusal is not None:
-                self._replies.tell_credit(self._ledger.release(session.credit, len(batch)))
-                raise refusal
-            self._unanswered.add(session.word, header.correlation_id, header.api, header.version, self.now_ns, request.timeout_ms)
-        self._workers[route.worker].outbox.put(Batch(route.slot, flags, session, header.correlation_id, self.now_ns, batch))
 
-    def _check(self, route: Assignment | None, request: requests.ProduceRequest, batch: bytes) -> ErrorCode:
+    def _pass(
+        self, session: Session, acks: int, ticket: int, entries: Sequence[tuple[bytes, int, int, int]], batches: Sequence[Readable]
+    ) -> list[tuple[int, ErrorCode]]:
+        """Give each batch to its worker; returns which are refused instead, and why. `ticket`: of the first."""
+        if self._targets_of != self._routing.changes:
+            self._targets.clear()
+            self._targets_of = self._routing.changes
+        find_target = self._targets.get
+        word, now_ns = session.word, self.now_ns
+        refused: list[tuple[int, ErrorCode]] = []
+        released = index = 0
+        try:
+            for (topic_id, partition, slot_map_version, length), batch in zip(entries, batches, strict=True):
+                target = find_target((topic_id, partition)) or self._find_target(topic_id, partition)
+                if target is None:
+                    knows = self._routing.knows(topic_id)
+                    refused.append((index, ErrorCode.PARTITION_OUT_OF_RANGE if knows else ErrorCode.UNKNOWN_TOPIC))
+                    released += length
+                    index += 1
+                    continue
+                outbox, write, slot, bytes_max, has_slot_maps, refuses = target
+                if length > bytes_max or length <= HEADER_BYTES or refuses or (has_slot_maps and not 0 < slot_map_version <= VERSION_MAX):
+                    refused.append((index, _refusal(target, length, slot_map_version)))
+                    released += length
+                    index += 1
+                    continue
+                flags = acks | slot_map_version << SLOT_MAP_SHIFT if has_slot_maps else acks
+                if outbox.waiting or not write(_PRODUCE, slot, flags, word, ticket + index if ticket else 0, now_ns, (batch,)):
+                    own = bytes(batch) if type(batch) is memoryview else batch  # a view would hold its whole frame
+                    outbox.waiting.append(Batch(slot, flags, session, ticket + index if ticket else 0, now_ns, own))
+                else:
+                    released += length
+                index += 1
+        finally:
+            # A client that waits for an answer hears of its credit there.
+            self._replies.tell_credit(self._ledger.release(session.credit, released), session if ticket else None)
+        return refused
+
+    def _find_target(self, topic_id: bytes, partition: int) -> _Target | None:
+        route = self._routing.find(topic_id, partition)
         if route is None:
-            return ErrorCode.PARTITION_OUT_OF_RANGE if self._routing.knows(request.topic_id) else ErrorCode.UNKNOWN_TOPIC
-        if len(batch) > int(route.settings["max.message.bytes"]):
-            return ErrorCode.RECORD_TOO_LARGE
-        if route.delay_of and not route.settings["delay.enabled"]:
-            return ErrorCode.DELAY_NOT_ENABLED
-        if route.slot_counts and not 0 < request.slot_map_version <= VERSION_MAX:
-            return ErrorCode.INVALID_REQUEST
-        return ErrorCode.OK if len(batch) > HEADER_BYTES else ErrorCode.UNSUPPORTED_BATCH
+            return None
+        outbox = self._workers[route.worker].outbox
+        lane, settings = outbox.lane, route.settings
+        target = self._targets[topic_id, partition] = _Target(
+            outbox, lane.try_write, route.slot, min(int(settings["max.message.bytes"]), lane.payload_max), bool(route.slot_counts),
+            bool(route.delay_of) and not settings["delay.enabled"],
+        )  # fmt: skip
+        return target
 
     def _write(self, lane: LaneWriter, item: Batch) -> bool:
-        """Copy a batch into its worker's lane; its credit is released."""
+        """Copy a batch that has waited into its worker's lane; its credit is released."""
         batch = item.batch
-        if not lane.try_write(LaneKind.PRODUCE, item.slot, item.flags, item.session.word, item.correlation_id, item.arrival_ns, (batch,)):
+        if not lane.try_write(LaneKind.PRODUCE, item.slot, item.flags, item.session.word, item.ticket, item.arrival_ns, (batch,)):
             return False
-        # A client that waits for an answer hears of its credit there.
-        hears_soon = item.session if item.flags & ACKS_MASK else None
-        self._replies.tell_credit(self._ledger.release(item.session.credit, len(batch)), hears_soon)
+        self._replies.tell_credit(self._ledger.release(item.session.credit, len(batch)), item.session if item.ticket else None)
         return True
 
     def pass_on(self) -> int:
@@ -181,48 +257,68 @@ class Produces:
             if passed and worker.ring.is_crowded():
                 worker.outbox.bell.ring()
             count += passed
+        if self._answered:
+            self._send_answered()
         if settled:
             self._on_settled(settled)
         return count
 
     def _answer(self, answer: Answer) -> None:
         """To a batch. Nothing may be raised here: the walk over the ring would begin anew."""
-        session = self._sessions.by_word(answer.session)
-        asked = self._unanswered.take(answer.session, answer.correlation_id)
-        if asked is None or session is None:
+        asked = self._tickets.find(answer.correlation_id)
+        if asked is None:
             return
-        version = asked[1]
-        try:
-            if answer.code is not ErrorCode.OK:
-                body: Readable = orjson.dumps({"message": ERROR_TABLE[answer.code].meaning})
-            else:
-                flags = requests.PRODUCED_DUPLICATE if answer.is_duplicate else 0
-                body = requests.encode_produced(
-                    requests.ProduceResponse(answer.base_offset, answer.append_time_us, answer.leader_epoch, flags)
-                )
-            self._replies.send(session, Api.PRODUCE, version, answer.correlation_id, answer.code, [body])
-        except Exception as error:
-            self._replies.fail(session.identity, session, Api.PRODUCE, version, answer.correlation_id, error)
+        if asked.body is None:
+            self._answer_single(asked, answer)
+            return
+        code, flags = answer.code, requests.PRODUCED_DUPLICATE if answer.is_duplicate else 0
+        asked.settle(answer.correlation_id & TICKET_INDEX_MASK, code, flags, answer.leader_epoch, answer.base_offset, answer.append_time_us)
+        if not asked.left:
+            self._tickets.close(asked)
+            self._answered.append(asked)
+
+    def _send_answered(self) -> None:
+        """The responses to all requests whose last batch was answered in this walk, one behind the other: the thread that sends them wakes up once."""
+        answered, self._answered = self._answered, []
+        for asked in answered:
+            assert asked.body is not None
+            self._replies.answer_late(asked.word, Api.PRODUCE, asked.version, asked.correlation_id, ErrorCode.OK, asked.body)
+
+    def _answer_single(self, asked: Asked, answer: Answer) -> None:
+        """Version 1."""
+        self._tickets.close(asked)
+        if answer.code is not ErrorCode.OK:
+            body: Readable = orjson.dumps({"message": ERROR_TABLE[answer.code].meaning})
+        else:
+            flags = requests.PRODUCED_DUPLICATE if answer.is_duplicate else 0
+            body = requests.encode_produced(requests.ProduceResponse(answer.base_offset, answer.append_time_us, answer.leader_epoch, flags))
+        self._replies.answer_late(asked.word, Api.PRODUCE, asked.version, asked.correlation_id, answer.code, body)
 
     def next_deadline_ns(self) -> int:
         """When `answer_late` next has something to do."""
-        return self._unanswered.timeouts.quiet_until_ns
+        return self._tickets.timeouts.quiet_until_ns
 
     def answer_late(self, now_ns: int) -> int:
-        """Requests whose timeout has passed: they may still be carried out, and their sender is told that it is not known yet."""
-        late = self._unanswered.take_late(now_ns)
-        for word, correlation_id, api, version in late:
-            body = requests.encode_error("no answer within the request's timeout")
-            self._replies.answer_late(word, api, version, correlation_id, ErrorCode.TIMED_OUT, body)
+        """Requests whose timeout has passed: what is not answered of them may still be carried out, and their sender is told that it is not known yet."""
+        late = self._tickets.take_late(now_ns)
+        for asked in late:
+            code, body = ErrorCode.OK, asked.body
+            if body is None:
+                code, body = ErrorCode.TIMED_OUT, bytearray(requests.encode_error("no answer within the request's timeout"))
+            self._replies.answer_late(asked.word, Api.PRODUCE, asked.version, asked.correlation_id, code, body)
         return len(late)
 
     def forget(self, word: int, correlation_id: int) -> None:
         """The request was answered otherwise."""
-        self._unanswered.take(word, correlation_id)
+        self._tickets.take(word, correlation_id)
 
     def forget_session(self, session: Session) -> None:
         """The client is gone; what it sent is appended all the same."""
-        self._unanswered.forget_session(session.word)
+        self._tickets.forget_session(session.word)
+
+    def has_unanswered(self) -> bool:
+        """Whether a client waits for an answer."""
+        return len(self._tickets) > 0
 
     def has_more(self) -> bool:
         """Whether there is something to walk over."""
@@ -231,3 +327,13 @@ class Produces:
     def is_finished(self) -> bool:
         """Whether everything that came was passed on and answered."""
         return all(worker.outbox.is_empty() and worker.acks.is_caught_up() for worker in self._workers.values())
+
+
+def _refusal(target: _Target, length: int, slot_map_version: int) -> ErrorCode:
+    """Why a batch of this length, routed by this map, does not go there."""
+    if length > target.bytes_max:
+        return ErrorCode.RECORD_TOO_LARGE
+    if target.refuses:
+        return ErrorCode.DELAY_NOT_ENABLED
+    is_routed = not target.has_slot_maps or 0 < slot_map_version <= VERSION_MAX
+    return ErrorCode.UNSUPPORTED_BATCH if is_routed else ErrorCode.INVALID_REQUEST

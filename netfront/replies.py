@@ -76,6 +76,12 @@ class Replies:
         limit = session.credit.limit if session else 0
         self._transport.try_send(identity, encode_response(api, version, correlation_id, error.code, limit, self._generation, body))
 
+    def note_refused(self, session: Session, api: int, codes: Sequence[ErrorCode]) -> None:
+        """Parts of a request are refused, in the answer to the whole."""
+        names = ",".join(sorted({code.name for code in codes}))
+        logger.info("request_refused client=%s api=%d code=%s parts=%d", session.client_id, api, names, len(codes))
+        self._slot.store(ProcessWord.REFUSED_COUNT, self._slot.load(ProcessWord.REFUSED_COUNT) + len(codes))
+
     def fail(self, identity: bytes, session: Session | None, api: int, version: int, correlation_id: int, error: Exception) -> None:
         """Answer a request that failed for an unexpected reason: it is logged, and costs nothing but this request."""
         sentence = self._boundary.caught(f"api={api} correlation_id={correlation_id} session={session.number if session else 0}", error)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import struct
 import time
 from collections.abc import Sequence
@@ -18,9 +19,11 @@ from collections.abc import Sequence
 import zmq
 
 from netfront.credits import Credit
+from netfront.io_slice import IoSlice, io_threads, set_slice_ns
 from netfront.peer_sockets import KernelPeerSockets, PeerSockets
 from netfront.peers import LOOK_NS, MESSAGE_COST_BYTES, UNSENT_PEER_MAX, Limits, Peer, Peers
 from netfront.transport import Watched
+from shm.doorbell import Doorbell, look_then_sleep
 from tailrace.environment import send_frames
 from tailrace.formats.checksum import Readable
 
@@ -30,7 +33,7 @@ QUEUE_MESSAGES = 4096
 ZMTP_HANDSHAKE_MS = 10_000
 DEAD_HOST_S = 30
 KEEPALIVE_S = 5
-BUFFER_CLASSES = (64 << 10, 1 << 20, 4 << 20, 16 << 20)
+BUFFER_CLASSES = (64 << 10, 1 << 20, 4 << 20, 8 << 20, 16 << 20)
 POOLED_MAX_BYTES = 32 << 20
 """Of free buffers, for each class (one buffer at least)."""
 COPY_BELOW_BYTES = 32 << 10
@@ -101,6 +104,8 @@ class Router:
         self._monitor = self._context.socket(zmq.PAIR)
         self._monitor.connect(monitor_address)
         self.monitor_fd = int(self._monitor.getsockopt(zmq.FD))
+        self.fd = int(socket.getsockopt(zmq.FD))
+        self._poll: select.poll | None = None
         self.port = 0
         self._socket_paths = [address.removeprefix("ipc://") for address in addresses if address.startswith("ipc:///")]
         for address in addresses:
@@ -114,6 +119,10 @@ class Router:
             if address.startswith("tcp://") and not self.port:
                 self.port = int(bound.rpartition(":")[2])
         _begin_zero_copy(self._context)
+        threads = io_threads()
+        self._io_slice = IoSlice(lambda slice_ns: set_slice_ns(threads, slice_ns))
+        self._moved = 0
+        """Messages that came and pages of 4 KiB that came or went."""
         self._relisten_ns = NEVER_NS
         self._free: dict[int, list[bytearray]] = {size: [] for size in BUFFER_CLASSES}
         self._peers = Peers(sockets or KernelPeerSockets(), limits)
@@ -123,6 +132,10 @@ class Router:
         self._empty_count = 0
         """How often there was nothing to receive."""
         self._empty_at_look = 0
+        self._is_quiet = False
+        """Whether nothing had come when this loop's turn began."""
+        self._is_drained = False
+        """Whether nothing waited when the socket was last used: what comes now makes its descriptor readable."""
         self._discards = False
         self._told_closed = 0
 
@@ -130,6 +143,10 @@ class Router:
 
     def try_receive(self) -> list[bytes] | None:
         """One whole message, identity first, or None."""
+        if self._is_quiet:
+            self._is_quiet = False
+            self._empty_count += 1
+            return None
         # Asking first costs a third of the exception that says that there is nothing.
         if not self.has_input():
             self._empty_count += 1
@@ -137,6 +154,7 @@ class Router:
         if self._discards:
             self._discard()
             return None
+        self._is_drained = False
         receive = self.socket.recv
         frame = receive(_NOBLOCK, False)  # a frame knows whether it is the last: asking the socket costs more
         identity = frame.bytes
@@ -162,6 +180,7 @@ class Router:
                     self._peers.close(peer, f"a message of more than {PARTS_MAX - 1} parts")
                 self._discard()
                 return None if is_sure else frames  # too many for a request: an answer finds who sent it
+        self._moved += 1 + (taken >> 12)
         if peer is not None:
             peer.taken += taken
         return frames
@@ -186,13 +205,37 @@ class Router:
             self.socket.recv(_NOBLOCK)
 
     def has_input(self) -> bool:
-        """Whether a message waits. Sending may have noticed it, so the descriptor alone does not tell."""
-        return bool(int(self.socket.get(_EVENTS)) & _POLLIN)
+        """Whether a message waits. Using the socket, for sending too, may have noticed it, so the descriptor alone does not tell."""
+        has_input = bool(int(self.socket.get(_EVENTS)) & _POLLIN)
+        self._is_drained = not has_input
+        return has_input
+
+    def wait(self, bell: Doorbell, timeout_ms: float | None, busy_ns: int) -> None:
+        """Sleep until a message comes, connections have changed or `bell` rings, for at most `timeout_ms`; look for `busy_ns` first.
+
+        Asking libzmq what waits costs two system calls or more. Here it is asked only if the socket was used since it had nothing, and the next
+        `try_receive` asks only if the descriptor was readable.
+        """
+        self._is_quiet = False
+        if not self._is_drained and self.has_input():
+            bell.clear()
+            return
+        if self._poll is None:
+            self._poll = select.poll()
+            for fd in (self.fd, self.monitor_fd, bell.fd):
+                self._poll.register(fd, select.POLLIN)
+        readable = [fd for fd, _ in look_then_sleep(self._poll, timeout_ms, busy_ns, time.monotonic_ns)]
+        self._is_quiet = self.fd not in readable
+        if self.monitor_fd in readable:
+            self.watch_at_ns = 0
+        if bell.fd in readable:
+            bell.clear()
 
     # ---- sending -------------------------------------------------------------------------------------------------------------------------
 
     def try_send(self, identity: bytes, frames: Sequence[Readable]) -> bool:
         """Queue a message; False when the client is gone or takes nothing."""
+        self._is_drained = False
         peer = self._peers.by_identity.get(identity)
         if peer is None or not self._peers.wants_mark(peer, sum(map(len, frames)) + MESSAGE_COST_BYTES):
             try:
@@ -204,6 +247,8 @@ class Router:
 
     def try_send_buffer(self, identity: bytes, frames: Sequence[Readable], data: memoryview) -> bool:
         """Queue a message whose last frame is part of a buffer from `new_buffer`; the buffer is used again when it is sent."""
+        self._is_drained = False
+        self._moved += len(data) >> 12
         buffer = data.obj
         assert isinstance(buffer, bytearray)
         peer = self._peers.by_identity.get(identity)
@@ -292,6 +337,7 @@ class Router:
         peers = self._peers
         if now_ns >= self._look_at_ns:
             self._look_at_ns = now_ns + LOOK_NS
+            self._io_slice.look(now_ns, self._moved)
             for buffer in peers.settle_some(256, now_ns):
                 self._give_back(buffer)
             peers.look(now_ns, lambda: self._empty_count > self._empty_at_look and not self.has_input())
@@ -311,6 +357,7 @@ class Router:
     def _read_monitor(self) -> None:
         """Everything that libzmq had told when this was called. Not until there is nothing: without descriptors it tells of failures without end."""
         monitor = self._monitor
+        self._is_quiet = False  # what a connection had sent is read only when the socket is found empty after its end was told
         failed = ""
         self._now_ns = time.monotonic_ns()
         for _ in range(EVENTS_AT_ONCE):

@@ -18,6 +18,8 @@ class Routing:
         self._routes: dict[tuple[bytes, int], Assignment] = {}
         self._topics: dict[str, bytes] = {}
         """Delay logs are no topics: they are found by id only."""
+        self.changes = 0
+        """How often a route has come, changed or gone: what was derived from them holds while this stays."""
         self._names: list[str] | None = []
         """Of all topics, sorted; None: to be sorted anew."""
 
@@ -27,6 +29,7 @@ class Routing:
         known = self._routes.get(key)
         if known is not None and known.version > assignment.version:
             return
+        self.changes += 1
         if assignment.dropped:
             self._routes.pop(key, None)
             if self._topics.get(assignment.topic) == assignment.topic_id:

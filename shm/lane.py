@@ -11,11 +11,12 @@ worker
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from shm.cell import Cell
+from shm.cell import Cell, are_compiled, is_twin_of, new
 from shm.layout import LANE_MESSAGE, LANE_MESSAGE_BYTES, LANE_WRAP, LaneLayout
 from shm.region import Region
+from tailrace import kernel
 from tailrace.formats.checksum import Readable
 
 
@@ -42,6 +43,9 @@ def _padded(length: int) -> int:
 
 class LaneWriter:
     """The writing end."""
+
+    def __new__(cls, region: Region, *_: Any) -> LaneWriter:
+        return new(cls, are_compiled(region.words))
 
     def __init__(self, region: Region) -> None:
         layout = LaneLayout(region.header.first)
@@ -106,6 +110,9 @@ class LaneWriter:
 class LaneReader:
     """The reading end. `position` is where it reads next; `consume` gives the space back."""
 
+    def __new__(cls, region: Region, *_: Any, **__: Any) -> LaneReader:
+        return new(cls, are_compiled(region.words))
+
     def __init__(self, region: Region, resume_at: int = 0) -> None:
         layout = LaneLayout(region.header.first)
         self.lane_bytes = layout.lane_bytes
@@ -146,3 +153,20 @@ class LaneReader:
         if freed:
             self._consumed_word.store(self.position)  # SYNC POINT: consumed (everything before it was read; room for the writer)
         return freed
+
+
+if kernel.compiled is not None:
+
+    @is_twin_of(LaneWriter)
+    class _CompiledLaneWriter(kernel.compiled.LaneWriter, LaneWriter):  # type: ignore[misc]
+        def __init__(self, region: Region) -> None:
+            LaneWriter.__init__(self, region)
+            layout = LaneLayout(region.header.first)
+            self._begin(region.bytes, layout.tail, layout.consumed, layout.data)
+
+    @is_twin_of(LaneReader)
+    class _CompiledLaneReader(kernel.compiled.LaneReader, LaneReader):  # type: ignore[misc]
+        def __init__(self, region: Region, resume_at: int = 0) -> None:
+            LaneReader.__init__(self, region, resume_at)
+            layout = LaneLayout(region.header.first)
+            self._begin(region.bytes, layout.tail, layout.consumed, layout.data, LaneMessage, LaneError)

@@ -257,6 +257,8 @@ class ProcessWord(IntEnum):
     """Of the coordinator and of the process of groups: transactions of its database that it has committed."""
     OFFSET_COMMITS = 28
     """Of the process of groups, over all generations: requests to commit offsets that it has handled."""
+    SETTLED_UNWANTED = 29
+    """A front's: 1 while it needs not be rung for what settles (see `shm.settled_news`)."""
 
 
 class Phase(IntEnum):

@@ -20,8 +20,10 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
+from shm.cell import are_compiled, is_twin_of, new
 from shm.layout import SlotState, TableLayout
 from shm.region import Region
+from tailrace import kernel
 
 _STATE = struct.Struct("<16s17Q")
 _BOUNDS = struct.Struct("<16s5Q")
@@ -73,6 +75,9 @@ def read_state(memory: memoryview, layout: TableLayout, slot: int, count: int) -
 class PartitionTable:
     """The slots of one data directory."""
 
+    def __new__(cls, region: Region) -> PartitionTable:
+        return new(cls, are_compiled(region.words))
+
     def __init__(self, region: Region) -> None:
         self.layout = TableLayout(region.header.first)
         self._words = region.words
@@ -121,3 +126,12 @@ class PartitionTable:
         count = self._words[start // 8] + 1
         _STATE.pack_into(self._bytes, start + TableLayout.STATES[count & 1], *state)
         self._words[start // 8] = count  # SYNC POINT: slot (the state before it)
+
+
+if kernel.compiled is not None:
+
+    @is_twin_of(PartitionTable)
+    class _CompiledPartitionTable(kernel.compiled.PartitionTable, PartitionTable):  # type: ignore[misc]
+        def __init__(self, region: Region) -> None:
+            PartitionTable.__init__(self, region)
+            self._begin(region.bytes)

@@ -17,9 +17,9 @@ Crash: a worker killed before `head` is stored has written nothing; after it, ev
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from shm.cell import Cell
+from shm.cell import Cell, are_compiled, is_twin_of, new
 from shm.layout import (
     ACKS_MASK,
     ALIGNMENT_BYTES,
@@ -37,6 +37,7 @@ from shm.layout import (
     align,
 )
 from shm.region import Region
+from tailrace import kernel
 
 
 class Descriptor(NamedTuple):
@@ -106,6 +107,9 @@ def _place_at(word: int) -> int:
 
 class Ring:
     """What every stage sees of a ring."""
+
+    def __new__(cls, region: Region) -> Any:
+        return new(cls, are_compiled(region.words))
 
     def __init__(self, region: Region) -> None:
         self.layout = RingLayout(region.header.first, region.header.second)
@@ -228,3 +232,26 @@ class RingWriter(Ring):
             return False
         self.head.store(self.next_number)  # SYNC POINT: head (bytes and descriptors before it; read by flusher and fronts)
         return True
+
+
+if kernel.compiled is not None:
+
+    def _begin(ring: Any, region: Region) -> None:
+        layout = ring.layout
+        ring._begin(
+            region.bytes, layout.head, layout.reclaimed, layout.settled, layout.cursor(0), layout.descriptors, layout.outcomes, layout.data,
+            Descriptor,
+        )  # fmt: skip
+
+    @is_twin_of(Ring)
+    class _CompiledRing(kernel.compiled.Ring, Ring):  # type: ignore[misc]
+        def __init__(self, region: Region) -> None:
+            Ring.__init__(self, region)
+            _begin(self, region)
+
+    @is_twin_of(RingWriter)
+    class _CompiledRingWriter(kernel.compiled.RingWriter, RingWriter):  # type: ignore[misc]
+        def __init__(self, region: Region) -> None:
+            Ring.__init__(self, region)
+            _begin(self, region)
+            RingWriter.__init__(self, region)

@@ -1,12 +1,11 @@
 """What a producer has taken and not yet settled: batches that fill, wait and are under way, and the memory that they take.
 
-An open batch fills for `linger_ms`, or until it is full. While records come faster than FAST_RECORDS_PER_S it may fill longer, so that not more than
-SMALL_BATCHES_PER_S batches a second leave that are not full: between 64 partitions or 200 topics a producer would spend itself on what each batch costs (see
-docs/performance.md).
+An open batch fills for `linger_ms`, or until it is full; then, and while a request that took unfilled batches is under way, until it may leave (see
+`tailrace.produce_request`).
 
 Owner: a Producer, under its lock.
 Invariants: a batch ends exactly once; `buffered_bytes` is the sum of `reserved_bytes` over batches that have not ended, and `unended_count` their number;
-    `in_flight_count` is the sum of what the queues have under way; a queue with something to send is listed once.
+    `in_flight_count` is the sum of what the queues have under way; a queue with something to send is listed, once in each list.
 """
 
 from __future__ import annotations
@@ -26,13 +25,8 @@ if TYPE_CHECKING:
     from tailrace.arrow_frames import Piece
 
 NS_PER_MS = 1_000_000
-NS_PER_S = 1_000_000_000
-BUSY_BATCHES = 16
-FAST_RECORDS_PER_S = 100_000
-SMALL_BATCHES_PER_S = 400
-LOAD_CHECK_NS = 20 * NS_PER_MS
 RESERVE_BYTES = 64 << 10
-"""How much buffer memory an open batch takes at a time: between, a record is added without looking at what others need."""
+"""How much buffer memory an open batch takes at a time, at most: between, a record is added without looking at anything else."""
 
 
 class Accumulator:
@@ -60,15 +54,13 @@ class Accumulator:
         self.queues: dict[tuple[bytes, int], PartitionQueue] = {}
         """(topic id, partition) -> its batches."""
         self._listed: deque[PartitionQueue] = deque()
-        """Queues with something to send."""
+        """Queues with something that is ready to be sent."""
+        self._due: deque[PartitionQueue] = deque()
+        """Queues with an open batch that is due. Apart, because there may be many of them that wait for one answer."""
         self._lingering: deque[tuple[int, PartitionQueue, ProducerBatch]] = deque()
-        """(when its linger ends, its queue, batch) of batches that were opened, in order; some are closed already."""
-        self._held_ns = 0
-        """How long beyond linger_ms open batches fill now, because records come so fast."""
-        self._closed_records = 0
-        """How many records were in batches that filled, or filled long enough."""
-        self._load_checked = 0, 0
-        """When the load was looked at, and how many records there had been."""
+        """(when its linger ends, its queue, batch) of batches that were opened, in order; some are closed already. Not those whose linger is over."""
+        self.piece_bytes = RESERVE_BYTES
+        """How much an open batch takes now: see `tailrace.sender.Sender.look_between`."""
         self._order = 0
         self.buffered_bytes = 0
         self.in_flight_count = 0
@@ -88,10 +80,17 @@ class Accumulator:
     def open_batch(self, queue: PartitionQueue) -> ProducerBatch:
         """A batch that fills now, in a queue that has none."""
         now_ns = self._now_ns()
-        batch = queue.open = ProducerBatch(self._waits, queue.info, queue.partition, now_ns, self.next_order())
+        batch = ProducerBatch(self._waits, queue.info, queue.partition, now_ns, self.next_order())
+        if queue.open is not None:  # what the collector, or a signal's handler, ran meanwhile has sent
+            return queue.open
+        queue.open = batch
         self.unended_count += 1
         self.buffered_bytes += BATCH_OVERHEAD_BYTES
-        self._lingering.append((now_ns + self._linger_ns, queue, batch))
+        queue.is_due = not self._linger_ns
+        if queue.is_due:
+            self.enlist(queue)
+        else:
+            self._lingering.append((now_ns + self._linger_ns, queue, batch))
         return batch
 
     def add_frame(self, queue: PartitionQueue, piece: Piece) -> ProducerBatch:
@@ -113,7 +112,7 @@ class Accumulator:
         """Give an open batch room for `byte_count` bytes, and for what is likely to follow, up to `capacity` bytes in all; that much memory is free."""
         unused = self._settings.buffer_memory - self.buffered_bytes - BATCH_OVERHEAD_BYTES
         used = batch.reserved_bytes - batch.room
-        more = max(byte_count - batch.room, min(RESERVE_BYTES, unused, capacity - used - batch.room))
+        more = max(byte_count - batch.room, min(self.piece_bytes, unused, capacity - used - batch.room))
         batch.reserved_bytes += more
         batch.room += more
         self.buffered_bytes += more
@@ -122,7 +121,7 @@ class Accumulator:
         """The queue's open batch, if it has one, takes no more records."""
         batch = queue.open
         if batch is not None and queue.close_open():
-            self._note_closed(batch)
+            self.buffered_bytes -= batch.close()
             self.enlist(queue)
             if batch.ends_without_key or self.tells_every_batch:
                 self._on_keyless_batch(queue.info)
@@ -132,27 +131,7 @@ class Accumulator:
         for queue in self.queues.values():
             self.close_batch(queue)
 
-    def _note_closed(self, batch: ProducerBatch) -> None:
-        self.buffered_bytes -= batch.close()
-        self._closed_records += batch.count
-
     # ---- linger ----------------------------------------------------------------------------------------------------------------------
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether so many batches are under way that one more would only wait elsewhere: an open one goes on filling instead. Kafka's limit of requests
-        on a connection has this effect.
-        """
-        return self.in_flight_count >= BUSY_BATCHES
-
-    def may_take_one_more(self, queue: PartitionQueue) -> bool:
-        """Whether a batch of the partition would be sent at once."""
-        in_flight_max = self._settings.max_in_flight_requests_per_connection
-        return not self.is_busy and not queue.ready and len(queue.in_flight) < in_flight_max
-
-    def leaves_at_once(self, queue: PartitionQueue) -> bool:
-        """Whether a batch that was just opened is not to wait for more records."""
-        return not self._linger_ns and self.may_take_one_more(queue)
 
     def queue_of_open(self, batch: ProducerBatch) -> PartitionQueue | None:
         """The queue in which the batch still takes records, if it does."""
@@ -165,54 +144,61 @@ class Accumulator:
 
     def first_linger_ns(self) -> int | None:
         """When the first open batch has filled long enough; None: there is none."""
-        return self._lingering[0][0] + self._held_ns if self._lingering else None
+        return self._lingering[0][0] if self._lingering else None
 
-    def next_look_ns(self) -> int | None:
-        """When `close_due` next has something to do; None: when an answer has come."""
-        ends_ns = None if self.is_busy else self.first_linger_ns()
-        return ends_ns if ends_ns is None or not self._held_ns else min(ends_ns, self._load_checked[0] + LOAD_CHECK_NS)
-
-    def close_due(self, now_ns: int) -> None:
-        """Close what has filled long enough."""
-        if now_ns - self._load_checked[0] > LOAD_CHECK_NS:
-            self._look_at_load(now_ns)
+    def note_due(self, now_ns: int) -> None:
+        """Open batches have filled long enough."""
         lingering = self._lingering
-        while lingering and (lingering[0][0] + self._held_ns <= now_ns or lingering[0][2].state is not BatchState.OPEN):
-            if lingering[0][2].state is BatchState.OPEN and self.is_busy:
-                break
+        while lingering and (lingering[0][0] <= now_ns or lingering[0][2].state is not BatchState.OPEN):
             _, queue, batch = lingering.popleft()
             if queue.open is batch:
-                self.close_batch(queue)
+                queue.is_due = True
+                self.enlist(queue)
 
-    def _look_at_load(self, now_ns: int) -> None:
-        """Decide how long open batches may fill beyond their linger."""
-        then_ns, then_count = self._load_checked
-        open_batches = [batch for _, _, batch in self._lingering if batch.state is BatchState.OPEN]
-        count = self._closed_records + sum(len(batch.rows) for batch in open_batches)
-        self._load_checked = now_ns, count
-        fast = (count - then_count) * NS_PER_S > FAST_RECORDS_PER_S * (now_ns - then_ns)
-        self._held_ns = len(open_batches) * NS_PER_S // SMALL_BATCHES_PER_S if fast and self._linger_ns else 0
+    def hurry(self, batch: ProducerBatch) -> None:
+        """The batch, if it is open, is not to wait for linger_ms to be over."""
+        queue = self.queue_of_open(batch)
+        if queue is not None:
+            queue.is_due = True
+            self.enlist(queue)
 
     # ---- what is to be sent ------------------------------------------------------------------------------------------------------------
 
-    def enlist(self, queue: PartitionQueue) -> None:
-        """The queue has something to send."""
-        if not queue.is_listed:
+    def enlist(self, queue: PartitionQueue, *, as_next: bool = False) -> None:
+        """The queue has something to send, if anything. `as_next`: it is the first to be visited."""
+        if queue.ready:
+            if queue.is_listed:
+                return
             queue.is_listed = True
-            self._listed.append(queue)
+            where = self._listed
+        else:
+            if queue.is_listed_as_due or not queue.has_work:
+                return
+            queue.is_listed_as_due = True
+            where = self._due
+        if as_next:
+            where.appendleft(queue)
+        else:
+            where.append(queue)
 
-    def send_listed(self, send: Callable[[PartitionQueue], bool]) -> None:
-        """Have `send` called for each listed queue. False: something is left that no answer will free, and the queue is listed again."""
+    def visit_listed(self, visit: Callable[[PartitionQueue], bool], *, with_unfilled: bool) -> None:
+        """Have `visit` called for each queue with something that is ready, and then, `with_unfilled`, for those with an open batch that is due; in turn, until
+        it says that it has enough (False). A queue with something left that an answer will not free is to be listed again.
+        """
         for _ in range(len(self._listed)):
             queue = self._listed.popleft()
             queue.is_listed = False
-            if not send(queue) and queue.ready:
-                self.enlist(queue)
+            if not visit(queue):
+                return
+        for _ in range(len(self._due) if with_unfilled else 0):
+            queue = self._due.popleft()
+            queue.is_listed_as_due = False
+            if not visit(queue):
+                return
 
-    @property
-    def has_listed(self) -> bool:
+    def has_listed(self, *, with_unfilled: bool) -> bool:
         """Whether a queue has something to send."""
-        return bool(self._listed)
+        return bool(self._listed) or (with_unfilled and bool(self._due))
 
     def muted_until_ns(self, now_ns: int) -> list[int]:
         """When retries that wait now may be sent."""
@@ -255,7 +241,7 @@ class Accumulator:
         if batch.state is BatchState.ENDED:
             return
         if batch.state is BatchState.OPEN:
-            self._note_closed(batch)
+            self.buffered_bytes -= batch.close()
         if error is not None:
             self.error_count += batch.count
         self.buffered_bytes -= batch.reserved_bytes

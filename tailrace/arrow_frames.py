@@ -163,11 +163,12 @@ def cut(
     target_bytes: int,
     stamp_us: int,
 ) -> Iterator[Piece]:
-    """Pieces of about `target_bytes`. Raises SchemaMismatchError."""
+    """Pieces of at most `target_bytes` where rows are not larger, as few and as equal as can be. Raises SchemaMismatchError."""
     whole = _as_it_is(frame, info, stamp_us) if key_column is None else None
-    if whole is not None and whole.num_rows and (size := pa.ipc.get_record_batch_size(whole)) <= target_bytes:
+    if whole is not None and whole.num_rows:
         is_stamped_here = not info.typed and "timestamp" not in frame.schema.names
-        yield Piece(partition or 0, whole, size, (stamp_us, stamp_us) if is_stamped_here else timestamp_range(whole, stamp_us))
+        for piece, size in _cut_to_size(whole, target_bytes):
+            yield Piece(partition or 0, piece, size, (stamp_us, stamp_us) if is_stamped_here else timestamp_range(piece, stamp_us))
         return
     table = to_table(frame)
     if key_column is not None and key_column not in table.column_names:
@@ -187,10 +188,20 @@ def cut(
         chosen = None if numbers is None else numbers == number
         part = table if chosen is None else table.filter(pa.array(chosen))
         its_slots = None if slots is None else slots[chosen]
-        rows_per_piece = max(1, int(target_bytes * part.num_rows / max(1, part.nbytes)))
+        start = 0
         for batch in part.combine_chunks().to_batches():
-            for start in range(0, batch.num_rows, rows_per_piece):
-                piece = cut_out(batch, start, rows_per_piece)
-                size = max(1, part.nbytes * piece.num_rows // part.num_rows)
+            for piece, size in _cut_to_size(cut_out(batch, 0, batch.num_rows), target_bytes):
                 piece_slots = None if its_slots is None else its_slots[start : start + piece.num_rows]
+                start += piece.num_rows
                 yield Piece(int(number), piece, size, timestamp_range(piece, stamp_us), piece_slots)
+
+
+def _cut_to_size(batch: pa.RecordBatch, target_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Pieces of a batch, and the bytes of each as a message."""
+    size = pa.ipc.get_record_batch_size(batch)
+    if size <= target_bytes or batch.num_rows < 2:
+        yield batch, size
+        return
+    rows_per_piece = -(-batch.num_rows // -(-size // target_bytes))
+    for start in range(0, batch.num_rows, rows_per_piece):
+        yield from _cut_to_size(cut_out(batch, start, min(rows_per_piece, batch.num_rows - start)), target_bytes)

@@ -32,6 +32,9 @@ PING_AFTER_NS = 250_000_000
 DEAD_AFTER_NS = 5_000_000_000
 """Silence after which the socket is given up."""
 HANDSHAKE_RETRY_NS = 1_000_000_000
+HANDSHAKE_RETRY_DOUBLINGS = 2
+"""A handshake that is not answered is made again, over a new socket, after HANDSHAKE_RETRY_NS, then after twice and four times that: hundreds of clients that
+come at once to a host without a free core would otherwise spend it on handshakes that nobody waits for any more, and none would get through."""
 SAID_AFTER_NS = 1_000_000_000
 """Without an appliance for so long, the log says what is waited for: a program that blocks in silence looks hung."""
 REOPEN_FIRST_NS = 20_000_000
@@ -87,6 +90,8 @@ class Connection:
         self.received_count = 0
         """How many messages have come, over all sockets."""
         self._opened_ns = 0
+        self._unanswered = 0
+        """How many handshakes in a row were given up."""
         self._heard_ns = 0
         self._pinged_ns = 0
         self._reopen_at_ns = 0
@@ -182,7 +187,7 @@ class Connection:
                 self._lose(self.session.lost_code, self.session.lost_reason)
                 break
             if self.is_ready and not was_ready:
-                self._failures = self._waited_since_ns = 0
+                self._failures = self._waited_since_ns = self._unanswered = 0
                 self._has_said_so = False
                 self._oddity = ""
             if response is not None:
@@ -219,7 +224,7 @@ class Connection:
     def next_tick_ns(self) -> int | None:
         """When `tick` next has something to do."""
         if not self.is_ready:
-            again_ns = self._reopen_at_ns if self._socket is None else self._opened_ns + HANDSHAKE_RETRY_NS
+            again_ns = self._reopen_at_ns if self._socket is None else self._shake_again_ns()
             return min(again_ns, self._waited_since_ns + SAID_AFTER_NS) if self._waited_since_ns and not self._has_said_so else again_ns
         return max(self._heard_ns, self._pinged_ns) + PING_AFTER_NS if self._pending else None
 
@@ -233,7 +238,8 @@ class Connection:
             if now_ns >= self._reopen_at_ns:
                 self._reopen()
         elif not self.is_ready:
-            if now_ns - self._opened_ns >= HANDSHAKE_RETRY_NS:
+            if now_ns >= self._shake_again_ns():
+                self._unanswered += 1
                 self._close_socket()
                 self._reopen()
         elif self._pending:
@@ -243,6 +249,10 @@ class Connection:
                 self._pinged_ns = now_ns
                 _, frames = self.session.request(Api.PING)
                 self._socket.try_send(frames)
+
+    def _shake_again_ns(self) -> int:
+        """When the handshake that is under way is given up."""
+        return self._opened_ns + (HANDSHAKE_RETRY_NS << min(self._unanswered, HANDSHAKE_RETRY_DOUBLINGS))
 
     def _say_what_is_waited_for(self, now_ns: int) -> None:
         """Once, when an appliance has been waited for long enough. The time in which nothing was wanted of it does not count: it may be there by now."""

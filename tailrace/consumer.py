@@ -303,6 +303,8 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
                 break
             self._take_records(cursor, swallow=bool(result))
             if not self._decoded.hand_out(result, limit, self._reading.cursors):
+                if not result and cursor.error is not None:
+                    self._reading.raise_or_reset(cursor)
                 break
         self._reading.ask_ahead()
         if self._deserializes:

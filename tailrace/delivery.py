@@ -3,13 +3,14 @@
 Nothing here waits: `turn` does everything that can be done now, and `tailrace.sender` calls it often enough.
 
 Owner: a Producer, under its lock.
-Invariants: batches of a partition are sent in order. A batch that may have been appended without our knowing keeps its sequence, and nothing new is numbered
-    before its fate is known (see `tailrace.producer_identity`).
+Invariants: batches of a partition are sent in order, several of many partitions in one request (see `tailrace.produce_request`). A batch that may have been
+    appended without our knowing keeps its sequence, and nothing new is numbered before its fate is known (see `tailrace.producer_identity`).
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -27,15 +28,17 @@ from tailrace.errors import (
     UnknownTopicError,
     error_for,
 )
+from tailrace.formats.batch_header import REMEMBERED_BATCHES, REMEMBERED_BATCHES_ONCE
 from tailrace.formats.structure import ROWS_FREE, is_too_large_unpacked
 from tailrace.made_again import MadeAgain
 from tailrace.partition_queue import PartitionQueue
+from tailrace.produce_request import Entry, OutgoingRequest, RequestsUnderWay
 from tailrace.producer_batch import BatchState, ProducerBatch
 from tailrace.producer_identity import ProducerIdentity
 from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.errors import ERROR_TABLE, ErrorCode, code_of
 from tailrace.protocol.session import Response
-from tailrace.protocol.wire import Api
+from tailrace.protocol.wire import Api, WireError
 from tailrace.rerouting import Rerouting
 from tailrace.settings import ProducerSettings
 
@@ -45,6 +48,10 @@ EXPIRY_CHECK_NS = 20_000_000
 RECEIVED_TIMEOUT_MS = 5_000
 RESENDS_BEFORE_NEW_EPOCH = 3
 """So often the first batch of a partition may be out of order; then what came before it is lost, and only a new epoch helps."""
+SHARES = 2
+"""A request takes at most one part in so many of what a partition may have under way, so that its requests follow one another closely: batches that are sent in
+one request are answered together, and would all leave in one again.
+"""
 _ACKS = {0: 0, 1: 1, "all": requests.ACKS_ALL}
 _RESEND_CODES = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE})
 _FATE_UNKNOWN_CODES = frozenset({ErrorCode.TIMED_OUT, ErrorCode.STORAGE_ERROR})
@@ -64,11 +71,18 @@ class Delivery:
         self._identity = ProducerIdentity(settings.enable_idempotence and settings.acks != 0)
         self.rerouting = Rerouting(accumulator, connection, environment.monotonic_ns)
         self.made_again = MadeAgain(accumulator, connection, environment.monotonic_ns, settings.retry_backoff_ms)
+        limit = settings.max_in_flight_requests_per_connection
+        self._requests = RequestsUnderWay(limit)
+        self._window = REMEMBERED_BATCHES_ONCE if self._identity.is_used else limit
+        """Batches of a partition under way: what its worker remembers; without sequences a later one could overtake an earlier one that is sent again."""
+        self._request_bytes_max = max(settings.max_request_size, 4096)
+        self.waits_for_credit = False
+        """Whether something is to be sent for which the appliance has not granted credit yet."""
         self._unconfirmed = False
         """With acks=0: something was sent that the front may not have read."""
         self._asked_credit_ns = 0
         self._expiry_checked_ns = 0
-        self._counters = {"records_sent": 0, "batches_sent": 0, "bytes_sent": 0, "retries": 0}
+        self._counters = {"records_sent": 0, "batches_sent": 0, "bytes_sent": 0, "requests_sent": 0, "retries": 0}
 
     @property
     def waits_for_answers(self) -> bool:
@@ -79,11 +93,16 @@ class Delivery:
         """What happened since construction."""
         return {**self._counters, "errors": self._accumulator.error_count, "epoch_bumps": self._identity.bump_count}
 
+    @property
+    def may_send_unfilled(self) -> bool:
+        """Whether an open batch that is due would be sent at once."""
+        return self._requests.may_send_unfilled and self._connection.is_ready
+
     def turn(self, now_ns: int) -> None:
-        """Take in answers, close and give up what has waited long enough, send what is ready."""
+        """Take in answers, give up what has waited long enough, send what is due."""
         connection, accumulator = self._connection, self._accumulator
         connection.process()
-        accumulator.close_due(now_ns)
+        accumulator.note_due(now_ns)
         if now_ns - self._expiry_checked_ns > EXPIRY_CHECK_NS:
             self._expire(now_ns)
         connection.tick(now_ns)
@@ -97,73 +116,139 @@ class Delivery:
             self._obtain_epoch()
             if not self._identity.is_known:
                 return
-        accumulator.send_listed(partial(self._send_from, now_ns=now_ns))
-        connection.process()
+        self._requests.note_slow(now_ns)
+        self.waits_for_credit = False
+        has_sent = False
+        while self._requests.may_send and self._send_request(now_ns):
+            has_sent = True
+        if has_sent:
+            connection.process()
 
     # ---- sending ---------------------------------------------------------------------------------------------------------------------
 
-    def _send_from(self, queue: PartitionQueue, now_ns: int) -> bool:
-        """Send what the partition may have under way. False: something is left that an answer will not free (credit, a retry's pause)."""
-        identity, limit = self._identity, self._settings.max_in_flight_requests_per_connection
-        while queue.ready and len(queue.in_flight) < limit:
-            if queue.awaits_topic:
+    def _send_request(self, now_ns: int) -> bool:
+        """Send what may leave together; False: there is nothing, or the connection takes nothing now."""
+        may_take_unfilled = self._requests.may_send_unfilled
+        if not self._accumulator.has_listed(with_unfilled=may_take_unfilled):
+            return False
+        version = self._connection.session.version(Api.PRODUCE)
+        if self._identity.is_used:
+            self._window = REMEMBERED_BATCHES if version > 1 else REMEMBERED_BATCHES_ONCE
+        request = OutgoingRequest(version, self._request_bytes_max)
+        self._accumulator.visit_listed(
+            lambda queue: self._gather(queue, request, may_take_unfilled, now_ns), with_unfilled=may_take_unfilled
+        )
+        if not request.entries:
+            return False
+        body = request.body(self._acks, self._settings.request_timeout_ms)
+        is_sent = False
+        try:
+            is_sent = self._connection.request(Api.PRODUCE, body, partial(self._on_answer, request) if self._acks else None)
+        finally:
+            if not is_sent:
+                for queue, batch, _ in request.entries:
+                    self._accumulator.leave_flight(queue, batch)
+                    self._accumulator.put_back(queue, batch)
+        if is_sent:
+            self._note_sent(request, now_ns)
+        return is_sent
+
+    def _gather(self, queue: PartitionQueue, request: OutgoingRequest, may_take_unfilled: bool, now_ns: int) -> bool:
+        """Put into the request what the partition may send; False: it takes no more. The queue stays listed when something is left that an answer from its
+        partition will not free (credit, room in the request, a retry's pause).
+        """
+        accumulator = self._accumulator
+        count_before = len(request.entries)
+        share = max(1, self._window // SHARES)
+        while queue.has_work:
+            if queue.awaits_topic or len(queue.in_flight) >= self._window or self._requests.is_held(queue):
+                return True
+            if len(request.entries) - count_before >= share:
+                accumulator.enlist(queue)
                 return True
             if queue.muted_until_ns > now_ns:
-                return False
+                accumulator.enlist(queue)
+                return True
             position = 0
-            if (
-                identity.needs_epoch or queue.awaits_map
-            ):  # first learn what became of everything that was sent, also behind what was refused
+            if self._identity.needs_epoch or queue.awaits_map:
+                # First learn what became of everything that was sent, also behind what was refused.
                 position = queue.first_of_unknown_fate()
                 if position < 0:
+                    accumulator.enlist(queue)
+                    return True
+            elif not queue.ready:
+                if self._identity.is_used and queue.window_is_full(self._window):
+                    return True
+                if not may_take_unfilled:
+                    accumulator.enlist(queue)
+                    return True
+                assert queue.open is not None
+                if not request.has_room(queue.open.reserved_bytes - queue.open.room):
+                    accumulator.enlist(queue, as_next=len(request.entries) == count_before)
                     return False
+                accumulator.close_batch(queue)
+                request.has_unfilled = True
             batch = queue.ready[position]
-            is_numbered = not identity.is_used or batch.producer_id >= 0
-            if not is_numbered and queue.window_is_full():
+            is_numbered = not self._identity.is_used or batch.producer_id >= 0
+            if not is_numbered and queue.window_is_full(self._window):
                 return True
             data = self._encoded(queue, batch)
             if data is None:
                 continue
-            if not self._connection.session.may_send(len(data)):
-                self._ask_credit(len(data), now_ns)
+            if not request.has_room(len(data)) or not self._has_credit(request.byte_count + len(data), request, now_ns):
+                accumulator.enlist(queue, as_next=len(request.entries) == count_before)
                 return False
             if not is_numbered:
-                queue.number(batch, identity.producer_id, identity.epoch)
+                queue.number(batch, self._identity.producer_id, self._identity.epoch)
                 assert batch.data is not None
                 data = batch.data
-            if not self._request(queue, batch, data):
-                return False
             del queue.ready[position]
-            self._note_sent(queue, batch, len(data))
+            accumulator.enter_flight(queue, batch)
+            request.add(Entry(queue, batch, data))
         return True
 
-    def _request(self, queue: PartitionQueue, batch: ProducerBatch, data: bytearray) -> bool:
-        """Hand the batch to the connection; False: it takes nothing now."""
-        info = queue.info
-        request = requests.ProduceRequest(
-            info.topic_id, queue.partition, self._acks, self._settings.request_timeout_ms, info.slot_map_version
-        )
-        on_answer = partial(self._on_answer, queue, batch) if self._acks else None
-        return self._connection.request(Api.PRODUCE, [requests.encode_produce(request), data], on_answer)
+    def _has_credit(self, byte_count: int, request: OutgoingRequest, now_ns: int) -> bool:
+        if self._connection.session.may_send(byte_count):
+            return True
+        if not request.entries:
+            self.waits_for_credit = True
+            self._ask_credit(byte_count, now_ns)
+        return False
 
-    def _note_sent(self, queue: PartitionQueue, batch: ProducerBatch, byte_count: int) -> None:
-        self._connection.session.sent_bytes += byte_count
-        batch.was_sent = True
-        batch.attempts += 1
+    def _note_sent(self, request: OutgoingRequest, now_ns: int) -> None:
+        self._connection.session.sent_bytes += request.byte_count
         counters = self._counters
-        counters["batches_sent"] += 1
-        counters["bytes_sent"] += byte_count
-        counters["records_sent"] += batch.count
+        counters["requests_sent"] += 1
+        counters["batches_sent"] += len(request.entries)
+        counters["bytes_sent"] += request.byte_count
+        for queue, batch, _ in request.entries:
+            batch.was_sent = True
+            batch.attempts += 1
+            counters["records_sent"] += batch.count
+            if self._acks == 0:
+                self._accumulator.leave_flight(queue, batch)
+                self._accumulator.end(batch, None, None)
         if self._acks == 0:
             self._unconfirmed = True
-            self._accumulator.end(batch, None, None)
         else:
-            self._accumulator.enter_flight(queue, batch)
+            self._requests.add(request, now_ns)
+
+    def encode_ahead(self, queue: PartitionQueue) -> None:
+        """The newest ready batch, if it is among the next ones: nothing waits for that then, when an answer has come."""
+        batch = queue.ready[-1]
+        if len(queue.ready) <= self._window and batch.data is None:
+            try:
+                batch.encode(self._compression(queue))
+            except Exception as error:  # it is met again, and told, when it is the batch's turn
+                logger.debug("a batch could not be encoded ahead of its turn: %s", error)
+
+    def _compression(self, queue: PartitionQueue) -> str:
+        chosen: str = self._settings.compression_type or queue.info.settings["compression.type"]
+        return "none" if chosen == "producer" else chosen
 
     def _encoded(self, queue: PartitionQueue, batch: ProducerBatch) -> bytearray | None:
         """The bytes of a ready batch. None: it was split or failed; look at what is first now."""
-        compression = self._settings.compression_type or queue.info.settings["compression.type"]
-        compression = "none" if compression == "producer" else compression
+        compression = self._compression(queue)
         try:
             data = batch.encode(compression)
         except Exception as error:  # what cannot be encoded costs nothing else: not another batch, nor, by halves, another record
@@ -221,30 +306,39 @@ class Delivery:
         self._identity.take(requests.decode_json(response.body[0]))
         for queue in self._accumulator.queues.values():
             queue.begin_epoch()
-            if queue.ready:
+            if queue.has_work:
                 self._accumulator.enlist(queue)
 
     # ---- answers ---------------------------------------------------------------------------------------------------------------------
 
-    def _on_answer(self, queue: PartitionQueue, batch: ProducerBatch, response: Response | None) -> None:
-        """A produce request was answered, or (None) its connection lost. Called by `Connection.process`, with the lock held."""
-        if batch.state is not BatchState.IN_FLIGHT or batch not in queue.in_flight:
-            return
-        if response is not None and response.code is ErrorCode.OK:
-            produced = requests.decode_produced(response.body[0])
+    def _on_answer(self, request: OutgoingRequest, response: Response | None) -> None:
+        """A request was answered, or (None) its connection lost. Called by `Connection.process`, with the lock held. Raises WireError for an answer to
+        another request than this.
+        """
+        answers = None if response is None else _answers_in(request, response)
+        self._requests.remove(request)
+        for position, (queue, batch, _) in enumerate(request.entries):
+            if batch.state is BatchState.IN_FLIGHT and batch in queue.in_flight:
+                self._settle(queue, batch, None if answers is None else answers[position])
+            if queue.has_work:
+                self._accumulator.enlist(queue)
+
+    def _settle(self, queue: PartitionQueue, batch: ProducerBatch, answer: requests.ProducedEntry | tuple[ErrorCode, str] | None) -> None:
+        """What became of a batch is known; None: the connection was lost before."""
+        if answer is None:
+            self._retry(queue, batch, ErrorCode.SESSION_UNKNOWN, "the connection was lost", pause=False)
+        elif not isinstance(answer, requests.ProducedEntry):
+            self._on_refusal(queue, batch, *answer)
+        elif answer.error:
+            code = code_of(answer.error)
+            self._on_refusal(queue, batch, code, ERROR_TABLE[code].meaning)
+        else:
             self._accumulator.leave_flight(queue, batch)
             if queue.info.settings["message.timestamp.type"] == "LogAppendTime":
-                batch.stamps_us = np.array([produced.append_time_us])
-            self._accumulator.end(batch, produced.base_offset, None)
-        elif response is None:
-            self._retry(queue, batch, ErrorCode.SESSION_UNKNOWN, "the connection was lost", pause=False)
-        else:
-            self._on_refusal(queue, batch, response)
-        if queue.ready:
-            self._accumulator.enlist(queue)
+                batch.stamps_us = np.array([answer.append_time_us])
+            self._accumulator.end(batch, answer.base_offset, None)
 
-    def _on_refusal(self, queue: PartitionQueue, batch: ProducerBatch, response: Response) -> None:
-        code, detail = response.code, response.detail()
+    def _on_refusal(self, queue: PartitionQueue, batch: ProducerBatch, code: ErrorCode, detail: str) -> None:
         error = error_for(code, detail)
         if code not in _FATE_UNKNOWN_CODES:
             batch.was_sent = False  # refused: it was not appended
@@ -312,6 +406,20 @@ class Delivery:
             because = f"; the last answer was: {batch.last_refusal}" if batch.last_refusal else ""
             return DeliveryTimeoutError(f"not acknowledged within {seconds:g} s{because}")
         return NotReachableError(f"not sent within {seconds:g} s: no appliance answers at {self._settings.bootstrap}")
+
+
+def _answers_in(request: OutgoingRequest, response: Response) -> Sequence[requests.ProducedEntry | tuple[ErrorCode, str]]:
+    """What a response says of each of a request's batches. Raises WireError."""
+    count = len(request.entries)
+    if response.code is not ErrorCode.OK:
+        return [(response.code, response.detail())] * count
+    if request.version < 2:
+        offset, append_time_us, epoch, flags = requests.decode_produced(response.body[0])
+        return [requests.ProducedEntry(0, flags, epoch, offset, append_time_us)]
+    answers = requests.decode_produced_batches(response.body[0])
+    if len(answers) != count:
+        raise WireError(ErrorCode.MALFORMED_REQUEST, f"a produce response tells of {len(answers)} batches; {count} were sent")
+    return answers
 
 
 def _encoding_error(error: Exception) -> TailraceError:

@@ -23,6 +23,8 @@ FRAME_MAX_BYTES = 2 * BATCH_CEILING_BYTES
 RECONNECT_MS = 20
 RECONNECT_MAX_MS = 60
 """A client that was there before the appliance connects within 100 ms of its start: libzmq adds up to RECONNECT_MS by chance."""
+COPY_BELOW_BYTES = 64 << 10
+"""Smaller frames that come are copied: more than 8 KiB, so that larger ones begin at a multiple of 8, where Arrow wants columns."""
 POLL_MAX_MS = 2**31 - 1
 _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -44,7 +46,7 @@ class ClientSocket(Protocol):
         """Queue one message; False when the queue is full."""
         ...
 
-    def try_receive(self) -> list[bytes] | None:
+    def try_receive(self) -> Sequence[Readable] | None:
         """One whole message, or None."""
         ...
 
@@ -84,16 +86,17 @@ class DealerSocket:
             return False
         return True
 
-    def try_receive(self) -> list[bytes] | None:
+    def try_receive(self) -> Sequence[Readable] | None:
         """One whole message, or None."""
         # Asking first costs a third of the exception that says that there is nothing, which is the answer more often than not.
         if not int(self._socket.get(_EVENTS)) & _POLLIN:
             return None
-        frames: list[bytes] = []
+        frames: list[Readable] = []
         more = True
         while more:
             frame = self._socket.recv(_NOBLOCK, copy=False)  # it knows whether it is the last: asking the socket costs more
-            frames.append(frame.bytes)
+            # libzmq has memory of its own for a large frame, which is used as it is; small ones lie anywhere in what was received together.
+            frames.append(frame.bytes if len(frame) < COPY_BELOW_BYTES else frame.buffer.toreadonly())
             more = frame.more
         return frames
 

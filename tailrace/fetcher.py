@@ -5,7 +5,8 @@ be read now (its log is being recovered, or its disk is broken) is asked for aga
 
 Owner: one Consumer, one thread.
 Invariants: a partition's buffered batches are consecutive and begin with the one that holds its position; a seek throws away what was buffered and ignores
-    what was under way; a batch is decoded (and proven) once, when it is taken.
+    what was under way; a batch is decoded (and proven) once, when it is taken; none is asked for while fetch_max_bytes or more are
+    buffered of partitions that are not paused; those that are asked for and get nothing come before the others in the next request.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class PartitionCursor:
         self.buffered: deque[tuple[memoryview, int]] = deque()
         """(batch, next offset behind it)."""
         self.buffered_bytes = 0
+        self.fed_number = 0
+        """Grows with each answer that has something for it, over all partitions."""
         self.fetch_max_bytes = 0
         """Most bytes that one fetch is to bring of it (one batch always comes); 0: as the settings say."""
         self.error: TailraceError | None = None
@@ -137,6 +140,10 @@ class PartitionCursor:
         return None
 
 
+def _last_fed(cursor: PartitionCursor) -> int:
+    return cursor.fed_number
+
+
 class Fetcher:
     """Fetches for all cursors of a consumer."""
 
@@ -147,6 +154,7 @@ class Fetcher:
         self._under_way: dict[tuple[bytes, int], int] = {}
         """(topic id, partition) -> version of the cursor that was asked for. A cursor that has been moved since may be asked for again."""
         self._received_bytes = 0
+        self._fed_count = 0
         self._connection_generation = 0
         self.fetch_count = 0
 
@@ -160,23 +168,30 @@ class Fetcher:
         if not self._connection.is_ready:
             return False
         s, now_ns = self._settings, self._now_ns()
-        wanted = {}
-        entries: list[FetchEntry] = []
+        hungry: list[PartitionCursor] = []
+        buffered_bytes = 0
         for cursor in cursors:
-            if len(entries) == requests.FETCH_PARTITIONS_MAX:
-                break
-            offset = cursor.fetch_offset
-            if offset is None or cursor.is_paused or cursor.error is not None or cursor.buffered_bytes >= s.max_partition_fetch_bytes:
+            if cursor.is_paused:
+                continue
+            buffered_bytes += cursor.buffered_bytes
+            if cursor.position is None or cursor.error is not None or cursor.buffered_bytes >= s.max_partition_fetch_bytes:
                 continue
             if cursor.refusals and now_ns < cursor.retry_at_ns:
                 continue
+            if self._under_way.get((cursor.info.topic_id, cursor.key.partition)) != cursor.version:
+                hungry.append(cursor)
+        if not hungry or buffered_bytes >= s.fetch_max_bytes:
+            return False
+        # An answer has room for a few: those first that were given something longest ago.
+        hungry.sort(key=_last_fed)
+        wanted = {}
+        entries: list[FetchEntry] = []
+        for cursor in hungry[: requests.FETCH_PARTITIONS_MAX]:
             key = (cursor.info.topic_id, cursor.key.partition)
-            if self._under_way.get(key) == cursor.version:
-                continue
+            offset = cursor.fetch_offset
+            assert offset is not None
             wanted[key] = (cursor, cursor.version)
             entries.append(FetchEntry(*key, cursor.leader_epoch, offset, cursor.fetch_max_bytes or s.max_partition_fetch_bytes))
-        if not entries:
-            return False
         if self._connection.session.generation != self._connection_generation:
             self._connection_generation = self._connection.session.generation
             self._received_bytes = 0
@@ -215,7 +230,10 @@ class Fetcher:
                     cursor.error = self._error_of(cursor, code, entry)
                 continue
             cursor.refusals = 0
-            self._buffer(cursor, data)
+            if len(data):
+                self._fed_count += 1
+                cursor.fed_number = self._fed_count
+                self._buffer(cursor, data)
 
     @staticmethod
     def _error_of(cursor: PartitionCursor, code: ErrorCode, entry: FetchedEntry) -> TailraceError:

@@ -60,7 +60,7 @@ def _run(module: str, arguments: list[str]) -> None:
     if module.startswith("appliance."):
         _refuse_another_version()
     try:
-        program = __import__(module, fromlist=["main"])
+        status = __import__(module, fromlist=["main"]).main()
     except ModuleNotFoundError as error:
         if error.name is None or os.path.exists(os.path.join(root, error.name.partition(".")[0])):
             raise
@@ -69,7 +69,12 @@ def _run(module: str, arguments: list[str]) -> None:
             "PYTHONPATH; install tailrace with its dependencies, best in a virtual environment: pip install tailrace\n"
         )
         sys.exit(EXIT_CONFIG)
-    sys.exit(program.main())
+    except ImportError as error:
+        if error.name != "tailrace.kernel":  # a compiled kernel that cannot be used: another start would not mend that
+            raise
+        sys.stderr.write(f"tailrace: {error}\n")
+        sys.exit(EXIT_CONFIG)
+    sys.exit(status)
 
 
 def _refuse_another_version() -> None:

@@ -125,7 +125,7 @@ class MadeAgain:
         for queue in self._queues(wait.old):
             queue.is_gone = queue.awaits_topic = False
             queue.muted_until_ns = self._now_ns() + self._ask_again_ns
-            if queue.ready:
+            if queue.has_work:
                 self._accumulator.enlist(queue)
 
     def _end(self, wait: _Wait) -> None:
@@ -154,7 +154,7 @@ class MadeAgain:
         for target in targets:
             if target is not None and new.topic_id not in self._waits:
                 target.awaits_topic = not is_answered
-                if target.ready:
+                if target.has_work:
                     self._accumulator.enlist(target)
         return is_done
 

@@ -1,15 +1,15 @@
 """The batches of one partition, from open to answered, and the sequence numbers that they are given.
 
 Owner: a Producer, under its lock.
-Invariants: batches are sent in the order in which they were begun, and their sequences ascend without a gap; at most
-`max_in_flight_requests_per_connection` are under way, and never so many that the worker could forget one whose fate is not known.
+Invariants: batches are sent in the order in which they were begun, and their sequences ascend without a gap; never so many are under way that the worker could
+    forget one whose fate is not known, and without sequences at most `max_in_flight_requests_per_connection`.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from tailrace.formats.batch_header import NO_PRODUCER, REMEMBERED_BATCHES, SEQUENCE_MODULUS
+from tailrace.formats.batch_header import NO_PRODUCER, SEQUENCE_MODULUS
 from tailrace.kernel import FillingQueue
 from tailrace.producer_batch import ProducerBatch
 from tailrace.topics import TopicInfo
@@ -25,8 +25,10 @@ class PartitionQueue(FillingQueue):
         "awaits_topic",
         "in_flight",
         "info",
+        "is_due",
         "is_gone",
         "is_listed",
+        "is_listed_as_due",
         "muted_until_ns",
         "next_ordinal",
         "next_sequence",
@@ -44,6 +46,8 @@ class PartitionQueue(FillingQueue):
         self.next_ordinal = 0
         self.muted_until_ns = 0
         """Not to be sent from before this: a retry is waiting for its time."""
+        self.is_due = False
+        """The open batch has filled for as long as it has to: it leaves when it may, and fills until then."""
         self.is_gone = False
         """The appliance does not know the topic any more, or another queue has taken this one's place: ask anew before sending to it."""
         self.awaits_map = False
@@ -51,7 +55,9 @@ class PartitionQueue(FillingQueue):
         self.awaits_topic = False
         """The appliance does not know the topic by this id: nothing is sent until it is known what has its name now (see `tailrace.made_again`)."""
         self.is_listed = False
-        """Whether the producer's list of queues with something to send holds it."""
+        """Whether the producer's list of queues with something that is ready holds it."""
+        self.is_listed_as_due = False
+        """The same of queues with an open batch that is due."""
 
     def put_back(self, batch: ProducerBatch) -> None:
         """A batch is to be sent again: it goes among what is ready to where it was begun."""
@@ -64,17 +70,25 @@ class PartitionQueue(FillingQueue):
         """A batch that is open or ready is not sent any more."""
         if self.open is batch:
             self.open = None
+            self.is_due = False
         else:
             self.ready.remove(batch)
 
     def clear(self) -> None:
         """All batches have ended."""
         self.open = None
+        self.is_due = False
         self.ready.clear()
         self.in_flight.clear()
 
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to send."""
+        return bool(self.ready) or (self.is_due and self.open is not None)
+
     def close_open(self) -> bool:
         """The open batch, if any, takes no more records."""
+        self.is_due = False
         if self.open is None:
             return False
         self.ready.append(self.open)
@@ -102,11 +116,11 @@ class PartitionQueue(FillingQueue):
         following.next_ordinal = self.next_ordinal
         return following
 
-    def window_is_full(self) -> bool:
-        """Whether one more sequence would make the worker forget a batch whose fate is not known: answers need not come in order, and a request that
-        has timed out may have been carried out.
+    def window_is_full(self, remembered_batches: int) -> bool:
+        """Whether one more sequence would make the worker, which remembers so many, forget a batch whose fate is not known: answers need not come in order,
+        and a request that has timed out may have been carried out.
         """
-        return bool(self.in_flight) and self.next_ordinal - min(batch.ordinal for batch in self.in_flight) >= REMEMBERED_BATCHES
+        return bool(self.in_flight) and self.next_ordinal - min(batch.ordinal for batch in self.in_flight) >= remembered_batches
 
     def first_of_unknown_fate(self) -> int:
         """Where among `ready` the first batch stands that may have been appended, -1: there is none. What was never sent comes behind all that was."""

@@ -115,7 +115,8 @@ def start_embedded(
         arguments += ["--listen", address]
     for name, value in given.items():
         arguments += ["--set", f"{name}={value}"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_") and name != "NOTIFY_SOCKET"}
+    dropped = {name for name in os.environ if name.startswith("TAILRACE_") or name == "NOTIFY_SOCKET"} - {"TAILRACE_PURE"}
+    environment = {name: value for name, value in os.environ.items() if name not in dropped}
     with open(log_path, "ab") as log:
         # A session of its own: Ctrl-C in the terminal is for the program, which then stops the appliance in order.
         process = subprocess.Popen(

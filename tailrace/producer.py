@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 EXIT_TIMEOUT_S = 30.0
 FAILED_BLOCK_TIMEOUT_S = 5.0
 """How long the end of a `with` block that raised waits for what was sent."""
+PIECE_MAX_BYTES = 1 << 20
+"""A frame is cut into batches of at most so many bytes, whatever batch_size says: what a batch costs beside its bytes is small then."""
 DELAY_OVERHEAD_BYTES = 32
 """What a record's due time, and the room for what may replace it, take in a delay log's batch."""
 _live_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
@@ -189,8 +191,12 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
             batch = queue.open
             if batch is None or batch.room < size:
                 batch = self._batch_with_room(queue, route, size)
-            if batch is not None:
+            row = -1
+            while batch is not None and row < 0:
                 row = batch.add(key, value, time_ns() // 1000 if stamp_us is None else stamp_us, headers, size)
+                if row < 0:  # what the collector, or a signal's handler, ran meanwhile has sent
+                    batch = self._batch_with_room(queue, route, size)
+            if batch is not None:
                 if delay is not None:
                     batch.add_due(row, due_us, None if delay.repeat is None else delay.repeat.to_json())
                 if on_delivery is not None:
@@ -199,7 +205,7 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
                     batch.pin(row)
                 if batch.reserved_bytes - batch.room >= self.settings.batch_size:
                     sender.accumulator.close_batch(queue)
-                    sender.pump()
+                    sender.pump_full(queue)
                 else:
                     if partition is None and self._remembers_choices and not main.info.typed:
                         self._routes.remember(topic, key, main.queues[chosen])
@@ -227,7 +233,10 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
         accumulator, batch = sender.accumulator, queue.open
         if batch is not None and batch.reserved_bytes - batch.room + size > route.capacity_bytes:
             accumulator.close_batch(queue)
-            sender.pump()
+            sender.pump_full(queue)
+            batch = queue.open
+        elif batch is not None:
+            sender.look_between()
             batch = queue.open
         if not queue.is_gone and accumulator.buffered_bytes + size + BATCH_OVERHEAD_BYTES > self.settings.buffer_memory:
             sender.block_for_memory(size)
@@ -236,6 +245,7 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
             return None
         if batch is None:
             batch = accumulator.open_batch(queue)
+            sender.begin_piece()
         if batch.room < size:
             accumulator.reserve(batch, size, route.capacity_bytes)
         return batch
@@ -261,6 +271,8 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
             if batch is None or batch.room <= size:
                 return None
             row = batch.add(key, value, stamp_ns // 1000, None, size)
+            if row < 0:
+                return None
             batch.add_due(row, due_us, None)
             return Handle((batch, row))
 
@@ -295,6 +307,8 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
         `timestamp` and `headers`. Rows go to the partition that `key_column` says, by the hash of each value as text or bytes, or to `partition`, or all to
         one partition of the producer's choice. Their order is kept within each partition. `timestamp`: of rows that have no such column. `deliver_at` or
         `deliver_after` delay all rows; `delay_column` names a column, not one of the topic's, of timestamps or durations that says it for each.
+
+        Each batch has at most 1 MiB (and no more than `max_request_size` and the topic's max.message.bytes), whatever `batch_size` says.
 
         Raises what `send` does, and SchemaMismatchError.
         """
@@ -331,7 +345,7 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
             frame = arrow_frames.with_due_times(frame, delay_column, due_us, levels)
         if partition is None and key_column is None:
             partition = partition_number(self._partitioner(topic, None, len(route.queues)), "what the partitioner returned")
-        target_bytes = min(max(self.settings.batch_size, 4096), route.limit_bytes - BATCH_OVERHEAD_BYTES)
+        target_bytes = max(1, min(PIECE_MAX_BYTES, route.limit_bytes - BATCH_OVERHEAD_BYTES, self.settings.buffer_memory // 4))
         choose = partial(self._choose, main)
         return route, arrow_frames.cut(frame, route.info, key_column, partition, choose, target_bytes, stamp_us)
 
@@ -346,7 +360,7 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
             batch = sender.accumulator.add_frame(queue, piece)
             if queue.info.slot_map_version != route.info.slot_map_version and not route.info.delay_of:
                 sender.delivery.rerouting.sort_in(queue, batch)
-            sender.pump()
+            sender.pump_full(queue)
         return Handle((batch, 0))
 
     def flush(self, timeout: float | None = None) -> None:
@@ -370,8 +384,8 @@ class Producer(QuickSender, TransactionsLater, OtherProducerNames):
         return list(range(len(self._routes.of(name_of("topic", topic)).queues)))
 
     def metrics(self) -> dict[str, int]:
-        """Counters since construction (records_sent, batches_sent, bytes_sent, retries, errors, epoch_bumps), and what is there now: buffered_bytes,
-        batches_in_flight.
+        """Counters since construction (records_sent, batches_sent, requests_sent, bytes_sent, retries, errors, epoch_bumps), and what is there now:
+        buffered_bytes, batches_in_flight.
         """
         with self._sender.lock:
             return self._sender.metrics()

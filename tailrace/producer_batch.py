@@ -22,7 +22,6 @@ import numpy as np
 from tailrace.delays import DUE_COLUMN, DelayIds, delay_id
 from tailrace.errors import TailraceError
 from tailrace.formats import arrow_batch
-from tailrace.formats.arrow_batch import Headers
 from tailrace.formats.batch_header import HEADER_BYTES, NO_PRODUCER, NO_SEQUENCE, BatchHeader, fill_header, stamp_producer
 from tailrace.hash_slots import slot_of
 from tailrace.kernel import RECORD_OVERHEAD_BYTES as RECORD_OVERHEAD_BYTES
@@ -99,7 +98,7 @@ class ProducerBatch(FillingBatch):
     """Records of one partition that are sent together: rows while it is open, bytes once it is encoded."""
 
     __slots__ = (
-        "attempts", "base_offset", "base_sequence", "callbacks", "children", "count", "created_ns", "data", "dues_us", "epoch", "error",
+        "attempts", "base_offset", "base_sequence", "children", "count", "created_ns", "data", "dues_us", "epoch", "error",
         "frame", "info", "last_refusal", "order", "ordinal", "partition", "pinned", "producer_id", "repeats", "reserved_bytes",
         "slots", "stamps_us", "state", "waiter", "waits", "was_sent",
     )  # fmt: skip
@@ -127,7 +126,6 @@ class ProducerBatch(FillingBatch):
         """The records' timestamps, known once it is encoded. Of a frame: its first and its largest; with LogAppendTime: the appliance's."""
         self.frame: pa.RecordBatch | None = None
         self.data: bytearray | None = None
-        self.callbacks: list[tuple[int, OnDelivery]] | None = None
         self.attempts = 0
         self.last_refusal = ""
         """What the appliance said when it was sent last."""
@@ -161,12 +159,6 @@ class ProducerBatch(FillingBatch):
         batch.slots = piece.slots
         batch.state = BatchState.READY
         return batch
-
-    def add(self, key: bytes | None, value: Any, stamp_us: int, headers: Headers, byte_count: int) -> int:
-        """Append a record for which there is room; returns its row."""
-        row = self.rows.add(key, value, stamp_us, headers)
-        self.room -= byte_count
-        return row
 
     def pin(self, row: int) -> None:
         """Of a topic with hash slots: the user has named the partition of the record that was just added."""

@@ -148,21 +148,37 @@ class OffsetAndTimestamp(NamedTuple):
 class TopicBatch:
     """A batch as read, columns untouched: `.batch` is a pyarrow.RecordBatch with the topic's schema."""
 
-    __slots__ = ("base_offset", "batch", "offsets", "partition", "timestamp_type", "timestamp_us", "topic")
+    __slots__ = ("_offsets", "base_offset", "batch", "partition", "timestamp_type", "timestamp_us", "topic")
 
     def __init__(
-        self, topic: str, partition: int, base_offset: int, batch: pa.RecordBatch, offsets: pa.Array, timestamp_us: int, timestamp_type: int
+        self,
+        topic: str,
+        partition: int,
+        base_offset: int,
+        batch: pa.RecordBatch,
+        offsets: pa.Array | None,
+        timestamp_us: int,
+        timestamp_type: int,
     ) -> None:
+        """`offsets`: of each row, int64; None: they follow each other."""
         self.topic = topic
         self.partition = partition
         self.base_offset = base_offset
         """The offset of the first row here."""
         self.batch = batch
-        self.offsets = offsets
-        """The offset of each row, int64; trimmed or compacted rows leave gaps."""
+        self._offsets = offsets
         self.timestamp_us = timestamp_us
         """The largest timestamp of the batch as it was stored, microseconds."""
         self.timestamp_type = timestamp_type
+
+    @property
+    def offsets(self) -> pa.Array:
+        """The offset of each row, int64; trimmed or compacted rows leave gaps."""
+        if self._offsets is None:  # made when it is asked for: it is as large as a column
+            from tailrace.topic_batches import consecutive
+
+            self._offsets = consecutive(self.base_offset, self.batch.num_rows)
+        return self._offsets
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)

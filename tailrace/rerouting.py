@@ -125,7 +125,7 @@ class Rerouting:
         if self._waits.pop(wait.old.topic_id, None) is not None:
             for queue in self._queues(wait.old):
                 queue.awaits_map = False
-                if queue.ready:
+                if queue.has_work:
                     self._accumulator.enlist(queue)
 
     def _queues(self, info: TopicInfo) -> list[PartitionQueue]:

@@ -1,8 +1,10 @@
 """What drives a producer: its callers, and a helper thread.
 
-The caller's own thread encodes and sends when a batch is full; the helper thread only looks after linger, retries and silence, so that the caller's loop
-does not fight another Python thread for the interpreter. A caller that waits for an answer drives the connection itself; others wait for it. One lock guards
-everything, the socket included; callbacks are made without it.
+Who looks after answers. Each answer may let the next request leave, so it is taken in as soon as it comes: by the helper thread, which sleeps on the socket, or
+by a caller that waits for an answer and sleeps there in its place. But a caller that never sleeps keeps the interpreter's lock, and the helper thread would get
+it only after `sys.getswitchinterval()`, 5 ms, and then take it from the caller for every answer. So a caller that adds records looks at the socket itself
+every LOOK_EVERY_NS: an open batch is given memory in pieces that last about so long, and with each piece it looks. While callers that were running all the
+time (by their CPU clock) look, the helper thread leaves answers to them. One lock guards everything, the socket included; callbacks are made without it.
 
 A user's callback that raises is logged and costs nobody else anything; the helper thread logs what it did not expect and goes on, and when it cannot, every
 handle ends with the error.
@@ -17,9 +19,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from threading import get_ident
+from time import thread_time_ns
 
-from tailrace import live_clients
-from tailrace.accumulator import NS_PER_MS, Accumulator
+from tailrace import kernel, live_clients
+from tailrace.accumulator import NS_PER_MS, RESERVE_BYTES, Accumulator
 from tailrace.callbacks import Callbacks
 from tailrace.client_log import logger
 from tailrace.connection import Connection
@@ -37,7 +41,9 @@ HELPER_FAILURES_MAX = 10
 """So often in a row the helper thread may fail in what nobody expected; then the producer fails."""
 HELPER_PAUSE_NS = 100 * NS_PER_MS
 CALLER_IS_ACTIVE_NS = 3 * NS_PER_MS
-"""So long after a caller looked at the socket the helper thread leaves it to callers."""
+"""So long after a caller looked at the socket that sleeps on it, or does not sleep at all, the helper thread leaves it to callers."""
+LOOK_EVERY_NS = 200_000
+PIECE_MIN_BYTES = 512
 OTHERS_LOOK_NS = 20 * NS_PER_MS
 """How long a thread sleeps at a time when another may take the answer that it waits for."""
 
@@ -50,12 +56,18 @@ class Sender:
         self._settings = settings
         self._environment = environment
         self.now_ns = environment.monotonic_ns
-        self.lock = threading.RLock()
+        self.lock = kernel.new_lock()
         self.connection = Connection(settings.bootstrap, settings.client_id, environment, "producer")
         self.callbacks = Callbacks(self.lock, self._wake_helper)
         self.accumulator = Accumulator(settings, self.now_ns, self, self.callbacks, on_keyless_batch)
         self.delivery = Delivery(settings, environment, self.connection, self.accumulator)
-        self._last_io_ns = 0
+        self._looked_ns = 0
+        """When anybody last looked at the socket."""
+        self._callers_look_until_ns = 0
+        """Until then the helper thread leaves answers to callers."""
+        self._piece_given_ns = 0
+        self._running = 0, 0, 0
+        """(thread, its CPU time, the time) of the caller that was last given a piece of memory."""
         self.closed = False
         self.forked = False
         self.failure: TailraceError | None = None
@@ -67,6 +79,7 @@ class Sender:
         """The thread that sleeps for an answer, 0: none. Another that looks at the socket wakes it: the answer may have come to that one."""
         self._driver_is_rung = False
         self._driver_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_pumping = False
         _load_what_exit_cannot()
         self._helper = threading.Thread(target=self._help, name="tailrace-producer", daemon=True)
         if environment.has_threads:
@@ -120,12 +133,45 @@ class Sender:
     # ---- what callers have to do -----------------------------------------------------------------------------------------------------
 
     def see_to(self, queue: PartitionQueue) -> None:
-        """A batch was opened: without linger send it at once, if it may be; else have the helper look at it in time."""
-        if self.accumulator.leaves_at_once(queue):
-            self.accumulator.close_batch(queue)
-            self.pump()
+        """A batch was opened: send it at once, if it may be; else have the helper look at it in time."""
+        if queue.is_due:
+            if self.delivery.may_send_unfilled:
+                self.pump()
         elif (ends_ns := self.accumulator.first_linger_ns()) is not None and ends_ns < self._helper_wakes_ns:
             self._wake_helper()
+
+    def begin_piece(self) -> None:
+        """A batch was opened, and gets its first piece of memory."""
+        self._piece_given_ns = self.now_ns()
+
+    def look_between(self) -> None:
+        """A caller adds to a batch that takes another piece of memory: see the module's docstring."""
+        now_ns = self.now_ns()
+        accumulator = self.accumulator
+        since_ns = now_ns - self._piece_given_ns
+        self._piece_given_ns = now_ns
+        if since_ns < LOOK_EVERY_NS // 2:
+            accumulator.piece_bytes = min(RESERVE_BYTES, accumulator.piece_bytes * 2)
+        elif since_ns > LOOK_EVERY_NS * 2:
+            accumulator.piece_bytes = max(PIECE_MIN_BYTES, accumulator.piece_bytes // 2)
+        if accumulator.in_flight_count and now_ns - self._looked_ns >= LOOK_EVERY_NS // 2:
+            self._note_running(now_ns)
+            self.pump()
+
+    def pump_full(self, queue: PartitionQueue) -> None:
+        """A caller has filled a batch: send it if it may be, else at least have its bytes ready."""
+        self._note_running(self.now_ns())
+        self.pump()
+        if queue.ready:
+            self.delivery.encode_ahead(queue)
+
+    def _note_running(self, now_ns: int) -> None:
+        """Find out whether a caller does nothing but run: then it takes in the answers."""
+        thread, then_cpu_ns, then_ns = self._running
+        cpu_ns = thread_time_ns()
+        self._running = get_ident(), cpu_ns, now_ns
+        if thread == self._running[0] and (cpu_ns - then_cpu_ns) * 4 > (now_ns - then_ns) * 3:
+            self._callers_look_until_ns = now_ns + CALLER_IS_ACTIVE_NS
 
     def close_all(self) -> None:
         """Send everything that is there now."""
@@ -133,15 +179,26 @@ class Sender:
         self.pump()
 
     def pump(self) -> None:
-        """Everything that can be done now: take in answers, send what is ready."""
-        now_ns = self._last_io_ns = self.now_ns()
-        self.delivery.turn(now_ns)
-        if self._driver and self._driver != threading.get_ident():
+        """Everything that can be done now: take in answers, send what is due. Begun by a signal's handler or a destructor in the midst of this thread's own
+        turn, it is left to the helper: a turn within a turn could number or send a batch twice.
+        """
+        if self._is_pumping:
+            self._wake_helper()
+            return
+        now_ns = self._looked_ns = self.now_ns()
+        received = self.connection.received_count
+        self._is_pumping = True
+        try:
+            self.delivery.turn(now_ns)
+        finally:
+            self._is_pumping = False
+        if self._driver and self.connection.received_count != received and self._driver != get_ident():
             self._driver_is_rung = True
             _ring(self._driver_fd)
 
     def block_for_memory(self, size: int) -> None:
         """Wait, sending and receiving, until `size` bytes fit. The lock is held once. Raises BufferExhaustedError, RecordTooLargeError."""
+        self._check_may_wait()
         accumulator, memory = self.accumulator, self._settings.buffer_memory
         if size + BATCH_OVERHEAD_BYTES > memory:
             raise RecordTooLargeError(f"{size} bytes can never fit buffer_memory ({memory})")
@@ -151,6 +208,7 @@ class Sender:
             now_ns = self.now_ns()
             if now_ns >= deadline_ns:
                 raise BufferExhaustedError(f"buffer_memory ({memory} bytes) stayed full for {self._settings.max_block_ms} ms")
+            self._callers_look_until_ns = now_ns + OTHERS_LOOK_NS + CALLER_IS_ACTIVE_NS
             self.lock.release()
             try:
                 self.connection.wait(min(deadline_ns - now_ns, OTHERS_LOOK_NS))
@@ -162,6 +220,13 @@ class Sender:
 
     # ---- waiting ---------------------------------------------------------------------------------------------------------------------
 
+    def _check_may_wait(self) -> None:
+        """Raise TailraceError where no answer could come: what was interrupted has the socket, and goes on only when this returns."""
+        if self._is_pumping:
+            raise TailraceError(
+                "a signal's handler or a destructor waits for this producer, in the midst of its own work; let it send, and wait elsewhere"
+            )
+
     def wait_for(self, batch: ProducerBatch, timeout: float | None) -> bool:
         """Until `batch` has ended (or split). The thread that comes first drives the connection, others wait on the batch. False: time is up."""
         deadline_ns = None if timeout is None else self.now_ns() + int(timeout * 1e9)
@@ -169,10 +234,10 @@ class Sender:
             if batch.has_ended():
                 return True
             self.check_usable()
-            queue = self.accumulator.queue_of_open(batch)
-            if queue is not None:
-                self.accumulator.close_batch(queue)  # a caller that waits has nothing to add
-            self.pump()
+            self._check_may_wait()
+            if batch.state is not BatchState.IN_FLIGHT:
+                self.accumulator.hurry(batch)  # a caller that waits has nothing to add
+                self.pump()
         self.make_callbacks()
         while not batch.has_ended():
             now_ns = self.now_ns()
@@ -192,18 +257,6 @@ class Sender:
                     waiter = batch.waiter
                 waiter.wait(0.02 if deadline_ns is None else min(0.02, (deadline_ns - now_ns) / 1e9))
             self.make_callbacks()
-        return True
-
-    def close_awaited(self, batch: ProducerBatch) -> bool:
-        """A coroutine awaits the batch: it takes no more records, if it would be sent at once. False: it goes on filling, and is to be asked for again
-        when an answer has come.
-        """
-        queue = self.accumulator.queue_of_open(batch)
-        if queue is None:
-            return True
-        if not self.accumulator.may_take_one_more(queue):
-            return False
-        self.accumulator.close_batch(queue)
         return True
 
     def when_ended(self, handle: Handle, callback: OnDelivery) -> None:
@@ -229,7 +282,8 @@ class Sender:
             if batch.has_ended():
                 return
             wake_ns = self.next_wake_ns(now_ns)
-            self._driver = threading.get_ident()
+            self._driver = get_ident()
+            self._callers_look_until_ns = min(wake_ns, now_ns + 50 * NS_PER_MS) + CALLER_IS_ACTIVE_NS
         if deadline_ns is not None:
             wake_ns = min(wake_ns, deadline_ns)
         if self.delivery.waits_for_answers:
@@ -241,6 +295,7 @@ class Sender:
             if self._driver_is_rung:
                 self._driver_is_rung = False
                 _hush(self._driver_fd)
+            self._callers_look_until_ns = self.now_ns() + CALLER_IS_ACTIVE_NS
             if not self.closed:
                 self.pump()
 
@@ -248,12 +303,12 @@ class Sender:
         """When there is something to do without an answer."""
         accumulator = self.accumulator
         times = [now_ns + 1_000 * NS_PER_MS]
-        for time_ns in (self.connection.next_tick_ns(), accumulator.next_look_ns()):
+        for time_ns in (self.connection.next_tick_ns(), accumulator.first_linger_ns()):
             if time_ns is not None:
                 times.append(time_ns)
         times += accumulator.muted_until_ns(now_ns)
-        if accumulator.has_listed and self.connection.is_ready:
-            times.append(now_ns + 20 * NS_PER_MS)  # waiting for credit
+        if self.delivery.waits_for_credit:
+            times.append(now_ns + 20 * NS_PER_MS)
         if accumulator.unended_count:
             times.append(now_ns + 100 * NS_PER_MS)
         return min(times)
@@ -291,7 +346,7 @@ class Sender:
         return wake_ns
 
     def _help(self) -> None:
-        """The helper thread: linger, retries, silence; answers only while no caller looks after them."""
+        """The helper thread: linger, retries, silence; and answers, unless callers look after them."""
         failures = 0
         while True:
             try:
@@ -313,26 +368,22 @@ class Sender:
                 return False
             _hush(self._wake_fd)
             now_ns = self.now_ns()
-            caller_is_active = now_ns - self._last_io_ns < CALLER_IS_ACTIVE_NS
             linger_ends_ns = self.accumulator.first_linger_ns()
-            linger_due = linger_ends_ns is not None and linger_ends_ns <= now_ns
-            if not caller_is_active or linger_due:
-                last_io_ns = self._last_io_ns
+            if now_ns >= self._callers_look_until_ns or (linger_ends_ns is not None and linger_ends_ns <= now_ns):
                 self.pump()
-                self._last_io_ns = last_io_ns if caller_is_active else self._last_io_ns
             wake_ns = self.next_wake_ns(now_ns)
-            waits_for_answers = self.delivery.waits_for_answers
-            if caller_is_active:
-                wake_ns = min(wake_ns, now_ns + 5 * NS_PER_MS) if self.accumulator.unended_count else wake_ns
+            leaves_answers = now_ns < self._callers_look_until_ns
+            if leaves_answers and self.accumulator.unended_count:
+                wake_ns = min(wake_ns, self._callers_look_until_ns)
             self._helper_wakes_ns = wake_ns
         self.make_callbacks()
         if self._wake_fd < 0:
             return False  # a callback has closed the producer
         remaining_ns = max(NS_PER_MS, wake_ns - self.now_ns())
-        if waits_for_answers and not caller_is_active and not self._driving.locked():
-            self.connection.wait(remaining_ns, self._wake_fd)
-        else:
+        if leaves_answers:
             sleep_on((self._wake_fd,), remaining_ns)
+        else:
+            self.connection.wait(remaining_ns, self._wake_fd)
         return True
 
     def _fail(self, error: BaseException) -> None:

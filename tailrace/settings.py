@@ -36,13 +36,15 @@ class ProducerSettings:
     acks: int | str = field(
         default="all", metadata={"doc": '0: not answered; 1: appended (survives SIGKILL of everything); "all", -1: on the disk.'}
     )
-    linger_ms: int = _number(5, "How long a batch waits for more records, ms.")
-    batch_size: int = _number(256 << 10, "A batch is sent when it has this many bytes.", 1024, 64 << 20)
+    linger_ms: int = _number(5, "How long a batch waits for more records, ms; 0: it fills only while a request is under way.")
+    batch_size: int = _number(256 << 10, "A batch of send() is sent when it has this many bytes.", 1024, 64 << 20)
     compression_type: str | None = field(default=None, metadata={"doc": "none, lz4 or zstd; None: as the topic says."})
     buffer_memory: int = _number(64 << 20, "Bytes of records that may wait to be acknowledged; then send() blocks.", 65536, 2**40)
     max_block_ms: int = _number(60_000, "How long send() blocks for memory or metadata before it raises, ms.")
-    max_request_size: int = _number(1 << 20, "Largest record or batch, bytes.", 1024, 64 << 20)
-    max_in_flight_requests_per_connection: int = _number(5, "Batches of one partition under way without an answer.", 1, 5)
+    max_request_size: int = _number(1 << 20, "Largest record, batch, or request of many batches, bytes.", 1024, 64 << 20)
+    max_in_flight_requests_per_connection: int = _number(
+        5, "Requests under way without an answer; one that takes more than a second delays only its own partitions.", 1, 5
+    )
     enable_idempotence: bool = field(default=True, metadata={"doc": "No duplicates and no reordering by retries (needs acks 1 or all)."})
     retries: int = _number(2**31 - 1, "How often a batch is sent again.")
     retry_backoff_ms: int = _number(100, "First pause before sending again, doubled each time up to 1,000 ms, with jitter.")
@@ -140,9 +142,11 @@ class ConsumerSettings:
     retry_attempts_max: int = _number(5, "How often retry_later() has a record come again before it goes to the dead-letter topic.")
     max_poll_records: int = _number(500, "Most records that one poll() returns.", 1)
     fetch_min_bytes: int = _number(1, "A fetch waits for this many bytes.", 1)
-    fetch_max_bytes: int = _number(8 << 20, "Most bytes that one fetch brings (one batch always fits).", 1024, 64 << 20)
+    fetch_max_bytes: int = _number(
+        8 << 20, "Most bytes that one fetch brings (one batch always fits); none is begun while as many are kept.", 1024, 64 << 20
+    )
     max_partition_fetch_bytes: int = _number(
-        2 << 20, "Most bytes that one fetch brings of one partition (one batch always fits).", 1024, 64 << 20
+        4 << 20, "Most bytes that one fetch brings of one partition (one batch always fits).", 1024, 64 << 20
     )
     fetch_max_wait_ms: int = _number(500, "How long a fetch waits for fetch_min_bytes, ms.", 0, 60_000)
     request_timeout_ms: int = _number(30_000, "How long a request may take, ms.", 1)

@@ -138,12 +138,14 @@ def test_layouts_are_those_of_the_codec() -> None:
     page = (ROOT / "docs/protocol.md").read_text()
     blocks = {
         name: re.split("then count times\n", text)
-        for name, text in re.findall(r"^(\w+ (?:request|response)) {2,4}([^`]*?)(?=^\w|^```)", page, re.M)
+        for name, text in re.findall(r"^(\w+ (?:request|response)(?: \d)?) {2,4}([^`]*?)(?=^\w|^```)", page, re.M)
     }
     found = {name: [layout_of(part) for part in parts] for name, parts in blocks.items()}
     assert found == {
-        "PRODUCE request": [requests._PRODUCE.format],
-        "PRODUCE response": [requests._PRODUCED.format],
+        "PRODUCE request": [requests._PRODUCE_MANY.format, requests._PRODUCE_ENTRY.format.replace("4x", "I")],
+        "PRODUCE response": [requests._PRODUCED_MANY.format, requests._PRODUCED_ENTRY.format],
+        "PRODUCE request 1": [requests._PRODUCE.format],
+        "PRODUCE response 1": [requests._PRODUCED.format],
         "FETCH request": [requests._FETCH.format, requests._FETCH_ENTRY.format],
         "FETCH response": [requests._FETCHED.format, requests._FETCHED_ENTRY.format],
     }
@@ -174,10 +176,11 @@ class Raw:
         self.socket.connect(address)
         self._correlation_id = 0
 
-    def exchange(self, api: int, body: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+    def exchange(self, api: int, body: Sequence[bytes], version: int | None = None) -> tuple[list[bytes], list[bytes]]:
         """(request, response), in frames; pushes are passed over."""
         self._correlation_id += 1
-        version = API_VERSIONS[Api(api)][1] if api in API_VERSIONS else 1
+        if version is None:
+            version = API_VERSIONS[Api(api)][1] if api in API_VERSIONS else 1
         request = [bytes(frame) for frame in encode_request(api, version, self._correlation_id, body)]
         self.socket.send_multipart(request)
         response = self.socket.recv_multipart()
@@ -290,7 +293,7 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
         parts.append(dump("PING response", response, [[(24, 32), GENERATION]]))
         parts.append(
             client.ask(
-                Api.CREATE_TOPICS, {"topics": [{"name": "orders", "partitions": 1, "configs": {"delay.enabled": True}, "schema": None}]}
+                Api.CREATE_TOPICS, {"topics": [{"name": "orders", "partitions": 2, "configs": {"delay.enabled": True}, "schema": None}]}
             )
         )
         parts.append(client.ask(Api.METADATA, {"topics": ["orders"]}))
@@ -298,10 +301,25 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
         with Admin(appliance.address) as admin:
             info = admin.topic_info(["orders"])["orders"]
         batch = bytes(make_batch(2, seed=info.seeds[0], schema_id=info.schema_id))
+        other_batch = bytes(make_batch(3, seed=info.seeds[1], schema_id=info.schema_id))
+        entries = [requests.ProduceEntry(info.topic_id, p, 0, len(made)) for p, made in ((0, batch), (1, other_batch), (2, batch))]
+        head = requests.encode_produce_batches(requests.ProduceBatches(requests.ACKS_ALL, 30_000, entries))
+        request, response = client.exchange(Api.PRODUCE, [head, batch + other_batch, batch])
+        ids = [(at, at + 16) for at in range(16, len(head), 32)]
+        parts.append(
+            dump(
+                "PRODUCE request, acks=all: two batches in one frame, a third for a partition that is not there",
+                request,
+                [[], ids],
+                shown=2,
+            )
+        )
+        times = [(at + 16, at + 24) for at in range(8, 56, 24)]
+        parts.append(dump("PRODUCE response", response, [[(24, 32), GENERATION], times]))
         body = [requests.encode_produce(requests.ProduceRequest(info.topic_id, 0, requests.ACKS_ALL, 30_000)), batch]
-        request, response = client.exchange(Api.PRODUCE, body)
-        parts.append(dump("PRODUCE request, acks=all", request, [[], [TOPIC_ID]], shown=2))
-        parts.append(dump("PRODUCE response", response, [[(24, 32), GENERATION], [(8, 16)]]))
+        request, response = client.exchange(Api.PRODUCE, body, 1)
+        parts.append(dump("PRODUCE request of version 1, acks=all", request, [[], [TOPIC_ID]], shown=2))
+        parts.append(dump("its response", response, [[(24, 32), GENERATION], [(8, 16)]]))
         fetch = requests.FetchRequest(500, 1, 1 << 20, 0, [requests.FetchEntry(info.topic_id, 0, -1, 0, 1 << 20)])
         request, response = client.exchange(Api.FETCH, [requests.encode_fetch(fetch)])
         assert not decode_response_header(response[0]).error

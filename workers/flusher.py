@@ -28,6 +28,7 @@ from shm.partition_table import PartitionTable
 from shm.ring import Ring
 from shm.runtime.boundary import Boundary
 from shm.runtime.process import EXIT_DATA_UNUSABLE, ProcessContext, configure_logging, run, start
+from shm.settled_news import SettledNews
 from workers.disk_space import DiskSpace
 from workers.files import NO_SPACE, DiskFiles, Files, is_shortage
 from workers.group_commit import GroupCommit
@@ -69,7 +70,7 @@ class Flusher:
         facts: RunFacts,
         rings: dict[int, Ring],
         old_rings: list[tuple[Ring, PartitionTable]],
-        fronts: list[Doorbell],
+        fronts: SettledNews,
         workers: dict[int, Doorbell],
         connect_worker: Callable[[int], tuple[Ring, Doorbell]],
         coordinator: Doorbell,
@@ -357,13 +358,12 @@ class Flusher:
                 log.raise_watermark()
                 self._logs.publish(log)
         crash_point("flusher.after_verdicts")
-        stage.cursor = group.end
+        before, stage.cursor = stage.cursor, group.end
         stage.ring.settled.store(group.end)  # SYNC POINT: settled (verdicts and watermarks before it)
-        for bell in self._fronts:
-            bell.ring()
+        is_crowded = self._fronts.announce(stage.ring, before, group.end)
         if any(log.assignment.has_delays for log in group.touched.values()):
             self._scheduler.ring()
-        if stage.worker >= 0 and stage.ring.is_crowded():
+        if is_crowded and stage.worker >= 0:
             self._workers[stage.worker].ring()
         if not group.touched:
             self._coordinator.ring()
@@ -407,7 +407,12 @@ def build(context: ProcessContext, files: Files) -> Flusher:
             )
             for old in spec.recover
         ],
-        fronts=[context.bell(Role.FRONT, f) for f in range(front_count)],
+        fronts=SettledNews(
+            [
+                (context.bell(Role.FRONT, f), context.control.process(Role.FRONT, f).cell(ProcessWord.SETTLED_UNWANTED))
+                for f in range(front_count)
+            ]
+        ),
         workers={w: context.bell(Role.WORKER, w) for w in followed},
         connect_worker=connect,
         coordinator=context.bell(Role.COORDINATOR, 0),

@@ -228,29 +228,16 @@ class LogSet:
         live = log.live
         if log.refusal and reason is ErrorCode.OK:
             reason = ErrorCode.PARTITION_OFFLINE
-        self._table.write(
-            log.assignment.slot,
+        assignment, (ordinal, position) = log.assignment, log.delivered
+        self._table.write(  # once for each group: by position, in the order of the fields
+            assignment.slot,
             PartitionState(
-                topic_id=log.assignment.topic_id,
-                partition=log.assignment.partition,
-                state=SlotState.OFFLINE_FOR_WRITES if log.refusal else SlotState.ONLINE,
-                leader_epoch=log.file.leader_epoch,
-                log_start_offset=log.log_start_offset,
-                high_watermark=log.high_watermark,
-                log_end_offset=log.next_offset,
-                live_segment_base=log.newest_base,
-                live_valid_end=live.end if live else 0,
-                applied_version=log.assignment.version,
-                max_timestamp_us=max(0, log.max_timestamp_us),
-                size_bytes=log.size_bytes,
-                reason=reason,
-                live_since_us=live.first_append_us if live else 0,
-                last_append_us=log.last_append_us,
-                segment_count=len(log.sealed) + (live is not None),
-                delivered_ordinal=log.delivered[0],
-                delivered_position=log.delivered[1],
+                assignment.topic_id, assignment.partition, SlotState.OFFLINE_FOR_WRITES if log.refusal else SlotState.ONLINE,
+                log.file.leader_epoch, log.file.log_start_offset, log.high_watermark, log.next_offset, log.newest_base, live.end if live else 0,
+                assignment.version, max(0, log.max_timestamp_us), log.size_bytes, reason, live.first_append_us if live else 0,
+                log.last_append_us, len(log.sealed) + (live is not None), ordinal, position,
             ),
-        )
+        )  # fmt: skip
 
     def _publish_unopened(self, log: PartitionLog) -> None:
         """A log that could not be opened. What a predecessor has shown still holds for readers; without that, it is unknown what there is."""

@@ -199,11 +199,14 @@ class PartitionLog:
         if not self.group:
             self._group_position = position
         self.group.append(batch)
-        live.max_timestamp_us = max(live.max_timestamp_us, batch.max_timestamp_us)
+        if batch.max_timestamp_us > live.max_timestamp_us:
+            live.max_timestamp_us = batch.max_timestamp_us
         live.new_entries.append(IndexEntry(batch.base_offset, position, live.max_timestamp_us, length))
-        live.end += length
-        self.max_timestamp_us = max(self.max_timestamp_us, live.max_timestamp_us)
-        self.last_append_us = max(self.last_append_us, batch.append_time_us)
+        live.end = position + length
+        if live.max_timestamp_us > self.max_timestamp_us:
+            self.max_timestamp_us = live.max_timestamp_us
+        if batch.append_time_us > self.last_append_us:
+            self.last_append_us = batch.append_time_us
         self.next_offset = batch.next_offset
         self.since_checkpoint_bytes += length
         return live.base, position
@@ -211,11 +214,10 @@ class PartitionLog:
     def write_pending(self) -> None:
         """One gathered write of everything placed since the last one, then the index entries. Raises OSError; then nothing is forgotten."""
         live = self.live
-        pending = self.group[self._written_count :]
+        pending = [batch.data for batch in self.group[self._written_count :]]
         if live is None or not pending:
             return
-        position = live.end - sum(len(batch.data) for batch in pending)
-        self._files.write_at(live.fd, [batch.data for batch in pending], position)
+        self._files.write_at(live.fd, pending, live.end - sum(map(len, pending)))
         self._written_count = len(self.group)
         live.write_index_entries()
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shm.catalog_messages import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionTable
 from shm.ring import RingWriter
 from shm.runtime.boundary import Boundary
-from tailrace.formats.arrow_metadata import SchemaLayout, read_schema
+from tailrace.formats.arrow_metadata import read_schema
 from tailrace.formats.batch_header import checksum_seed
+from tailrace.formats.structure import shape_of
+from tailrace.kernel import QuickPartition
 from tailrace.protocol.errors import ErrorCode
 from workers import delay_gate
 from workers.producer_state import KEPT, ProducerTable
@@ -33,25 +35,31 @@ OPEN_RETRY_NS = 1_000_000_000
 """How soon a partition that could not be opened is tried again, should a batch come for it."""
 
 
-@dataclass(slots=True)
-class Partition:
+class Partition(QuickPartition):
     """What the worker knows of one of its partitions."""
 
-    assignment: Assignment
-    seed: int
-    layout: SchemaLayout
-    max_message_bytes: int
-    log_append_time: bool
-    next_offset: int
-    leader_epoch: int = 0
-    """The partition table's, when `next_offset` was taken from there. Another one there means that the log's end was decided anew. NO_EPOCH: the log could
-    not be opened, and where it ends is not known.
-    """
-    last_append_us: int = 0
-    producers: ProducerTable = field(default_factory=ProducerTable)
-    is_delay_log: bool = False
-    slot_map_version: int = 0
-    """Batches that were routed by another are refused; 0: the topic has no hash slots."""
+    def __init__(self, assignment: Assignment) -> None:
+        """Raises ArrowMetadataError."""
+        self.layout = read_schema(assignment.schema)
+        self.seed = checksum_seed(assignment.topic_id, assignment.partition)
+        self.is_delay_log = bool(assignment.delay_of)
+        self.next_offset = 0
+        self.leader_epoch = 0
+        """The partition table's, when `next_offset` was taken from there. Another one there means that the log's end was decided anew. NO_EPOCH: the log could
+        not be opened, and where it ends is not known.
+        """
+        self.last_append_us = 0
+        self.producers = ProducerTable()
+        self.assign(assignment)
+
+    def assign(self, assignment: Assignment) -> None:
+        """Its settings, now or anew; its schema and its place stay."""
+        max_message_bytes = int(assignment.settings["max.message.bytes"])
+        log_append_time = assignment.settings["message.timestamp.type"] == "LogAppendTime"
+        self._note(shape_of(self.layout), assignment.schema_id, assignment.data_dir, self.is_delay_log)
+        self.assignment, self.max_message_bytes, self.log_append_time = assignment, max_message_bytes, log_append_time
+        self.slot_map_version = len(assignment.slot_counts)
+        """Batches that were routed by another are refused; 0: the topic has no hash slots."""
 
 
 @dataclass(slots=True)
@@ -143,10 +151,7 @@ class Partitions:
                 del self._set_aside[slot]
         elif known is not None and same:
             if assignment.version >= known.assignment.version:
-                max_message_bytes = int(assignment.settings["max.message.bytes"])
-                log_append_time = assignment.settings["message.timestamp.type"] == "LogAppendTime"
-                known.assignment, known.max_message_bytes, known.log_append_time = assignment, max_message_bytes, log_append_time
-                known.slot_map_version = len(assignment.slot_counts)
+                known.assign(assignment)
         else:
             opened = self._open(assignment)
             if known is not None:
@@ -180,16 +185,7 @@ class Partitions:
 
     def _open(self, assignment: Assignment) -> Partition:
         table = self._tables[assignment.data_dir]
-        partition = Partition(
-            assignment,
-            checksum_seed(assignment.topic_id, assignment.partition),
-            read_schema(assignment.schema),
-            int(assignment.settings["max.message.bytes"]),
-            assignment.settings["message.timestamp.type"] == "LogAppendTime",
-            next_offset=0,
-            is_delay_log=bool(assignment.delay_of),
-            slot_map_version=len(assignment.slot_counts),
-        )
+        partition = Partition(assignment)
         state = table.read(assignment.slot)
         if state.topic_id == assignment.topic_id:
             next_offset, append_us, epoch = self._unsettled.get(assignment.slot, (0, 0, 0))

@@ -1,6 +1,6 @@
 """Deduplication: what a partition remembers of each idempotent producer and of its delays, and the decision on the next batch.
 
-Kafka's rules (KIP-98): a producer numbers its records per partition; the last five batches are remembered, so that a retry of any that may
+Kafka's rules (KIP-98): a producer numbers its records per partition; its last REMEMBERED_BATCHES (Kafka: five) are known, so that a retry of any that may
 be in flight is recognised and acknowledged with its first offset; a gap is refused; a higher epoch starts at sequence 0.
 
 Owner: the worker decides with it; the flusher keeps a copy from what it has flushed, and snapshots that when a segment is rolled.
@@ -70,7 +70,8 @@ _DELAYS = "delays"
 # A producer is `bytes`: its batches, newest first, each with the epoch and the fields of Remembered. 70 bytes and its place in the dict for one of one
 # batch, where objects took 500; and nothing that the garbage collector looks at.
 _BATCH = struct.Struct("<iiiqqq")
-_OLDER_BYTES = (REMEMBERED_BATCHES - 1) * _BATCH.size
+OLDER_BYTES = (REMEMBERED_BATCHES - 1) * _BATCH.size
+"""Of what is remembered of a producer, so much is kept behind its newest batch."""
 _EPOCH, _LAST_SEQUENCE, _BASE_OFFSET, _TIME = 0, 2, 3, 5
 
 
@@ -162,7 +163,7 @@ class ProducerTable:
             newest = _BATCH.unpack_from(packed)
             if newest[_EPOCH] == epoch:
                 if newest[_BASE_OFFSET] < base_offset:
-                    self._producers[producer_id] = batch + packed[:_OLDER_BYTES]
+                    self._producers[producer_id] = batch + packed[:OLDER_BYTES]
                 return
             if newest[_EPOCH] > epoch:
                 return

@@ -18,10 +18,11 @@ import logging
 from collections.abc import Callable
 
 from shm.catalog_messages import REPLAY, Assignment, LaneKind
+from shm.cell import is_compiled
 from shm.control import ProcessSlot
-from shm.crash_points import crash_point
+from shm.crash_points import crash_point, is_armed
 from shm.doorbell import Doorbell
-from shm.lane import LaneMessage, LaneReader
+from shm.lane import LaneError, LaneMessage, LaneReader
 from shm.layout import (
     ACKS_LEADER,
     ACKS_MASK,
@@ -41,24 +42,15 @@ from shm.partition_table import PartitionTable
 from shm.ring import RingWriter
 from shm.runtime.boundary import Boundary
 from shm.runtime.process import ProcessContext, configure_logging, process_name, run, start
-from tailrace.formats.batch_header import (
-    ATTRIBUTE_DELAYED,
-    BatchChecksumError,
-    BatchFormatError,
-    BatchHeader,
-    header_position,
-    stamp_append_time,
-    stamp_appended,
-    stamp_min_tick,
-    verify_batch,
-)
-from tailrace.formats.structure import UnpackedTooLargeError, UnsafeBatchError, check_structure
+from tailrace.formats.batch_header import ATTRIBUTE_DELAYED, BatchHeader, header_position, stamp_append_time, stamp_appended, stamp_min_tick
+from tailrace.kernel import quick_append
 from tailrace.protocol.errors import ErrorCode
+from workers.batch_checks import checked_header
 from workers.delay_gate import SPECIAL_ATTRIBUTES, SPECIAL_FLAGS, begins_epoch, flags_of, is_next_delivery, is_next_mark, note_header
 from workers.files import DiskFiles, Files
 from workers.partitions import LoadProducers, Partition, Partitions
 from workers.producer_snapshots import load_producers
-from workers.producer_state import Decision, ProducerTable
+from workers.producer_state import OLDER_BYTES, Decision, ProducerTable
 from workers.timing_wheel import TimingWheel
 
 logger = logging.getLogger(__name__)
@@ -98,9 +90,11 @@ class Worker:
         self._lanes = lanes
         self._order = [source for source in lanes if source != SOURCE_COORDINATOR]
         self._tables = tables
-        self._slot = slot
+        self._bytes_word, self._refused_word = slot.cell(ProcessWord.BYTES_COUNT), slot.cell(ProcessWord.REFUSED_COUNT)
         self._generation = generation
-        self._is_running = is_running
+        self._has_recovered = is_running
+        self._is_running = False
+        """Whether recovery is over, which it is once."""
         self._live_fronts = live_fronts
         self._fronts = fronts
         self._flushers = flushers
@@ -113,6 +107,7 @@ class Worker:
         self._partitions, self._delay_logs = self._opened.by_slot, self._opened.delay_logs
         self._fed = False
         self._blocked = False
+        self._has_quick_way = all(is_compiled(each) for each in (ring, *lanes.values(), *tables))
         self._has_replies = False
         """Whether a descriptor was appended to which fronts reply as soon as it is published."""
         self._now_ns = 0
@@ -135,7 +130,7 @@ class Worker:
 
     def step(self, now_ns: int) -> int:
         self._now_ns = now_ns
-        if not self._is_running():
+        if not self._runs():
             return 0
         ring = self._ring
         ring.reclaim(self._live_fronts())
@@ -158,24 +153,30 @@ class Worker:
                     bell.ring()
             for bell in self._flushers:
                 bell.ring()
-            self._slot.store(ProcessWord.BYTES_COUNT, self._byte_count)
-            self._slot.store(ProcessWord.REFUSED_COUNT, self._refused_count)
+            self._bytes_word.store(self._byte_count)
+            self._refused_word.store(self._refused_count)
         if now_ns >= self._timers.quiet_until_ns:
             for task in self._timers.advance(now_ns):
                 task()
         return work
+
+    def _runs(self) -> bool:
+        self._is_running = self._is_running or self._has_recovered()
+        return self._is_running
 
     def _expire_producers(self) -> None:
         self._timers.add(self._now_ns + EXPIRY_INTERVAL_NS, self._expire_producers)
         self._opened.expire_producers(self._now_us(), self._producer_expiration_us)
 
     def has_more(self) -> bool:
-        if self._blocked or not self._is_running():
+        if self._blocked or not self._runs():
             return False
-        return any(lane.has_more() for source, lane in self._lanes.items() if self._fed or source == SOURCE_COORDINATOR)
+        if not self._fed:
+            return self._lanes[SOURCE_COORDINATOR].has_more()
+        return any(lane.has_more() for lane in self._lanes.values())
 
     def next_deadline_ns(self) -> int | None:
-        if not self._is_running():
+        if not self._runs():
             return None  # it is rung when it may begin
         deadline_ns = self._timers.quiet_until_ns
         return min(deadline_ns, self._now_ns + BLOCKED_RETRY_NS) if self._blocked else deadline_ns
@@ -184,15 +185,16 @@ class Worker:
         """Nothing to do: fronts have stopped before; what is in the lanes is still appended."""
 
     def is_finished(self) -> bool:
-        return not self._is_running() or not any(lane.has_more() for lane in self._lanes.values())
+        return not self._runs() or not any(lane.has_more() for lane in self._lanes.values())
 
     # ---- lanes -----------------------------------------------------------------------------------------------------------------------
 
     def _read_lane(self, source: int, lane: LaneReader) -> int:
         """Take up to a quantum of messages; stops early when the ring is full."""
         count = 0
-        while count < LANE_QUANTUM:
-            message = lane.peek()
+        while count < LANE_QUANTUM and lane.has_more():
+            count += self._append_plain(source, lane, LANE_QUANTUM - count)
+            message = lane.peek() if count < LANE_QUANTUM else None
             if message is None:
                 break
             published = self._ring.next_number
@@ -208,6 +210,26 @@ class Worker:
                 break
             lane.advance(message)
             count += 1
+        return count
+
+    def _append_plain(self, source: int, lane: LaneReader, count_max: int) -> int:
+        """Have the kernel append what needs no thought: all of `_produce`, for batches that it would append."""
+        if not self._has_quick_way or source in (SOURCE_COORDINATOR, SOURCE_SCHEDULER) or is_armed():
+            return 0
+        open_tables = [None if self._is_disk_full(data_dir) else table for data_dir, table in enumerate(self._tables)]
+        try:
+            count, byte_count, has_replies = quick_append(
+                self._ring, lane, source, LaneKind.PRODUCE, count_max, self._partitions, open_tables, self._now_us(),
+                self._producer_expiration_us, OLDER_BYTES,
+            )  # fmt: skip
+        except LaneError:
+            raise
+        except Exception as error:  # what it appended before is whole; from now on each batch goes the long way
+            self._boundary.caught(f"source={source} quick_append", error)
+            self._has_quick_way, self._has_replies = False, True
+            return 0
+        self._byte_count += byte_count
+        self._has_replies = self._has_replies or has_replies
         return count
 
     def _take(self, source: int, message: LaneMessage) -> bool:
@@ -312,23 +334,7 @@ class Worker:
             return None, ErrorCode.PARTITION_OFFLINE
         if self._is_disk_full(assignment.data_dir):
             return None, ErrorCode.DISK_FULL
-        try:
-            header = verify_batch(batch, partition.seed)
-            if header.schema_id != assignment.schema_id:
-                return None, ErrorCode.SCHEMA_MISMATCH
-            check_structure(
-                batch, header, partition.layout, max_message_bytes=partition.max_message_bytes, is_ours=source == SOURCE_SCHEDULER,
-                is_delay_log=partition.is_delay_log,
-            )  # fmt: skip
-        except BatchChecksumError:
-            return None, ErrorCode.CORRUPT_BATCH
-        except (BatchFormatError, UnsafeBatchError) as error:
-            code = _code_of(error)
-            logger.warning(
-                "batch_refused topic=%s partition=%d code=%s reason=%r", assignment.topic, assignment.partition, code.name, str(error)
-            )
-            return None, code
-        return header, ErrorCode.OK
+        return checked_header(partition, batch, is_ours=source == SOURCE_SCHEDULER)
 
     def _append_batch(
         self, partition: Partition, header: BatchHeader, message: LaneMessage, source: int, position: int, durable_offset: int
@@ -393,12 +399,6 @@ class Worker:
             header.max_timestamp_us if header else 0,
             *((header.min_tick, header.delay_position) if header and flags & SPECIAL_FLAGS else (0, 0)),
         )  # fmt: skip
-
-
-def _code_of(error: BatchFormatError | UnsafeBatchError) -> ErrorCode:
-    if isinstance(error, BatchFormatError):
-        return ErrorCode.UNSUPPORTED_BATCH
-    return ErrorCode.RECORD_TOO_LARGE if isinstance(error, UnpackedTooLargeError) else ErrorCode.UNSAFE_BATCH
 
 
 def build(context: ProcessContext, files: Files) -> Worker:

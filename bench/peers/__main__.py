@@ -1,262 +1,150 @@
 """`make bench-peers [ROUNDS=5] [ONLY=text]`: Apache Kafka, Redis Streams, NATS JetStream and ours, the same work on the same cores and disk.
 
-Each row runs its contenders in turn, `ROUNDS` times, beginning with another one each time; what is stated is the median with least and most, and the ratio
-to ours. All servers are up, idle while it is not their turn. What cannot be had here is left out with a sentence. Beside each contender stands when an
-acknowledged record is on the disk: a peer that does not sync is met with `durability=memory`, and ours with `disk` is shown beside it. The raw pyzmq pipe
-and the disk written in sequence are the ceilings. Results go to bench/results.
+Before anything is measured the machine's memory is touched once (bench/conditions.py; TOUCH=0 leaves it out). Each row runs its contenders in turn, `ROUNDS`
+times, beginning with another one each time; what is stated is the median with least and most, and the ratio to ours; below a row stand the goals that follow
+from it (goals.py). All servers are up, idle while it is not their turn. What cannot be had here is left out with a sentence. Beside each contender stands when
+an acknowledged record is on the disk: a peer that does not sync is met with `durability=memory`, and ours with `disk` is shown beside it. The raw pyzmq pipe
+and the disk written in sequence are the ceilings. Results go to bench/results; those of a part (ONLY, in a row's name or key; several with commas) to a file of
+their own.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 
-from bench.measure import machine
-from bench.peers.ceilings import Pipe, disk_bandwidth, sync_times
-from bench.peers.jetstream import JetStream
-from bench.peers.kafka import SYNCED, Kafka, quantiles
-from bench.peers.redis_streams import Redis
-from bench.peers.servers import Missing
-from bench.peers.tailrace_itself import Tailrace
+from bench.conditions import Conditions
+from bench.peers.field import Field
+from bench.peers.goals import Outcome, goals, outcome
+from bench.peers.rows import Entry, Result, Row, rows
 from bench.suite import RESULTS
+from tailrace.errors import TailraceError
 
-T = TypeVar("T")
-MEMORY, BEHIND, DISK = "page cache", "disk behind", "fdatasync"
-"""What an acknowledged record has reached: the page cache, a ring whose records are synced a moment later, or the disk."""
-LATENCIES = 2_000
 console = Console(soft_wrap=True, highlight=False, record=True, width=150)
+Values = dict[tuple[str, str, str], list[float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A contender in a row."""
-
-    name: str
-    durability: str
-    once: Callable[[], float | dict[str, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What all of them do; the first entry is ours, and what the ratios are to."""
-
-    name: str
-    unit: str
-    entries: list[Entry]
-
-
-class Field:
-    """Every server that can be had here."""
-
-    def __init__(self, stack: ExitStack, directory: str) -> None:
-        self._stack, self._directory = stack, directory
-        self.missing: list[str] = []
-        self.ours = self._start("ours", Tailrace)
-        self.ours_in_memory = self._start("ours-tmpfs", Tailrace, stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
-        self.pipe = Pipe("tcp://127.0.0.1:*")
-        stack.callback(self.pipe.stop)
-        self.local_pipe = Pipe(f"ipc://{directory}/pipe.sock")
-        stack.callback(self.local_pipe.stop)
-        self.kafka = self._try("Apache Kafka", lambda d: Kafka(d))
-        self.redis = self._try("Redis Streams", lambda d: Redis(d, "everysec"))
-        self.redis_synced = self._try("Redis Streams, synced", lambda d: Redis(d, "always"))
-        self.jetstream = self._try("NATS JetStream", lambda d: JetStream(d))
-
-    def _start(self, name: str, make: Callable[[str], T], directory: str | None = None) -> T:
-        directory = directory or os.path.join(self._directory, name.replace(" ", "-"))
-        os.makedirs(directory, exist_ok=True)
-        server = make(directory)
-        self._stack.callback(server.stop)  # type: ignore[attr-defined]
-        return server
-
-    def _try(self, name: str, make: Callable[[str], T]) -> T | None:
+def take(entry: Entry, failures: list[str]) -> Result | None:
+    """One round of one contender, tried twice: None when both failed. A long run does not end for one of them, and says so."""
+    for _ in range(2):
         try:
-            return self._start(name, make)
-        except (Missing, OSError) as error:
-            self.missing.append(f"{name} is left out: {error}")
-            return None
+            return entry.once()
+        except (TailraceError, RuntimeError, ValueError, OSError, subprocess.SubprocessError) as error:
+            failures.append(f"{entry.name} failed: {error}")
+            console.print(f"  {failures[-1]}", style="red", markup=False)
+    return None
 
 
-def spread_of(take: Callable[..., list[float]], *arguments: Any) -> Callable[[], dict[str, float]]:
-    return lambda: quantiles(take(*arguments))
-
-
-def rows(field: Field, directory: str) -> Iterator[Row]:
-    """The table."""
-    for size, count in ((100, 2_000_000), (1_000, 300_000)):
-        yield from producing(field, size, count)
-    yield Row("the disk in sequence, one fdatasync", "MB/s", [Entry("dd", DISK, partial(disk_bandwidth, directory))])
-    for rows_each, label, total in ((65, "64 KiB", 600_000_000), (1_040, "1 MiB", 1_500_000_000)):
-        yield arrow(field, rows_each, label, total // 1_000)
-    for size, count in ((100, 5_000_000), (1_000, 1_000_000)):
-        entries = [
-            Entry("Tailrace on tmpfs", MEMORY, partial(field.ours_in_memory.produce_arrow, size, 1_000, count, "memory")),
-            Entry("Tailrace", MEMORY, partial(field.ours.produce_arrow, size, 1_000, count, "memory")),
-            Entry("Tailrace", BEHIND, partial(field.ours.produce_arrow, size, 1_000, count, "disk")),
-        ]
-        if kafka := field.kafka:
-            entries.append(Entry("Kafka ProducerPerformance", MEMORY, partial(kafka.java_produce, size, count // 3, 1)))
-        yield Row(f"prebuilt batches of 1,000 x {size:,} B, acks=1", "records/s", entries)
-    for size, count in ((100, 3_000_000), (1_000, 600_000)):
-        yield from consuming(field, size, count)
-    yield from latencies(field, directory)
-
-
-def producing(field: Field, size: int, count: int) -> Iterator[Row]:
-    """One record at a time; slow peers are given fewer records."""
-    ours = field.ours
-    entries = [
-        Entry("Tailrace send()", MEMORY, partial(ours.produce, size, count, 1, "memory")),
-        Entry("Tailrace send()", BEHIND, partial(ours.produce, size, count, 1, "disk")),
-    ]
-    if kafka := field.kafka:
-        entries.append(Entry("Kafka ProducerPerformance", MEMORY, partial(kafka.java_produce, size, count, 1)))
-        entries.append(Entry("Kafka confluent-kafka-python", MEMORY, partial(kafka.produce, size, count, 1)))
-    if redis := field.redis:
-        entries.append(Entry("Redis redis-benchmark", "each second", partial(redis.benchmark, size, count // 4)))
-        entries.append(Entry("Redis redis-py", "each second", partial(redis.produce, size, count // 10)))
-    if jetstream := field.jetstream:
-        entries.append(Entry("NATS nats-py", MEMORY, partial(jetstream.produce, size, count // 20)))
-    yield Row(f"produce {size:,} B, a key each, acks=1", "records/s", entries)
-    entries = [Entry("Tailrace send()", DISK, partial(ours.produce, size, count, "all", "disk"))]
-    if kafka := field.kafka:
-        entries.append(Entry("Kafka ProducerPerformance", DISK, partial(kafka.java_produce, size, count, "all", SYNCED)))
-    if redis := field.redis_synced:
-        entries.append(Entry("Redis redis-py", DISK, partial(redis.produce, size, count // 10)))
-    yield Row(f"produce {size:,} B, a key each, acks=all, synced", "records/s", entries)
-
-
-def arrow(field: Field, rows_each: int, label: str, count: int) -> Row:
-    """Batches of records of 1,000 bytes against the pipe underneath."""
-
-    def rate(server: Tailrace, durability: str) -> Callable[[], float]:
-        return lambda: server.produce_arrow(1_000, rows_each, count, durability) * 1_000 / 1e6
-
-    return Row(
-        f"Arrow batches of {label}",
-        "MB/s",
-        [
-            Entry("Tailrace on tmpfs", MEMORY, rate(field.ours_in_memory, "memory")),
-            Entry("Tailrace", MEMORY, rate(field.ours, "memory")),
-            Entry("Tailrace", BEHIND, rate(field.ours, "disk")),
-            Entry("raw pyzmq pipe", "none", partial(field.pipe.bandwidth, rows_each * 1_000)),
-        ],
-    )
-
-
-def consuming(field: Field, size: int, count: int) -> Iterator[Row]:
-    """What was written a moment before, from its beginning."""
-    ours, topic = field.ours, field.ours.topic()
-    ours.produce(size, count, 1, "disk", topic)
-    java: list[Entry] = []
-    python: list[Entry] = []
-    if kafka := field.kafka:
-        theirs = kafka.topic()
-        kafka.java_produce(size, count, 1, topic=theirs)
-        java.append(Entry("Kafka ConsumerPerformance", MEMORY, partial(kafka.java_consume, theirs, count)))
-        python.append(Entry("Kafka confluent-kafka-python", MEMORY, partial(kafka.consume, theirs, count // 3)))
-    if redis := field.redis:
-        python.append(Entry("Redis redis-py", "each second", partial(redis.consume, size, 200_000)))
-    mine = Entry("Tailrace Record", DISK, partial(ours.consume, topic, count, arrow=False))
-    yield Row(f"consume {size:,} B as objects, warm", "records/s", [mine, *java, *python])
-    mine = Entry("Tailrace Arrow", DISK, partial(ours.consume, topic, count, arrow=True))
-    yield Row(f"consume {size:,} B as Arrow, warm", "records/s", [mine, *java])
-
-
-def latencies(field: Field, directory: str) -> Iterator[Row]:
-    ours = field.ours
-    entries = [
-        Entry("Tailrace tcp", BEHIND, spread_of(ours.latency, LATENCIES, 1, "disk")),
-        Entry("Tailrace ipc", BEHIND, spread_of(ours.latency, LATENCIES, 1, "disk", ours.ipc)),
-        Entry("raw pyzmq round trip, tcp", "none", spread_of(field.pipe.round_trips, LATENCIES)),
-        Entry("raw pyzmq round trip, ipc", "none", spread_of(field.local_pipe.round_trips, LATENCIES)),
-    ]
-    if kafka := field.kafka:
-        entries.append(Entry("Kafka librdkafka", MEMORY, spread_of(kafka.latency, LATENCIES, 1)))
-    if redis := field.redis:
-        entries.append(Entry("Redis redis-py", "each second", spread_of(redis.latency, LATENCIES)))
-    if jetstream := field.jetstream:
-        entries.append(Entry("NATS nats-py", MEMORY, spread_of(jetstream.latency, LATENCIES)))
-    yield Row("ack of one record of 100 B, acks=1", "us", entries)
-    entries = [
-        Entry("Tailrace tcp", DISK, spread_of(ours.latency, LATENCIES, "all", "disk")),
-        Entry("Tailrace ipc", DISK, spread_of(ours.latency, LATENCIES, "all", "disk", ours.ipc)),
-        Entry("append of 1,024 B and fdatasync alone", DISK, spread_of(sync_times, directory, 1024, LATENCIES)),
-    ]
-    if kafka := field.kafka:
-        entries.append(Entry("Kafka librdkafka", DISK, spread_of(kafka.latency, LATENCIES, "all", SYNCED)))
-    if redis := field.redis_synced:
-        entries.append(Entry("Redis redis-py", DISK, spread_of(redis.latency, LATENCIES)))
-    yield Row("ack of one record of 100 B, acks=all, synced", "us", entries)
-    entries = [Entry("Tailrace", DISK, spread_of(ours.end_to_end, 20_000, 5, 1_000))]
-    if kafka := field.kafka:
-        entries.append(Entry("Kafka librdkafka", MEMORY, spread_of(kafka.end_to_end, 20_000, 5, 1_000)))
-    yield Row("end to end at 20 MB/s of 1,000 B", "ms", entries)
-
-
-def run(row: Row, rounds: int) -> list[dict[str, Any]]:
-    """All contenders in turn; who begins changes with each round."""
-    found: list[dict[str, list[float]]] = [{} for _ in row.entries]
+def run(row: Row, rounds: int, values: Values, failures: list[str]) -> list[dict[str, Any]]:
+    """All contenders in turn; who begins changes with each round. What was measured is added to `values`; who failed twice in a round is left out."""
+    entries = list(row.entries)
     for number in range(rounds):
-        for position in range(len(row.entries)):
-            index = (position + number) % len(row.entries)
-            result = row.entries[index].once()
+        for entry in [row.entries[(position + number) % len(row.entries)] for position in range(len(row.entries))]:
+            result = take(entry, failures) if entry in entries else None
+            if result is None:
+                entries = [other for other in entries if other is not entry]
+                continue
             for label, value in (result if isinstance(result, dict) else {"": result}).items():
-                found[index].setdefault(label, []).append(value)
+                values.setdefault((row.key, entry.key, label), []).append(value)
+    for key in [key for key in values if key[0] == row.key and key[1] not in {entry.key for entry in entries}]:
+        del values[key]
     lines = []
-    for entry, values in zip(row.entries, found, strict=True):
-        for label, each in values.items():
-            base = statistics.median(found[0][label])
+    first = row.entries[0]
+    for entry in row.entries:
+        for (_, _, label), each in [(key, each) for key, each in values.items() if key[:2] == (row.key, entry.key)]:
+            ours = values.get((row.key, first.key, label))
+            ratio = (
+                statistics.median(ours) / statistics.median(each)
+                if ours and statistics.median(each) and "late" not in label and "undelivered" not in label
+                else None
+            )
             lines.append({
-                "row": row.name, "label": label, "contender": entry.name, "durability": entry.durability, "unit": row.unit,
-                "median": statistics.median(each), "min": min(each), "max": max(each), "ours_to_this": base / statistics.median(each), "values": each,
+                "row": row.name, "key": row.key, "label": label, "contender": entry.name, "contender_key": entry.key, "durability": entry.durability,
+                "unit": row.unit, "median": statistics.median(each), "min": min(each), "max": max(each), "ours_to_this": ratio, "values": each,
             })  # fmt: skip
     return lines
 
 
+def show(row: Row, lines: list[dict[str, Any]]) -> None:
+    digits = 2 if row.unit in ("ms", "") else 1
+    for line in lines:
+        if line["label"].endswith("undelivered") and not line["max"]:
+            continue
+        name = f"{line['contender']} ({line['durability']})"
+        is_first = line["contender_key"] == row.entries[0].key
+        ratio = "" if is_first or line["ours_to_this"] is None else f"{line['ours_to_this']:.2f}"
+        figures = " ".join(f"{line[which]:>12,.{digits}f}" for which in ("median", "min", "max"))
+        console.print(f"  {name:<54} {line['label']:<24} {figures}  {ratio:>7}")
+
+
+def wanted_rows(field: Field, directory: str, only: str) -> list[Row]:
+    """Those that ONLY names, in their name or key."""
+    texts = [text.strip() for text in only.split(",") if text.strip()]
+    return [row for row in rows(field, directory) if not texts or any(text in row.name or text in row.key for text in texts)]
+
+
 def main() -> int:
     rounds, only = int(os.environ.get("ROUNDS", "5")), os.environ.get("ONLY", "")
-    where, lines = machine(), []
+    conditions = Conditions()
+    where = conditions.report()
+    part = "-" + re.sub(r"\W+", "-", only).strip("-") if only else ""
+    path = RESULTS / f"peers-{where['date']}-{where['commit']}{part}.json"
+    command = f"ROUNDS={rounds} {f'ONLY={only!r} ' if only else ''}make bench-peers"
     console.print(
-        f"[bold]Tailrace and its peers[/bold] on {where['cpu']}, {where['cores']} cores, commit {where['commit']}, {rounds} rounds"
+        f"[bold]Tailrace and its peers[/bold] on {where['cpu']}, {where['cores']} cores, commit {where['commit']}, {rounds} rounds\n{conditions.sentence()}"
     )
+    lines: list[dict[str, Any]] = []
+    outcomes: list[Outcome] = []
+    failures: list[str] = []
+    values: Values = {}
+    RESULTS.mkdir(exist_ok=True)
+
+    def keep(*, is_complete: bool) -> None:
+        kept = {
+            "command": command, "machine": conditions.report(), "complete": is_complete, "left_out": field.missing, "failures": failures,
+            "goals": [one.for_file() for one in outcomes], "lines": lines,
+        }  # fmt: skip
+        path.write_text(json.dumps(kept, indent=1) + "\n")
+
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="tailrace-peers-", dir=os.environ.get("TAILRACE_BENCH_DIR")))
         field = Field(stack, directory)
         for sentence in field.missing:
             console.print(sentence)
-        for row in rows(field, directory):
-            if only not in row.name:
-                continue
-            console.print(f"\n{row.name}, {row.unit}", style="bold")
-            for line in run(row, rounds):
-                name = f"{line['contender']} ({line['durability']})"
-                ratio = (
-                    ""
-                    if line["contender"] == row.entries[0].name and line["durability"] == row.entries[0].durability
-                    else f"{line['ours_to_this']:.2f}"
-                )
-                console.print(
-                    f"  {name:<52} {line['label']:<6} {line['median']:>12,.1f} {line['min']:>12,.1f} {line['max']:>12,.1f}  {ratio:>7}"
-                )
-                lines.append(line)
-    if only:
-        return 0
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"peers-{where['date']}-{where['commit']}.json"
-    path.write_text(json.dumps({"command": f"ROUNDS={rounds} make bench-peers", "machine": where, "lines": lines}, indent=1) + "\n")
-    console.save_svg(str(path.with_suffix(".svg")), title="make bench-peers")
-    console.print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}, drawn in {path.with_suffix('.svg').name}")
+        begun = time.monotonic()
+        for row in wanted_rows(field, directory, only):
+            row_begun = time.monotonic()
+            console.print(f"\n{row.name}{', ' if row.unit else ''}{row.unit}  [{row.key}]", style="bold", markup=False)
+            found = run(row, rounds, values, failures)
+            show(row, found)
+            lines += found
+            for goal in goals():
+                if goal.row == row.key:
+                    outcomes.append(outcome(goal, values))
+                    console.print(outcomes[-1].line(), style="" if outcomes[-1].is_met is not False else "red")
+            console.print(f"  {time.monotonic() - row_begun:.0f} s, {(time.monotonic() - begun) / 60:.1f} min until now", style="dim")
+            keep(is_complete=False)  # a run that is ended early has measured something
+    keep(is_complete=True)
+    console.print("\nGoals", style="bold")
+    for one in outcomes:
+        console.print(one.line(), style="" if one.is_met is not False else "red")
+    met = [one.is_met for one in outcomes]
+    console.print(f"  {met.count(True)} met, {met.count(False)} missed, {met.count(None)} not measured; {len(failures)} failures")
+    written = [path.name]
+    if not only:
+        console.save_svg(str(path.with_suffix(".svg")), title="make bench-peers")
+        written.append(path.with_suffix(".svg").name)
+    console.print(f"\nwritten to bench/results: {', '.join(written)}")
     return 0
 
 

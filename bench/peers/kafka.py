@@ -14,6 +14,7 @@ from bench.measure import paced, percentile
 from bench.peers.servers import Missing, Server, free_port, in_child
 
 CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tailrace-bench", "kafka-4.3.0")
+TOOL_TIMEOUT_S = 240
 SYNCED = {"flush.messages": "1"}
 """Topic settings with which every batch is fsync'd before it is acknowledged."""
 _PROPERTIES = """
@@ -67,8 +68,8 @@ class Kafka:
         with open(self._config, "w", encoding="utf-8") as file:
             file.write(_PROPERTIES.format(port=self._port, controller=free_port(), directory=directory))
             file.writelines(f"{name}={value}\n" for name, value in (properties or {}).items())
-        cluster = self._java("kafka.tools.StorageTool", "random-uuid").stdout.strip()
-        self._java("kafka.tools.StorageTool", "format", "-t", cluster, "-c", self._config)
+        cluster = self.java("kafka.tools.StorageTool", "random-uuid").stdout.strip()
+        self.java("kafka.tools.StorageTool", "format", "-t", cluster, "-c", self._config)
         self.server = self.start()
         self._made = 0
 
@@ -83,18 +84,23 @@ class Kafka:
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self._port}"
 
-    def _java(self, main: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def java(self, main: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = ["java", "-XX:-UsePerfData", "-cp", self._class_path, main, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True)
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S)
 
     def topic(self, partitions: int = 1, configs: dict[str, str] | None = None) -> str:
+        """A new one. Raises RuntimeError when it cannot be made."""
+        from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient, NewTopic
 
         self._made += 1
         name = f"t{self._made}"
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 2})
-        for future in admin.create_topics([NewTopic(name, partitions, 1, config=configs or {})]).values():
-            future.result(30)
+        try:
+            for future in admin.create_topics([NewTopic(name, partitions, 1, config=configs or {})]).values():
+                future.result(30)
+        except KafkaException as error:
+            raise RuntimeError(f"no topic with {partitions} partitions: {error}") from error
         return name
 
     # ---- its own tools ---------------------------------------------------------------------------------------------------------------
@@ -102,7 +108,7 @@ class Kafka:
     def java_produce(self, size: int, count: int, acks: int | str, configs: dict[str, str] | None = None, topic: str = "") -> float:
         """Records a second as ProducerPerformance counts them."""
         topic = topic or self.topic(configs=configs)
-        said = self._java(
+        said = self.java(
             "org.apache.kafka.tools.ProducerPerformance", "--topic", topic, "--num-records", str(count), "--record-size", str(size),
             "--throughput", "-1", "--producer-props", f"bootstrap.servers={self.bootstrap}", f"acks={acks}", "batch.size=262144", "linger.ms=5",
             "buffer.memory=67108864",
@@ -112,15 +118,16 @@ class Kafka:
 
     def java_consume(self, topic: str, count: int) -> float:
         """Records a second of fetching, as ConsumerPerformance counts them (fetch.nMsg.sec: joining the group is left out)."""
-        said = self._java(
+        said = self.java(
             "org.apache.kafka.tools.ConsumerPerformance", "--bootstrap-server", self.bootstrap, "--topic", topic, "--num-records", str(count),
         ).stdout  # fmt: skip
         return float(said.strip().splitlines()[-1].split(",")[-1])
 
     # ---- librdkafka under Python -------------------------------------------------------------------------------------------------------
 
-    def produce(self, size: int, count: int, acks: int | str, configs: dict[str, str] | None = None) -> float:
-        return float(in_child(_produce, self.bootstrap, self.topic(configs=configs), size, count, acks))
+    def produce(self, size: int, count: int, acks: int | str, configs: dict[str, str] | None = None, partition: int | None = None) -> float:
+        """Records a second; `partition`: given with each, beside its key."""
+        return float(in_child(_produce, self.bootstrap, self.topic(configs=configs), size, count, acks, partition))
 
     def consume(self, topic: str, count: int) -> float:
         return float(in_child(_consume, self.bootstrap, topic, count))
@@ -137,7 +144,8 @@ class Kafka:
         self.server.stop()
 
 
-def _producer(bootstrap: str, acks: int | str, **settings: Any) -> Any:
+def producer_of(bootstrap: str, acks: int | str, **settings: Any) -> Any:
+    """librdkafka's, with batches, linger (5 ms) and memory as ours have them."""
     from confluent_kafka import Producer
 
     given = {
@@ -147,17 +155,18 @@ def _producer(bootstrap: str, acks: int | str, **settings: Any) -> Any:
     return Producer({**given, **settings})
 
 
-def _produce(bootstrap: str, topic: str, size: int, count: int, acks: int | str) -> float:
+def _produce(bootstrap: str, topic: str, size: int, count: int, acks: int | str, partition: int | None) -> float:
     payload = os.urandom(size // 2) + bytes(size - size // 2)
     keys = [b"k%d" % number for number in range(64)]
-    producer = _producer(bootstrap, acks)
+    producer = producer_of(bootstrap, acks)
     producer.produce(topic, payload)
     producer.flush(30)
+    given = {} if partition is None else {"partition": partition}
     begun = time.perf_counter()
     for number in range(count):
         while True:
             try:
-                producer.produce(topic, payload, keys[number & 63])
+                producer.produce(topic, payload, keys[number & 63], **given)
                 break
             except BufferError:
                 producer.poll(0.01)
@@ -189,7 +198,7 @@ def _consume(bootstrap: str, topic: str, count: int) -> float:
 
 def _latency(bootstrap: str, topic: str, count: int, acks: int | str) -> list[float]:
     payload = os.urandom(100)
-    producer = _producer(bootstrap, acks, **{"linger.ms": 0})
+    producer = producer_of(bootstrap, acks, **{"linger.ms": 0})
     found = []
     for number in range(count + 200):
         done: list[object] = []
@@ -219,7 +228,7 @@ def _end_to_end(bootstrap: str, topic: str, rate: int, seconds: float, size: int
 
 
 def _send_at(bootstrap: str, topic: str, rate: int, count: int, size: int) -> None:
-    producer = _producer(bootstrap, 1, **{"linger.ms": 1})
+    producer = producer_of(bootstrap, 1, **{"linger.ms": 1})
     producer.list_topics(topic)
     filler = b"x" * (size - 8)
     for number, due in enumerate(paced(rate, count)):

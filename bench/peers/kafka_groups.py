@@ -30,15 +30,12 @@ def kafka_group(directory: str, partition_count: int) -> Iterator[tuple[list[str
     """The command of a process of members, without their number and file, and what sends a record to each of some partitions. Raises Missing."""
     if importlib.util.find_spec("confluent_kafka") is None:
         raise Missing("the Python package confluent-kafka is missing (pip install -r bench/peers/requirements.txt)")
-    from confluent_kafka import KafkaException, Producer
+    from confluent_kafka import Producer
 
     os.makedirs(directory)
     node = Kafka(directory, _PROPERTIES, _BOUNDS)
     try:
-        try:
-            topic = node.topic(partition_count)
-        except KafkaException as error:
-            raise RuntimeError(f"no topic with {partition_count} partitions: {error}") from error
+        topic = node.topic(partition_count)
         producer: Any = Producer({"bootstrap.servers": node.bootstrap, "acks": "1", "log_level": 2})
 
         def send(partitions: Collection[int]) -> None:

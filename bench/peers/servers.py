@@ -14,6 +14,7 @@ from typing import Any
 
 _CONTEXT = multiprocessing.get_context("spawn")
 START_TIMEOUT_S = 60.0
+CHILD_TIMEOUT_S = 240.0
 _TIED = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
@@ -89,12 +90,15 @@ def free_port() -> int:
 
 
 def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's result, from a fresh interpreter: no client shares a process, or what it has warmed up, with another."""
+    """The function's result, from a fresh interpreter: no client shares a process, or what it has warmed up, with another. Raises RuntimeError without one."""
     ours, theirs = _CONTEXT.Pipe(duplex=False)
     child = _CONTEXT.Process(target=_answer, args=(theirs, function, arguments))
     child.start()
     theirs.close()
     try:
+        if not ours.poll(CHILD_TIMEOUT_S):
+            child.kill()
+            raise RuntimeError(f"{function.__name__} had no result after {CHILD_TIMEOUT_S:g} s")
         found = ours.recv()
     except EOFError:
         raise RuntimeError(f"{function.__name__} ended without a result") from None

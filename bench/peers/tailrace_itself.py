@@ -39,21 +39,23 @@ class Tailrace:
         return name
 
     @contextmanager
-    def throwaway(self, durability: str) -> Iterator[str]:
+    def throwaway(self, durability: str, partitions: int = 1) -> Iterator[str]:
         """A topic for one run: what five rounds write would fill a tmpfs."""
-        name = self.topic(durability)
+        name = self.topic(durability, partitions)
         try:
             yield name
         finally:
             with Admin(self.address) as admin:
                 admin.delete_topics([name])
 
-    def produce(self, size: int, count: int, acks: int | str, durability: str, topic: str | None = None) -> float:
-        """Records a second of `send()` with a key."""
+    def produce(
+        self, size: int, count: int, acks: int | str, durability: str, topic: str | None = None, partition: int | None = None
+    ) -> float:
+        """Records a second of `send()` with a key; `partition`: given with each."""
         if topic is not None:
-            return float(in_child(_produce, self.address, topic, size, count, acks))
+            return float(in_child(_produce, self.address, topic, size, count, acks, partition))
         with self.throwaway(durability) as name:
-            return float(in_child(_produce, self.address, name, size, count, acks))
+            return float(in_child(_produce, self.address, name, size, count, acks, partition))
 
     def produce_arrow(self, size: int, rows: int, count: int, durability: str) -> float:
         """Records a second of prebuilt batches, acks=1."""
@@ -76,16 +78,23 @@ class Tailrace:
         self.server.stop()
 
 
-def _produce(address: str, topic: str, size: int, count: int, acks: int | str) -> float:
+def _produce(address: str, topic: str, size: int, count: int, acks: int | str, partition: int | None) -> float:
     payload = os.urandom(size // 2) + bytes(size - size // 2)
     keys = [b"k%d" % number for number in range(64)]
     with Producer(address, acks=acks, batch_size=256 << 10) as producer:
         producer.send(topic, payload, b"k").result(30)
         begun = time.perf_counter()
-        for number in range(count):
-            producer.send(topic, payload, keys[number & 63])
+        if partition is None:
+            for number in range(count):
+                producer.send(topic, payload, keys[number & 63])
+        else:
+            for number in range(count):
+                producer.send(topic, payload, keys[number & 63], partition=partition)
         producer.flush()
-        return count / (time.perf_counter() - begun)
+        seconds = time.perf_counter() - begun
+        if errors := producer.metrics()["errors"]:
+            raise RuntimeError(f"{errors} of {count} records were not acknowledged")
+        return count / seconds
 
 
 def _produce_arrow(address: str, topic: str, size: int, rows: int, count: int) -> float:
@@ -96,7 +105,10 @@ def _produce_arrow(address: str, topic: str, size: int, rows: int, count: int) -
         for _ in range(count // rows):
             producer.send_arrow(topic, batch)
         producer.flush()
-        return count // rows * rows / (time.perf_counter() - begun)
+        seconds = time.perf_counter() - begun
+        if errors := producer.metrics()["errors"]:
+            raise RuntimeError(f"{errors} batches were not acknowledged")
+        return count // rows * rows / seconds
 
 
 def _consume(address: str, topic: str, count: int, arrow: bool) -> float:

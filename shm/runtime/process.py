@@ -252,9 +252,15 @@ class Agent(Protocol):
 COLLECT_INTERVAL_NS = 2_000_000_000
 
 
-def run(agent: Agent, context: ProcessContext, wait: Callable[[float | None], None] | None = None) -> None:
+def busy_poll_ns(context: ProcessContext) -> int:
+    """How long this process looks for more work before it sleeps, when it has just worked."""
+    return int(context.spec.settings.get("busy_poll_us", 0)) * 1000 if context.role in (Role.FRONT, Role.WORKER) else 0
+
+
+def run(agent: Agent, context: ProcessContext, wait: Callable[[float | None, int], None] | None = None) -> None:
     """Step `agent` until it is told to stop and has finished; sleep on the doorbell (or by `wait`) when there is nothing to do.
 
+    `wait(timeout_ms, busy_ns)`: see `shm.doorbell.look_then_sleep`. Only a step that did something is followed by looking: timers cost no more than before.
     Garbage is collected only when idle: everything alive at start-up is frozen, and a busy loop makes no cycles.
     """
     sleep = wait or context.doorbell.wait
@@ -266,6 +272,7 @@ def run(agent: Agent, context: ProcessContext, wait: Callable[[float | None], No
     collected_at = time.monotonic_ns()
     stop: Cell = context.slot.cell(ProcessWord.STOP)
     generation = context.spec.generation
+    busy_ns = busy_poll_ns(context)
     stopping = False
     total = 0
     while True:
@@ -290,4 +297,4 @@ def run(agent: Agent, context: ProcessContext, wait: Callable[[float | None], No
         if stopping:
             deadline_ns = min(deadline_ns or now_ns + 20_000_000, now_ns + 20_000_000)
         # Rounded up: a poll that wakes early would spin until the deadline.
-        sleep(None if deadline_ns is None else max(0.0, (deadline_ns - now_ns + 999_999) // 1_000_000))
+        sleep(None if deadline_ns is None else max(0.0, (deadline_ns - now_ns + 999_999) // 1_000_000), busy_ns if work else 0)

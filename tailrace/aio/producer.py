@@ -1,8 +1,8 @@
 """Sending from a coroutine: `tailrace.Producer`, its methods awaited, driven by the event loop in the place of the sender's thread.
 
 A batch is sent when it is full, when its linger is over, or, if a coroutine awaits one of its records, with the loop's next turn: what the other tasks send
-in this turn goes with it. That is so while the partition may have one more batch under way (`max_in_flight_requests_per_connection`); else it fills until an
-answer has come, so that many tasks that await each record of theirs share batches.
+in this turn goes with it. While a request with such batches is under way it fills until the answer has come, so that many tasks that await each record of
+theirs share batches (see `tailrace.produce_request`).
 
 Owner: one event loop's thread. (At the program's exit, a producer that was not closed is, in the main thread, without the loop.)
 Invariants: as those of `tailrace.producer`; a `send` that is cancelled while it waits has sent nothing; sends to one topic that wait go on in their order.
@@ -27,7 +27,7 @@ from tailrace.handles import BatchesHandle, Handle
 from tailrace.other_names import OtherProducerNames, TransactionsLater
 from tailrace.pending_call import PendingCall
 from tailrace.producer import Producer
-from tailrace.producer_batch import OnDelivery, ProducerBatch
+from tailrace.producer_batch import OnDelivery
 from tailrace.producer_topics import Route
 from tailrace.protocol.session import Response
 from tailrace.protocol.wire import Api
@@ -88,8 +88,6 @@ class ProducerDriver(Driver):
         self._due_ns: int | None = None
         self._looked_at = 0
         """How many messages had come when everything was looked after."""
-        self._awaited: set[ProducerBatch] = set()
-        """Batches that still took records when a coroutine began to await them."""
         self._turn_is_coming = False
 
     @property
@@ -125,9 +123,6 @@ class ProducerDriver(Driver):
 
     def look_after(self) -> None:
         self._turn_is_coming = False
-        if self._awaited:
-            with self._sender.lock:
-                self._awaited = {batch for batch in self._awaited if not self._sender.close_awaited(batch)}
         self._due_ns = self._sender.look_after()
         self._looked_at = self.connection.received_count
         self.wake_watchers()
@@ -160,7 +155,8 @@ class ProducerDriver(Driver):
         """A future that is done when the record has ended. Its batch is sent with the next turn, if it may be."""
         self.enter()
         future: asyncio.Future[None] = self.loop.create_future()
-        self._awaited.add(handle.resolve()[0])
+        with self._sender.lock:
+            self._sender.accumulator.hurry(handle.resolve()[0])
         self._sender.when_ended(handle, partial(self._on_end, future))
         return future
 

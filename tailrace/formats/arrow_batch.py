@@ -7,11 +7,10 @@ validation. What a batch may unpack to is looked at before anything of it is unp
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from itertools import count as count_from
 from itertools import repeat
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +32,20 @@ from tailrace.schema import DEFAULT_SCHEMA, HEADER_TYPE
 
 Headers = Sequence[tuple[str, bytes]] | None
 _TIMESTAMP = pa.timestamp("us", "UTC")
+
+
+class Rows(Protocol):
+    """Rows of a batch that become Records when they are taken (see `tailrace.kernel`)."""
+
+    def __len__(self) -> int:
+        """How many are left."""
+
+    @property
+    def next_offset(self) -> int:
+        """Of the first that is left."""
+
+    def take(self, into: list[Record], count: int) -> None:
+        """Append the next `count`, or all that are left."""
 
 
 def null_headers(count: int) -> pa.Array:
@@ -171,39 +184,24 @@ def timestamps_of(batch: pa.RecordBatch, header: BatchHeader, *, is_typed: bool)
     return batch.column(index).cast(pa.int64()).fill_null(header.max_timestamp_us)
 
 
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Many objects at once, none of them in a cycle: the collector would look at each several times, and at the whole program's objects with them (half
-    of a consumer's time, measured). It looks once, afterwards.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def to_records(topic: str, partition: int, first_offset: int, batch: pa.RecordBatch, header: BatchHeader, typed: bool) -> list[Record]:
-    """The rows of a decoded batch, the first of which has `first_offset`, as Records."""
-    with _no_collections():
-        return _to_records(topic, partition, first_offset, batch, header, typed)
+    """The rows of a decoded batch, the first of which has `first_offset`, as Records. Raises CorruptBatchError of a batch that was trusted."""
+    made: list[Record] = []
+    try:
+        to_rows(topic, partition, first_offset, batch, header, typed).take(made, batch.num_rows)
+    except ValueError as error:
+        raise CorruptBatchError(f"batch at offset {header.base_offset} contradicts itself: {error}") from None
+    return made
 
 
-def _to_records(topic: str, partition: int, first_offset: int, batch: pa.RecordBatch, header: BatchHeader, typed: bool) -> list[Record]:
+def to_rows(topic: str, partition: int, first_offset: int, batch: pa.RecordBatch, header: BatchHeader, typed: bool) -> Rows:
+    """The rows of a decoded batch, the first of which has `first_offset`, which become Records when they are taken. Raises ValueError, and so does taking, of
+    a batch that was trusted.
+    """
     count = batch.num_rows
     timestamp_type = timestamp_type_of(header)
-    offsets = range(first_offset, first_offset + count)
     if typed:
-        times = timestamps_of(batch, header, is_typed=True)
-        stamp = header.append_time_us if timestamp_type == LOG_APPEND_TIME else header.max_timestamp_us
-        return [
-            Record(topic, partition, offset, stamp // 1000, timestamp_type, None, row, [], stamp)
-            for offset, row, stamp in zip(
-                offsets, batch.to_pylist(), repeat(stamp, count) if times is None else times.to_pylist(), strict=True
-            )
-        ]
+        return _typed_rows(topic, partition, first_offset, batch, header)
     if timestamp_type == LOG_APPEND_TIME:
         stamps = np.full(count, header.append_time_us)
     else:
@@ -212,12 +210,24 @@ def _to_records(topic: str, partition: int, first_offset: int, batch: pa.RecordB
             column = column.fill_null(header.max_timestamp_us)
         # Not `to_numpy()`: its first call imports pandas, and a member of a group would hold its partitions meanwhile without reading them.
         stamps = np.frombuffer(column.buffers()[1], np.int64, count, column.offset * 8) if count else np.empty(0, np.int64)
-    try:
-        return kernel.records(
-            Record, topic, partition, first_offset, timestamp_type, stamps, batch.column(1), batch.column(2), batch.column(3)
-        )
-    except ValueError as error:  # of a batch that was trusted
-        raise CorruptBatchError(f"batch at offset {header.base_offset} contradicts itself: {error}") from None
+    return kernel.RecordRows(
+        Record, topic, partition, first_offset, timestamp_type, stamps, batch.column(1), batch.column(2), batch.column(3)
+    )
+
+
+def _typed_rows(topic: str, partition: int, first_offset: int, batch: pa.RecordBatch, header: BatchHeader) -> Rows:
+    timestamp_type = timestamp_type_of(header)
+    times = timestamps_of(batch, header, is_typed=True)
+    stamp = header.append_time_us if timestamp_type == LOG_APPEND_TIME else header.max_timestamp_us
+
+    def make(first: int, count: int) -> list[Record]:
+        stamps = repeat(stamp, count) if times is None else times.slice(first, count).to_pylist()
+        return [
+            Record(topic, partition, offset, stamp // 1000, timestamp_type, None, row, [], stamp)
+            for offset, row, stamp in zip(count_from(first_offset + first), batch.slice(first, count).to_pylist(), stamps, strict=False)
+        ]
+
+    return kernel.PiecedRows(first_offset, batch.num_rows, make)
 
 
 def rows_from_dicts(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:

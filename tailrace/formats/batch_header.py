@@ -50,8 +50,10 @@ CONTROL_DELAY_MARK = 0
 is passed on and means nothing to it.
 """
 
-REMEMBERED_BATCHES = 5
+REMEMBERED_BATCHES = 16
 """How many batches of a producer a partition's worker remembers; so many sequences, and no more, may a producer have whose fate it does not know."""
+REMEMBERED_BATCHES_ONCE = 5
+"""The same of an appliance that speaks only the first version of PRODUCE."""
 _TICK_US, _TICK_MASK = 1_000, (1 << 44) - 1
 """As in `tailrace.delays`, which those who read headers have no other use for."""
 NO_PRODUCER = -1

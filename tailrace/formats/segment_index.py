@@ -44,8 +44,11 @@ def encode_header(segment_base: int) -> bytes:
 
 def encode_entries(entries: list[IndexEntry]) -> bytes:
     """Entries, each with its checksum."""
-    packed = [_FIELDS.pack(*entry) for entry in entries]
-    return b"".join(fields + _CRC.pack(crc32c(fields)) for fields in packed)
+    encoded: list[bytes] = []
+    for entry in entries:
+        fields = _FIELDS.pack(*entry)
+        encoded += fields, _CRC.pack(crc32c(fields))
+    return b"".join(encoded)
 
 
 def _decode_entry(data: bytes) -> IndexEntry:

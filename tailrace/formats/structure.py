@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from weakref import WeakValueDictionary
 
 from tailrace.formats.arrow_metadata import ArrowMetadataError, BufferKind, RecordBatchMetadata, SchemaLayout, read_record_batch
 from tailrace.formats.batch_header import (
@@ -37,6 +38,7 @@ from tailrace.formats.batch_header import (
     metadata_size_of,
 )
 from tailrace.formats.checksum import Readable
+from tailrace.kernel import BatchShape
 
 MESSAGE_MAX_BYTES = 64 << 20
 """The largest max.message.bytes there can be."""
@@ -50,6 +52,8 @@ ROWS_FREE = 1 << 16
 
 _I64 = struct.Struct("<q")
 _UNSET = (-1, 0)
+_shapes: WeakValueDictionary[SchemaLayout, BatchShape] = WeakValueDictionary()
+"""For as long as it is used: a topic's partitions share one, as they share its layout."""
 
 
 class UnsafeBatchError(ValueError):
@@ -58,6 +62,14 @@ class UnsafeBatchError(ValueError):
 
 class UnpackedTooLargeError(UnsafeBatchError):
     """The batch is sound, but too large once it is unpacked."""
+
+
+def shape_of(layout: SchemaLayout) -> BatchShape:
+    """What the kernel needs of a layout to check batches by it."""
+    shape = _shapes.get(layout)
+    if shape is None:
+        shape = _shapes[layout] = BatchShape(layout)
+    return shape
 
 
 def unpacked_max(max_message_bytes: int) -> int:

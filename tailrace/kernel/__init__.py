@@ -1,4 +1,4 @@
-"""The kernel: what is done for each record, compiled where that was possible, else the same in Python.
+"""The kernel: what is done for each record and each batch, compiled where that was possible, else the same in Python.
 
 `reference.py` is the truth; `_native.pyx` and what it includes do the same, byte for byte, several times as fast. Nothing but this module knows which of
 them is used.
@@ -13,47 +13,60 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import os
-import pathlib
 import struct
 import zlib
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tailrace
 from tailrace.kernel import reference
 from tailrace.kernel.reference import RECORD_OVERHEAD_BYTES
 
+if TYPE_CHECKING:
+    import pathlib
+
 __all__ = [
     "IS_COMPILED",
     "KIND",
     "RECORD_OVERHEAD_BYTES",
+    "BatchShape",
     "Choices",
     "FillingBatch",
     "FillingQueue",
     "ObjectBuffer",
+    "PiecedRows",
+    "QuickPartition",
     "QuickSender",
     "RecordBuffer",
+    "RecordRows",
+    "compiled",
+    "is_good_batch",
     "murmur2",
+    "new_lock",
+    "quick_append",
     "quick_send",
-    "records",
 ]
 VARIABLE = "TAILRACE_PURE"
-_HERE = pathlib.Path(__file__).parent
+_HERE = os.path.dirname(os.path.abspath(__file__))
 _REMEDY = "run `make kernel` in a checkout, else install tailrace again; or set TAILRACE_PURE=1 to use the same functions in Python"
 
 
 class KernelError(ImportError):
     """The compiled kernel cannot be used; the sentence says what to do."""
 
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence, name="tailrace.kernel")
+
 
 def stamp() -> str:
     """What a compiled kernel has to be made from: the version of the package and the checksum of the sources. (`tailrace/kernel/build.py` reckons the same.)"""
-    sources = sorted(_HERE.glob("_*.p[xy][ix]"))
+    sources = sorted(name for name in os.listdir(_HERE) if name.startswith("_") and name.endswith((".pyx", ".pxi")))
     if not sources:
         return tailrace.__version__
     checksum = 0
     for source in sources:
-        checksum = zlib.crc32(source.read_bytes(), checksum)
+        with open(os.path.join(_HERE, source), "rb") as file:
+            checksum = zlib.crc32(file.read(), checksum)
     return f"{tailrace.__version__}-{checksum:08x}"
 
 
@@ -64,13 +77,20 @@ def compiled_name() -> str:
 
 def compiled_file() -> pathlib.Path | None:
     """Where a compiled kernel for this interpreter lies; None: there is none."""
-    found = [_HERE / f"_native{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
-    return next((path for path in found if path.exists()), None)
+    import pathlib  # every process of the appliance loads this module: half a MB and 5 ms that it does not need
+
+    path = _compiled_path()
+    return None if path is None else pathlib.Path(path)
 
 
-def _is_whole(path: pathlib.Path) -> bool:
+def _compiled_path() -> str | None:
+    found = [os.path.join(_HERE, f"_native{suffix}") for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    return next((path for path in found if os.path.exists(path)), None)
+
+
+def _is_whole(path: str) -> bool:
     """Whether a shared library (ELF, 64 bits) is as long as its header says: its last part is the table of its sections."""
-    with path.open("rb") as file:
+    with open(path, "rb") as file:
         head, size = file.read(64), file.seek(0, os.SEEK_END)
     if len(head) < 64:
         return False
@@ -81,7 +101,7 @@ def _is_whole(path: pathlib.Path) -> bool:
 
 def load_compiled() -> ModuleType | None:
     """The compiled kernel; None: there is none. Raises KernelError."""
-    path = compiled_file()
+    path = _compiled_path()
     if path is None:
         return None
     try:
@@ -118,6 +138,12 @@ IS_COMPILED = _native is not None
 """Whether the compiled kernel is used. For reports; nothing depends on it."""
 
 
+compiled: Any = _native
+"""The compiled module, for classes whose reference lies elsewhere, in `shm` and `netfront`, and who take hot methods from it (see `shm.cell`); None: they are
+used as they are.
+"""
+
+
 def is_wished() -> bool:
     """Whether the reference is used because TAILRACE_PURE=1 says so."""
     return os.environ.get(VARIABLE) == "1"
@@ -125,10 +151,26 @@ def is_wished() -> bool:
 
 ObjectBuffer = reference.RecordBuffer
 """For records whose values are no bytes: rows of typed topics."""
+PiecedRows = reference.PiecedRows
+"""For records that are made in Python: those of typed topics."""
 
 if TYPE_CHECKING or _native is None:
-    from tailrace.kernel.reference import Choices, FillingBatch, FillingQueue, QuickSender, RecordBuffer, murmur2, quick_send, records
+    from tailrace.kernel.reference import (
+        Choices,
+        FillingBatch,
+        FillingQueue,
+        QuickSender,
+        RecordBuffer,
+        RecordRows,
+        murmur2,
+        new_lock,
+        quick_send,
+    )
+    from tailrace.kernel.reference_appends import BatchShape, QuickPartition, is_good_batch, quick_append
 else:
+    BatchShape, QuickPartition = _native.BatchShape, _native.QuickPartition
+    is_good_batch, quick_append = _native.is_good_batch, _native.quick_append
     Choices, FillingBatch, FillingQueue = _native.Choices, _native.FillingBatch, _native.FillingQueue
     QuickSender, RecordBuffer = _native.QuickSender, _native.RecordBuffer
-    murmur2, quick_send, records = _native.murmur2, _native.quick_send, _native.records
+    RecordRows = _native.RecordRows
+    murmur2, new_lock, quick_send = _native.murmur2, _native.new_lock, _native.quick_send

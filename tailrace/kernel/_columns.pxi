@@ -114,3 +114,13 @@ cdef void let_column_go(Column* column) noexcept:
     let_go(&column.data)
     let_go(&column.valid)
     column.count = column.nulls = 0
+
+
+cdef struct Columns:
+    Buffer stamps
+    Column keys
+    Column values
+    # headers: a list for each record, null where it has none; empty until a record has some
+    Column lists  # its `offsets` count headers, its `data` is not used
+    Column names
+    Column contents

@@ -8,14 +8,21 @@ changes meanwhile.
 """
 
 import functools
+import threading
 
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE
+from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject, PyTypeObject
+from cpython.pythread cimport (
+    NOWAIT_LOCK, PY_LOCK_ACQUIRED, PY_LOCK_INTR, PyLockStatus, PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock,
+    PyThread_get_thread_ident, PyThread_release_lock, PyThread_type_lock,
+)
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_SET_ITEM
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
@@ -34,8 +41,11 @@ cdef extern from *:
     int IS_ASCII(object text)
     const char* ASCII_OF(object text)
     object ALLOC(PyTypeObject* type, Py_ssize_t count)
+    object PyMemoryView_FromMemory(char* memory, Py_ssize_t size, int flags)
+    PyLockStatus PyThread_acquire_lock_timed(PyThread_type_lock lock, long long us, int may_be_interrupted) nogil
     PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    object PyUnicode_AsUTF8String(object text)
     object PyUnicode_DecodeUTF8(const char* data, Py_ssize_t length, const char* errors)
 
 
@@ -53,6 +63,10 @@ cdef const char* NOTHING = ""
 
 include "_hashing.pxi"
 include "_columns.pxi"
+include "_memory.pxi"
 include "_message.pxi"
 include "_reading.pxi"
+include "_locking.pxi"
 include "_sending.pxi"
+include "_shared_memory.pxi"
+include "_batches.pxi"

@@ -1,16 +1,25 @@
 # `Producer.send` for a record that needs no thought.
 #
-# `send` takes the producer's lock, which may let other threads run, before it reads anything that can change.
+# First what may run other code: parts are made plain, the handle is made (which may run the collector), the producer's lock is taken where a thread has it.
+# Then, in `take`, everything that can change is read, and the record written, without letting any code come between.
 
 cdef class FillingBatch:
     """Of a batch of a producer: what `quick_send` adds to."""
 
     cdef public object rows
     cdef public int64_t room
+    cdef public list callbacks
 
     def __init__(self):
         self.rows = RecordBuffer()
         self.room = 0
+        self.callbacks = None
+
+    def add(self, key, value, int64_t stamp_us, headers, int64_t byte_count):
+        """Append a record that takes `byte_count`; returns its row. -1: there is no room, or none any more."""
+        if type(self.rows) is RecordBuffer:
+            return (<RecordBuffer>self.rows).add_into(self, key, value, stamp_us, headers, byte_count)
+        return self.rows.add_into(self, key, value, stamp_us, headers, byte_count)
 
 
 cdef class FillingQueue:
@@ -52,34 +61,38 @@ cdef class Choices:
         """The batch of records without a key is closed."""
         self.keyless = None
 
-    cdef FillingQueue of_bytes(self, bytes key):
-        """None: ask the partitioner."""
+    cdef FillingQueue of_plain(self, object key):
+        """Of exact bytes or ASCII text. None: ask the partitioner."""
         cdef PyObject* found
+        cdef Py_ssize_t length
+        cdef const char* at
         if self.by_murmur2:
+            at = read(key, &length)
             return <FillingQueue>PyList_GET_ITEM(
-                self.queues,
-                (_murmur2(<const uint8_t*>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key)) & 0x7FFFFFFF) % <uint32_t>self.partition_count,
+                self.queues, (_murmur2(<const uint8_t*>at, length) & 0x7FFFFFFF) % <uint32_t>self.partition_count
             )
-        found = PyDict_GetItemWithError(self.by_key, key)
+        found = PyDict_GetItemWithError(self.by_key, key if type(key) is bytes else PyUnicode_AsUTF8String(key))
         return None if found == NULL else <FillingQueue>found
 
     def queue_of(self, key):
         """Where records of a key that was seen before go; None: ask the partitioner."""
         if key is None:
             return self.keyless
-        return self.of_bytes(<bytes>key) if type(key) is bytes else None
+        return self.of_plain(key) if type(key) is bytes else None
 
 
 cdef class QuickSender:
     """Of a producer: what its `send` needs for a record that needs no thought."""
 
     cdef dict choices
+    cdef SendLock lock  # None: it is of another kind
     cdef object acquire
     cdef object release
 
     def _begin_quick_sends(self, dict choices not None, lock):
         """`choices`: topic -> what is known of it, kept by the producer. `lock`: the producer's."""
         self.choices = choices
+        self.lock = lock if type(lock) is SendLock else None
         self.acquire, self.release = lock.acquire, lock.release
 
 
@@ -109,7 +122,17 @@ cdef inline Py_ssize_t plain_headers_size(object headers) except -2:
 
 cdef inline bint is_plain(object part) noexcept:
     """Whether a key or value can be read without thought."""
-    return part is None or type(part) is bytes or (type(part) is str and IS_ASCII(part)) or type(part) is bytearray
+    return type(part) is bytes or part is None or (type(part) is str and IS_ASCII(part))
+
+
+cdef object made_plain(object part):
+    """The bytes of a key or value that is not plain; itself: it needs thought. (A bytearray is copied, because it can be resized while a lock is waited for.)"""
+    if type(part) is not str and type(part) is not bytearray and type(part) is not memoryview:
+        return part
+    try:
+        return PyUnicode_AsUTF8String(part) if type(part) is str else bytes(part)
+    except (ValueError, BufferError):  # the long way has the words for it
+        return part
 
 
 cdef inline const char* read(object part, Py_ssize_t* length) noexcept:
@@ -120,11 +143,8 @@ cdef inline const char* read(object part, Py_ssize_t* length) noexcept:
     if part is None:
         length[0] = 0
         return NULL
-    if type(part) is str:
-        length[0] = PyUnicode_GET_LENGTH(part)
-        return ASCII_OF(part)
-    length[0] = PyByteArray_GET_SIZE(part)
-    return PyByteArray_AS_STRING(part)
+    length[0] = PyUnicode_GET_LENGTH(part)
+    return ASCII_OF(part)
 
 
 cdef inline int64_t now_us() noexcept nogil:
@@ -133,10 +153,10 @@ cdef inline int64_t now_us() noexcept nogil:
     return <int64_t>now.tv_sec * 1000000 + now.tv_nsec // 1000
 
 
-cdef object take(QuickSender sender, FillingQueue queue, object value, object key, object headers, int64_t stamp_us, bint is_stamped, handle_type):
-    """The handle of the record, or None: it needs thought. With the lock held."""
-    # First what can fail, or run the collector and so any code.
-    cdef object handle = ALLOC(<PyTypeObject*>handle_type, 2)
+cdef bint take(FillingQueue queue, object value, object key, object headers, int64_t stamp_us, bint is_stamped, object call, object handle) except -1:
+    """Add a record to the queue's open batch and make `handle`, an empty tuple of two, its handle, and `call` (a tuple likewise: row, callback; or None) its
+    callback. False: it needs thought. As if with the lock held; lets no other code run.
+    """
     cdef FillingBatch batch = queue.open
     cdef RecordBuffer rows
     cdef Py_ssize_t key_length, value_length, header_size
@@ -144,8 +164,8 @@ cdef object take(QuickSender sender, FillingQueue queue, object value, object ke
     cdef const char* value_at
     cdef int64_t room
     cdef object row
-    if batch is None or type(batch.rows) is not RecordBuffer:
-        return None
+    if batch is None or type(batch.rows) is not RecordBuffer or (call is not None and batch.callbacks is None):
+        return False
     rows = <RecordBuffer>batch.rows
     key_at = read(key, &key_length)
     value_at = read(value, &value_length)
@@ -153,20 +173,60 @@ cdef object take(QuickSender sender, FillingQueue queue, object value, object ke
     if headers is not None:
         header_size = plain_headers_size(headers)
         if header_size < 0:
-            return None
+            return False
         if header_size == 0:
             headers = None
         room -= header_size
     if room <= 0:
-        return None
-    row = rows.values_.count
-    rows.append(key_at, key_length, value_at, value_length, stamp_us if is_stamped else now_us(), headers)
+        return False
+    row = rows.own.values.count
+    if call is not None:
+        batch.callbacks.append(call)
+        try:
+            rows.append(key_at, key_length, value_at, value_length, stamp_us if is_stamped else now_us(), headers)
+        except BaseException:
+            batch.callbacks.pop()
+            raise
+        Py_INCREF(row)
+        PyTuple_SET_ITEM(call, 0, row)
+    else:
+        rows.append(key_at, key_length, value_at, value_length, stamp_us if is_stamped else now_us(), headers)
     batch.room = room
     Py_INCREF(batch)
     PyTuple_SET_ITEM(handle, 0, batch)
     Py_INCREF(row)
     PyTuple_SET_ITEM(handle, 1, row)
-    return handle
+    return True
+
+
+cdef object empty_call(object callback):
+    """(its row, which is not known yet; the callback)."""
+    cdef object call = ALLOC(<PyTypeObject*>tuple, 2)
+    Py_INCREF(callback)
+    PyTuple_SET_ITEM(call, 1, callback)
+    return call
+
+
+cdef object quickly(QuickSender sender, FillingQueue queue, object value, object key, object headers, int64_t stamp_us, bint is_stamped, object callback,
+                    PyTypeObject* handle_type):
+    """The handle of the record, or None: it needs thought."""
+    cdef object call = None
+    cdef object handle
+    if callback is not None:
+        call = empty_call(callback)
+    handle = ALLOC(handle_type, 2)
+    # Nothing runs between here and the end of `take`: while nobody has the lock, nobody is in the midst of anything.
+    if sender.lock is not None and not sender.lock.depth:
+        return handle if take(queue, value, key, headers, stamp_us, is_stamped, call, handle) else None
+    handle = call = None  # nothing sees them while they are empty
+    sender.acquire()
+    try:
+        if callback is not None:
+            call = empty_call(callback)
+        handle = ALLOC(handle_type, 2)
+        return handle if take(queue, value, key, headers, stamp_us, is_stamped, call, handle) else None
+    finally:
+        sender.release()
 
 
 def quick_send(handle_type):
@@ -185,10 +245,16 @@ def quick_send(handle_type):
             cdef FillingQueue queue = None
             cdef int64_t stamp_us = 0
             cdef Py_ssize_t number
+            cdef object plain_value = value
+            cdef object plain_key = key
+            if not is_plain(value):
+                plain_value = made_plain(value)
+            if not is_plain(key):
+                plain_key = made_plain(key)
             if (
-                on_delivery is None and deliver_at is None and deliver_after is None and repeat is None and is_plain(value) and is_plain(key)
-                and type(key) is not bytearray and (timestamp is None or type(timestamp) is int) and (partition is None or type(partition) is int)
-                and self.choices is not None
+                deliver_at is None and deliver_after is None and repeat is None and is_plain(plain_value) and is_plain(plain_key)
+                and (on_delivery is None or callable(on_delivery)) and (timestamp is None or type(timestamp) is int)
+                and (partition is None or type(partition) is int) and self.choices is not None
             ):
                 try:
                     found = PyDict_GetItemWithError(self.choices, topic)
@@ -200,12 +266,10 @@ def quick_send(handle_type):
                         if choices.takes_partitions and 0 <= partition < choices.partition_count:
                             number = partition
                             queue = <FillingQueue>PyList_GET_ITEM(choices.queues, number)
-                    elif key is None:
+                    elif plain_key is None:
                         queue = choices.keyless
-                    elif type(key) is bytes:
-                        queue = choices.of_bytes(<bytes>key)
                     else:
-                        queue = choices.of_bytes(PyBytes_FromStringAndSize(ASCII_OF(key), PyUnicode_GET_LENGTH(key)))
+                        queue = choices.of_plain(plain_key)
                     if queue is not None and timestamp is not None:
                         if -TIMESTAMP_MAX_MS <= timestamp <= TIMESTAMP_MAX_MS:
                             stamp_us = timestamp
@@ -213,11 +277,9 @@ def quick_send(handle_type):
                         else:
                             queue = None
                     if queue is not None:
-                        self.acquire()
-                        try:
-                            handle = take(self, queue, value, key, headers, stamp_us, timestamp is not None, handle_type)
-                        finally:
-                            self.release()
+                        handle = quickly(
+                            self, queue, plain_value, plain_key, headers, stamp_us, timestamp is not None, on_delivery, <PyTypeObject*>handle_type
+                        )
                         if handle is not None:
                             return handle
             return slow(

@@ -4,6 +4,8 @@
 Where Cython, a C compiler or Python's headers are missing, one line says so and the build goes on: the same functions in Python are used then (docs/adr/0021).
 With TAILRACE_PURE=1 nothing is compiled.
 
+In place, what is compiled from this source already stays; what cannot be made anew goes, because it would be refused.
+
 Invariants: the compiled file appears whole or not at all, under its final name; it carries the stamp that `tailrace.kernel` compares.
 """
 
@@ -31,6 +33,7 @@ except ImportError:  # as a program: nothing but Cython is needed
 ROOT = pathlib.Path(__file__).parents[2]
 KERNEL = pathlib.Path("tailrace", "kernel")
 NAME: str = "_native" + sysconfig.get_config_var("EXT_SUFFIX")
+FLAGS = ("-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fwrapv", "-DNDEBUG", "-w")
 TIMEOUT_S = 600
 
 
@@ -61,43 +64,61 @@ def _run(command: list[str], what: str) -> None:
 
 def compile_kernel(root: pathlib.Path, directory: pathlib.Path) -> pathlib.Path:
     """The compiled kernel in `directory`. Raises NotCompiledError."""
+    if not os.access(directory, os.W_OK):
+        raise NotCompiledError(f"{directory} cannot be written")
     if os.environ.get("TAILRACE_PURE") == "1":
         raise NotCompiledError("TAILRACE_PURE=1 is set")
     if importlib.util.find_spec("Cython") is None:
         raise NotCompiledError("Cython is not installed here")
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-    if shutil.which(compiler[0]) is None:
+    try:
+        compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+        flags = [*FLAGS, *shlex.split(os.environ.get("CFLAGS", ""))]
+    except ValueError as error:
+        raise NotCompiledError(f"CC or CFLAGS cannot be read as words: {error}") from None
+    if not compiler or shutil.which(compiler[0]) is None:
         compiler = ["cc"]
     if shutil.which(compiler[0]) is None:
         raise NotCompiledError("there is no C compiler (apt-get install gcc)")
     headers = sysconfig.get_paths()["include"]
     if not pathlib.Path(headers, "Python.h").exists():
         raise NotCompiledError(f"Python's headers are not in {headers} (apt-get install python3-dev)")
-    stamp = stamp_of(root)
-    with tempfile.TemporaryDirectory(prefix="tailrace-kernel-") as scratch:
-        source, made = pathlib.Path(scratch, "_native.c"), pathlib.Path(scratch, NAME)
-        _run([sys.executable, "-m", "cython", "-3", str(root / KERNEL / "_native.pyx"), "-o", str(source)], "Cython")
-        flags = [
-            "-O2",
-            "-fPIC",
-            "-shared",
-            "-fvisibility=hidden",
-            "-fwrapv",
-            "-DNDEBUG",
-            "-w",
-            f'-DTAILRACE_KERNEL_STAMP="{stamp}"',
-            f"-I{headers}",
-        ]
-        _run([*compiler, *flags, *shlex.split(os.environ.get("CFLAGS", "")), str(source), "-o", str(made)], "the C compiler")
-        final, beside = directory / NAME, directory / f".{NAME}.{os.getpid()}"
-        try:
-            shutil.copyfile(made, beside)
-            os.replace(beside, final)
-        except OSError as error:
-            if beside.exists():
-                beside.unlink()
-            raise NotCompiledError(f"{directory} cannot be written: {error.strerror}") from None
+    command = [*compiler, *flags, f'-DTAILRACE_KERNEL_STAMP="{stamp_of(root)}"', f"-I{headers}"]
+    try:
+        with tempfile.TemporaryDirectory(prefix="tailrace-kernel-") as scratch:
+            return _compiled(root / KERNEL / "_native.pyx", command, pathlib.Path(scratch), directory)
+    except OSError as error:  # a full disk, or no directory for temporary files
+        raise NotCompiledError(f"{error.filename or 'a file'} cannot be written: {error.strerror}") from None
+
+
+def _compiled(source: pathlib.Path, command: list[str], scratch: pathlib.Path, directory: pathlib.Path) -> pathlib.Path:
+    made = scratch / NAME
+    _run([sys.executable, "-m", "cython", "-3", str(source), "-o", str(scratch / "_native.c")], "Cython")
+    _run([*command, str(scratch / "_native.c"), "-o", str(made)], "the C compiler")
+    final, beside = directory / NAME, directory / f".{os.getpid()}.{NAME}"
+    try:
+        shutil.copyfile(made, beside)
+        os.replace(beside, final)
+    finally:
+        beside.unlink(missing_ok=True)
     return final
+
+
+def compile_in_place(root: pathlib.Path) -> str:
+    """What was done, a sentence. Raises NotCompiledError."""
+    file = root / KERNEL / NAME
+    try:
+        is_current = stamp_of(root).encode() + b"\0" in file.read_bytes()
+    except OSError:
+        is_current = False
+    if is_current:
+        return f"{KERNEL / NAME} is up to date"
+    try:
+        compile_kernel(root, root / KERNEL)
+    except NotCompiledError:
+        if os.access(file, os.F_OK) and os.access(file.parent, os.W_OK):
+            file.unlink()
+        raise
+    return f"compiled {KERNEL / NAME}"
 
 
 class CompiledKernel(Hook):  # type: ignore[misc]
@@ -109,9 +130,12 @@ class CompiledKernel(Hook):  # type: ignore[misc]
             return
         try:
             if version == "editable":
-                compile_kernel(root, root / KERNEL)
+                compile_in_place(root)
                 return
-            self._scratch = tempfile.mkdtemp(prefix="tailrace-wheel-")
+            try:
+                self._scratch = tempfile.mkdtemp(prefix="tailrace-wheel-")
+            except OSError as error:
+                raise NotCompiledError(f"no directory for temporary files: {error.strerror}") from None
             made = compile_kernel(root, pathlib.Path(self._scratch))
         except NotCompiledError as error:
             self.app.display_warning(_without(error))
@@ -132,6 +156,6 @@ def _without(error: NotCompiledError) -> str:
 
 if __name__ == "__main__":
     try:
-        print(f"tailrace: compiled {compile_kernel(ROOT, ROOT / KERNEL).relative_to(ROOT)}")
+        print(f"tailrace: {compile_in_place(ROOT)}")
     except NotCompiledError as error:
         print(_without(error))

@@ -11,15 +11,15 @@ Invariants: a record that was taken does not change with what the caller does af
 from __future__ import annotations
 
 import functools
+import gc
 import struct
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from time import time_ns
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    import threading
-
     import numpy as np
     import pyarrow as pa
 
@@ -77,10 +77,22 @@ class RecordBuffer:
 
     def add(self, key: bytes | None, value: Any, stamp_us: int, headers: Headers = None) -> int:
         """Append a record; returns its row. `headers`: (text that is UTF-8, bytes or None) pairs."""
+        return self.add_into(None, key, value, stamp_us, headers, 0)
+
+    def add_into(self, batch: FillingBatch | None, key: bytes | None, value: Any, stamp_us: int, headers: Headers, byte_count: int) -> int:
+        """The same; with a batch, if that has room for `byte_count`, which are taken of it, else returns -1."""
+        cells = key, value, stamp_us * 1000
+        kept = list(headers) if headers else None
+        # From here on nothing is made that could have the collector run.
+        if batch is not None:
+            room = batch.room - byte_count
+            if room < 0:
+                return -1
+            batch.room = room
         row = len(self.cells) // 3
-        if headers:
-            self.headers[row] = list(headers)
-        self.cells += (key, value, stamp_us * 1000)
+        self.cells += cells
+        if kept:
+            self.headers[row] = kept
         return row
 
     def keys(self) -> list[bytes | None]:
@@ -167,13 +179,21 @@ class RecordBuffer:
 class FillingBatch:
     """Of a batch of a producer: what `quick_send` adds to."""
 
-    __slots__ = ("room", "rows")
+    __slots__ = ("callbacks", "room", "rows")
 
     def __init__(self) -> None:
         self.rows = RecordBuffer()
         """Its records until it is encoded."""
         self.room = 0
         """How much of its reservation in the producer's buffer_memory is not used yet."""
+        self.callbacks: list[tuple[int, Callable[..., None]]] | None = None
+        """(row, what is to be called with that record's fate); None: nothing is."""
+
+    def add(self, key: bytes | None, value: Any, stamp_us: int, headers: Headers, byte_count: int) -> int:
+        """Append a record that takes `byte_count`; returns its row. -1: there is no room, or none any more: while its parts were made, the collector may have
+        run code that sends, and so has filled or closed the batch.
+        """
+        return self.rows.add_into(self, key, value, stamp_us, headers, byte_count)
 
 
 class FillingQueue:
@@ -214,6 +234,11 @@ class Choices(dict[object, tuple[Any, "bytes | None", int]]):
         self.pop(None, None)
 
 
+def new_lock() -> threading.RLock:
+    """A lock for a QuickSender, reentrant."""
+    return threading.RLock()
+
+
 class QuickSender:
     """Of a producer: what its `send` needs for a record that needs no thought."""
 
@@ -230,6 +255,89 @@ def header_lists(column: pa.Array) -> list[list[tuple[str, bytes | None]]]:
     return [[(item["key"], item["value"]) for item in row] if row else [] for row in column.to_pylist()]
 
 
+PIECE_ROWS = 2_048
+"""So many rows become records at a time: a record takes many times what its row does."""
+
+
+class PiecedRows(Generic[R]):
+    """Rows that become records when they are asked for, a piece at a time. `make` makes those of (first, count) rows."""
+
+    def __init__(self, first_offset: int, count: int, make: Callable[[int, int], list[R]]) -> None:
+        self.next_offset = first_offset
+        """Of the first record that is left."""
+        self._left = count
+        self._make = make
+        self._made: list[R] = []
+        """The last first: records are taken from the end."""
+        self._end = 0
+        """So many rows have become records."""
+
+    def __len__(self) -> int:
+        return self._left
+
+    def take(self, into: list[R], count: int) -> None:
+        """Append the next `count` records, or all that are left. Raises what `make` does; what came before that is appended then."""
+        count = min(count, self._left)
+        while count > 0:
+            if not self._made:
+                self._made = self._next_piece()
+            taken = min(count, len(self._made))
+            into += self._made[: -taken - 1 : -1]
+            del self._made[-taken:]
+            self.next_offset += taken
+            self._left -= taken
+            count -= taken
+
+    def _next_piece(self) -> list[R]:
+        """Many objects at once, none of them in a cycle: the collector would look at each several times, and at the whole program's objects with them (half of
+        a consumer's time, measured). It looks once, afterwards.
+        """
+        count = min(PIECE_ROWS, self._left)
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            made = self._make(self._end, count)
+        finally:
+            if was_enabled:
+                gc.enable()
+        self._end += count
+        made.reverse()
+        return made
+
+
+class RecordRows(PiecedRows[R]):
+    """Rows of columns of the default schema, all of one length, that become tuples of `record_type` (see `tailrace.records.Record`). The columns have passed
+    Arrow's validation, else the compiled kernel raises ValueError, and this one does what Arrow does.
+    """
+
+    def __init__(
+        self,
+        record_type: type[R],
+        topic: str,
+        partition: int,
+        first_offset: int,
+        timestamp_type: int,
+        stamps_us: np.ndarray[Any, np.dtype[np.int64]],
+        keys: pa.Array,
+        values: pa.Array,
+        headers: pa.Array,
+    ) -> None:
+        if not len(keys) == len(values) == len(headers) == len(stamps_us):
+            raise ValueError("the columns have different lengths")
+        new: Any = tuple.__new__
+
+        def make(first: int, count: int) -> list[R]:
+            stamps = stamps_us[first : first + count]
+            columns = (
+                repeat(topic, count), repeat(partition, count), range(first_offset + first, first_offset + first + count), (stamps // 1000).tolist(),
+                repeat(timestamp_type, count), keys.slice(first, count).to_pylist(), values.slice(first, count).to_pylist(),
+                header_lists(headers.slice(first, count)), stamps.tolist(),
+            )  # fmt: skip
+            return list(map(functools.partial(new, record_type), zip(*columns, strict=True)))
+
+        super().__init__(first_offset, len(values), make)
+
+
 def records(
     record_type: type[R],
     topic: str,
@@ -241,16 +349,11 @@ def records(
     values: pa.Array,
     headers: pa.Array,
 ) -> list[R]:
-    """Tuples of `record_type` (see `tailrace.records.Record`) of columns of the default schema, all of one length; the first has `first_offset`. The columns
-    have passed Arrow's validation, else the compiled kernel raises ValueError, and this one does what Arrow does.
-    """
-    count = len(values)
-    columns = (
-        repeat(topic, count), repeat(partition, count), range(first_offset, first_offset + count), (stamps_us // 1000).tolist(),
-        repeat(timestamp_type, count), keys.to_pylist(), values.to_pylist(), header_lists(headers), stamps_us.tolist(),
-    )  # fmt: skip
-    new: Any = tuple.__new__
-    return list(map(functools.partial(new, record_type), zip(*columns, strict=True)))
+    """All records of RecordRows at once."""
+    made: list[R] = []
+    rows = RecordRows(record_type, topic, partition, first_offset, timestamp_type, stamps_us, keys, values, headers)
+    rows.take(made, len(rows))
+    return made
 
 
 def quick_send(handle_type: Callable[[tuple[Any, int]], Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -276,11 +379,12 @@ def quick_send(handle_type: Callable[[tuple[Any, int]], Any]) -> Callable[[Calla
                 else:
                     self._acquire()
                     try:
+                        record = key, value, time_ns()  # first: to make a tuple may have the collector run, and that any code
                         batch = queue.open
                         if batch is not None and (room := batch.room - len(value) - byte_count) > 0:
                             batch.room = room
                             cells = batch.rows.cells
-                            cells += (key, value, time_ns())
+                            cells += record
                             return handle_type((batch, len(cells) // 3 - 1))
                     finally:
                         self._release()

@@ -25,14 +25,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import orjson
 
 from tailrace.formats.checksum import Readable
 from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import API_VERSIONS, JSON_MAX_BYTES, Api, WireError
+from tailrace.protocol.wire import API_VERSIONS, JSON_MAX_BYTES, PRODUCE_FRAMES_MAX, Api, WireError
 
 ACKS_ALL = -1
 JSON_DEPTH_MAX = 32
@@ -47,15 +46,13 @@ OFFSETS_BY_OFFSET = ("behind", "time_of")
 """Ways to ask for an offset that begin with one: {"behind": offset}."""
 FETCH_PARTITIONS_MAX = 4096
 PRODUCE_BATCHES_MAX = 4096
-PRODUCE_FRAMES_MAX = 8
-"""Frames with batches of a PRODUCE request."""
 SHARE_RUNS_MAX = 500
 """Runs of offsets that one SHARE_ACQUIRE or SHARE_ACKNOWLEDGE acknowledges."""
 
 _PRODUCE = struct.Struct("<16siiII")
 _PRODUCED = struct.Struct("<qqiI")
 _PRODUCE_MANY = struct.Struct("<iIII")
-_PRODUCE_ENTRY = struct.Struct("<16siIII")
+_PRODUCE_ENTRY = struct.Struct("<16siII4x")
 _PRODUCED_MANY = struct.Struct("<II")
 _PRODUCED_ENTRY = struct.Struct("<HHiqq")
 _FETCH = struct.Struct("<IIIIQ")
@@ -66,6 +63,7 @@ _CREDIT = struct.Struct("<Q")
 _INT64_MAX = (1 << 63) - 1
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 PRODUCED_DUPLICATE = 1
+_UNANSWERED = _PRODUCED_ENTRY.pack(ErrorCode.TIMED_OUT, 0, -1, -1, -1)
 
 
 class ProduceRequest(NamedTuple):
@@ -98,11 +96,11 @@ class ProduceEntry(NamedTuple):
 
 
 class ProduceBatches(NamedTuple):
-    """What stands before the batches of a PRODUCE request of version 2. `acks`: 0, 1 or ACKS_ALL."""
+    """What stands before the batches of a PRODUCE request of version 2. `acks`: 0, 1 or ACKS_ALL. `entries`: each with the fields of a ProduceEntry."""
 
     acks: int
     timeout_ms: int
-    entries: list[ProduceEntry]
+    entries: Sequence[tuple[bytes, int, int, int]]
 
 
 class ProducedEntry(NamedTuple):
@@ -185,11 +183,11 @@ def decode_produced(frame: Readable) -> ProduceResponse:
 def encode_produce_batches(request: ProduceBatches) -> bytes:
     """The frame before the batches."""
     head = _PRODUCE_MANY.pack(request.acks, request.timeout_ms, len(request.entries), 0)
-    return head + b"".join([_PRODUCE_ENTRY.pack(*entry, 0) for entry in request.entries])
+    return head + b"".join([_PRODUCE_ENTRY.pack(*entry) for entry in request.entries])
 
 
-def decode_produce_batches(frame: Readable, data_frames: Sequence[Readable]) -> ProduceBatches:
-    """The frame before the batches, which fill `data_frames`: 1 to PRODUCE_BATCHES_MAX, none across two frames. Raises WireError."""
+def decode_produce_batches(frame: Readable) -> ProduceBatches:
+    """The frame before the batches, of which there are 1 to PRODUCE_BATCHES_MAX. Raises WireError."""
     if len(frame) < _PRODUCE_MANY.size:
         raise _malformed("a produce request is cut off")
     acks, timeout_ms, count, _ = _PRODUCE_MANY.unpack_from(frame, 0)
@@ -200,13 +198,50 @@ def decode_produce_batches(frame: Readable, data_frames: Sequence[Readable]) -> 
     size = _PRODUCE_MANY.size + count * _PRODUCE_ENTRY.size
     if len(frame) != size:
         raise _malformed(f"a produce request of {count} batches has {size} bytes before them, this one {len(frame)}")
-    if not 1 <= len(data_frames) <= PRODUCE_FRAMES_MAX:
-        raise _malformed(f"{len(data_frames)} frames with batches; 1 to {PRODUCE_FRAMES_MAX} are allowed")
-    entries = [ProduceEntry(*fields[:4]) for fields in _PRODUCE_ENTRY.iter_unpack(memoryview(frame)[_PRODUCE_MANY.size :])]
-    ends = accumulate(entry.length for entry in entries)
-    if not set(accumulate(map(len, data_frames))) <= (found := set(ends)) or max(found) != sum(map(len, data_frames)):
-        raise _malformed("the frames with batches do not end where batches end, by their lengths")
-    return ProduceBatches(acks, timeout_ms, entries)
+    return ProduceBatches(acks, timeout_ms, list(_PRODUCE_ENTRY.iter_unpack(memoryview(frame)[_PRODUCE_MANY.size :])))
+
+
+def cut_batches(entries: Sequence[tuple[bytes, int, int, int]], frames: Sequence[Readable]) -> list[Readable]:
+    """The batches of a PRODUCE request of version 2, which fill its frames, none across two of them. A frame with one batch is that batch, what is part of
+    a frame is a view of it. Raises WireError.
+    """
+    if not 1 <= len(frames) <= PRODUCE_FRAMES_MAX:
+        raise _malformed(f"{len(frames)} frames with batches; 1 to {PRODUCE_FRAMES_MAX} are allowed")
+    batches: list[Readable] = []
+    number = at = 0
+    view = memoryview(frames[0])
+    size = len(view)
+    for entry in entries:
+        length = entry[3]
+        while at == size and length and number + 1 < len(frames):
+            number += 1
+            view = memoryview(frames[number])
+            at, size = 0, len(view)
+        end = at + length
+        if end > size:
+            raise _malformed(f"batch {len(batches)} has {length} bytes, and {size - at} are left in frame {number + 1} of the batches")
+        batches.append(frames[number] if length == size else view[at:end])
+        at = end
+    if at != size or any(map(len, frames[number + 1 :])):
+        raise _malformed("the frames with batches hold more bytes than their entries say")
+    return batches
+
+
+def unanswered_batches(count: int) -> bytearray:
+    """The body of a PRODUCE response of version 2 in which nothing is known yet: TIMED_OUT for each batch."""
+    return bytearray(_PRODUCED_MANY.pack(count, 0) + _UNANSWERED * count)
+
+
+def answer_batch(body: bytearray, index: int, error: int, flags: int, leader_epoch: int, base_offset: int, append_time_us: int) -> None:
+    """Put into a body from `unanswered_batches` what became of one batch."""
+    _PRODUCED_ENTRY.pack_into(
+        body, _PRODUCED_MANY.size + index * _PRODUCED_ENTRY.size, error, flags, leader_epoch, base_offset, append_time_us
+    )
+
+
+def is_answered(body: bytearray, index: int) -> bool:
+    """Whether `answer_batch` has been called for this batch."""
+    return body[_PRODUCED_MANY.size + index * _PRODUCED_ENTRY.size] != ErrorCode.TIMED_OUT
 
 
 def encode_produced_batches(entries: Sequence[ProducedEntry]) -> bytes:

@@ -89,6 +89,10 @@ class ClientSession:
         self._next_correlation_id += 1
         return correlation_id, encode_request(api, version, correlation_id, body)
 
+    def version(self, api: Api) -> int:
+        """The version of an API that this connection speaks; 0: none."""
+        return self._versions.get(api, 0)
+
     def may_send(self, batch_bytes: int) -> bool:
         """Whether the front has granted credit for a batch of so many bytes."""
         return self.sent_bytes + batch_bytes <= self.credit_limit

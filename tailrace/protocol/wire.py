@@ -28,6 +28,9 @@ RESPONSE_MAGIC = 0x53525254  # "TRRS"
 REQUEST_HEADER_BYTES = 24
 RESPONSE_HEADER_BYTES = 40
 FRAMES_MAX = 3
+"""Of a message, but for a PRODUCE request of version 2."""
+PRODUCE_FRAMES_MAX = 8
+"""Frames with batches of a PRODUCE request of version 2."""
 JSON_MAX_BYTES = 1 << 20
 BATCH_CEILING_BYTES = 64 << 20
 """No topic may allow larger batches; ZeroMQ drops a connection that sends a larger frame before reading it."""
@@ -71,8 +74,13 @@ class Api(IntEnum):
     SHARE_ACKNOWLEDGE = 26
 
 
-API_VERSIONS: dict[int, tuple[int, int]] = {**dict.fromkeys(Api, (1, 1)), Api.FETCH: (2, 2)}
+API_VERSIONS: dict[int, tuple[int, int]] = {**dict.fromkeys(Api, (1, 1)), Api.PRODUCE: (1, 2), Api.FETCH: (2, 2)}
 """Lowest and highest version of each API that this build speaks. HANDSHAKE's JSON is version 1 for ever."""
+
+
+def frames_max(api: int, version: int) -> int:
+    """How many frames a request may have, its header with them."""
+    return 2 + PRODUCE_FRAMES_MAX if api == Api.PRODUCE and version >= 2 else FRAMES_MAX
 
 
 class WireError(ValueError):

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from appliance.host_checks import Level
+from appliance.host_checks import Level, host_checks
 from appliance.restart_policy import ExitCode
 from appliance.start_check import StartReport, check_start
 from tailrace import Admin, NewTopic
@@ -95,6 +95,25 @@ def test_what_is_in_use_is_the_same_refusal_as_that_of_serve(appliance: Embedded
         assert real.returncode == status
         assert sentence.partition(". Stop")[0] in real.stderr
         shutil.rmtree(tmp_path / "data", ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    ("cores", "flags", "said"),
+    [
+        ({0, 1}, [], "sleep at once: 1 of 1 workers share cores with others"),
+        (set(range(8)), [], "look for work for 100 us before they sleep: each front, worker and flusher has a core"),
+        (set(range(8)), [("fronts", 2)], "sleep at once: 2 cores for 3 fronts and flushers"),
+        ({0, 1}, [("busy_poll_us", 40)], "look for work for 40 us before they sleep: as busy_poll_us says"),
+    ],
+)
+def test_what_becomes_of_busy_poll_us_is_said(
+    cores: set[int], flags: list[tuple[str, object]], said: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+    report = check_start(None, {}, lambda: [("data_dirs", [str(tmp_path / "data")]), *flags])
+    assert next(check.detail for check in report.checks if check.name == "busy poll") == f"fronts and workers {said}"
+    doctor = next(check.detail for check in host_checks([]) if check.name == "cores")
+    assert f"busy_poll_us comes to {100 if len(cores) > 2 else 0}: " in doctor
 
 
 def test_directories_memory_and_addresses_that_cannot_be_used_are_said(tmp_path: pathlib.Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from appliance import topic_settings
-from appliance.cores import CorePlan, plan_cores
+from appliance.cores import BUSY_POLL_AUTO_US, CorePlan, plan_busy_poll, plan_cores
 from appliance.memory_plan import plan_regions
 from appliance.restart_policy import BACKOFF_MAX_MS, Action, Decision, ExitCode, decide
 from appliance.settings import Settings, load_settings, setting_names
@@ -34,6 +34,45 @@ def test_core_plan(setting: str | list[int], available: set[int], plan: CorePlan
 def test_cores_that_cannot_be_are_refused(setting: Any) -> None:
     with pytest.raises(InvalidSettingError, match="cores is"):
         plan_cores(setting, {0, 1}, 128)
+
+
+@pytest.mark.parametrize(
+    ("setting", "cores", "available", "counts", "us"),
+    [
+        ("auto", "auto", {0}, (1, 1, 1), 0),
+        ("auto", "auto", {0, 1}, (1, 1, 1), 0),
+        ("auto", [0, 1], {0, 1}, (2, 1, 1), 0),
+        ("auto", [1], {0, 1}, (1, 1, 1), 0),
+        ("auto", "auto", {0, 1, 2}, (1, 1, 1), BUSY_POLL_AUTO_US),
+        ("auto", "auto", set(range(16)), (14, 1, 1), BUSY_POLL_AUTO_US),
+        ("auto", "auto", set(range(16)), (14, 2, 1), 0),  # two fronts and a flusher on two cores
+        ("auto", "auto", set(range(16)), (14, 1, 2), 0),
+        ("auto", "auto", {0, 1, 2}, (2, 1, 1), 0),  # a second data directory's worker has no core
+        ("auto", [2, 3], set(range(6)), (2, 2, 2), BUSY_POLL_AUTO_US),
+        (0, "auto", set(range(16)), (14, 1, 1), 0),
+        (70, "auto", {0, 1}, (1, 1, 1), 70),
+    ],
+)
+def test_processes_look_for_work_only_where_each_has_a_core_or_it_was_asked_for(
+    setting: int | str, cores: str | list[int], available: set[int], counts: tuple[int, int, int], us: int
+) -> None:
+    """`counts`: workers, fronts, flushers."""
+    found = plan_busy_poll(setting, plan_cores(cores, available, 128), *counts)
+    assert found.us == us
+    assert found.reason
+
+
+@pytest.mark.parametrize("setting", [-1, 10_001, "soon", "", True, 1.5])
+def test_a_busy_poll_that_cannot_be_is_refused(setting: Any) -> None:
+    with pytest.raises(InvalidSettingError, match=r'busy_poll_us is .* it takes "auto" or a whole number of microseconds from 0'):
+        load_settings(None, {}, [("busy_poll_us", setting)]).check({0, 1})
+
+
+@pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("0", 0), ("250", 250)])
+def test_a_busy_poll_is_given_as_text_too(text: str, value: int | str) -> None:
+    settings = load_settings(None, {"TAILRACE_BUSY_POLL_US": text}, [])
+    settings.check({0, 1})
+    assert settings.busy_poll_us == value
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,12 @@ from tailrace.delays import delay_id
 from tailrace.formats import arrow_batch
 from tailrace.formats.batch_header import stamp_producer
 from tailrace.protocol import requests
-from tailrace.protocol.requests import FetchEntry, FetchRequest, ProduceRequest
+from tailrace.protocol.requests import FetchEntry, FetchRequest, ProduceBatches, ProduceEntry, ProduceRequest
 from tailrace.protocol.wire import API_VERSIONS, Api, RequestHeader
 from tailrace.schema import delay_schema, to_message
 from tailrace.topics import TopicInfo
 from tests.fuzz.group_conversations import GROUP_REQUESTS, Made
+from tests.fuzz.produce_mutations import framed
 from tests.kit.batches import TIME_US
 
 SCRATCH_TOPICS = 24
@@ -50,8 +51,8 @@ class Request:
 
     api: int
     body: list[bytes]
-    seed: int = 0
-    """What the checksum of its batch starts from, if it has one."""
+    seeds: list[int] = field(default_factory=list)
+    """What the checksums of its batches start from."""
     version: int = 1
     correlation_id: int = 0
     flags: int = 0
@@ -223,15 +224,37 @@ def _ping(_rng: random.Random, _world: World) -> Request:
 
 
 def _produce(rng: random.Random, world: World) -> Request:
+    if rng.random() < 0.6:
+        return _produce_many(rng, world)
     target = world.any_target(rng)
+    return Request(
+        Api.PRODUCE,
+        [
+            requests.encode_produce(ProduceRequest(target.info.topic_id, target.partition, rng.choice((-1, -1, 1, 1, 0)), 5000)),
+            _batch_for(rng, target),
+        ],
+        seeds=[target.seed],
+    )
+
+
+def _produce_many(rng: random.Random, world: World) -> Request:
+    targets = [world.any_target(rng) for _ in range(rng.choice((1, 2, 2, 4, 9, 30)))]
+    if rng.random() < 0.3:
+        targets = [targets[0]] * len(targets)
+    batches = [_batch_for(rng, target) for target in targets]
+    entries = [ProduceEntry(t.info.topic_id, t.partition, 0, len(batch)) for t, batch in zip(targets, batches, strict=True)]
+    head = ProduceBatches(rng.choice((-1, -1, 1, 1, 0)), 5000, entries)
+    return Request(Api.PRODUCE, framed(rng, head, batches), seeds=[target.seed for target in targets], version=2)
+
+
+def _batch_for(rng: random.Random, target: Target) -> bytes:
     batch = bytearray(rng.choice(target.batches))
     if rng.random() < 0.5:
         with memoryview(batch) as view:
             stamp_producer(
                 view, producer_id=rng.randrange(40), producer_epoch=rng.randrange(2), base_sequence=rng.choice((0, 1, 7)), seed=target.seed
             )
-    head = ProduceRequest(target.info.topic_id, target.partition, rng.choice((-1, -1, 1, 1, 0)), 5000)
-    return Request(Api.PRODUCE, [requests.encode_produce(head), bytes(batch)], seed=target.seed)
+    return bytes(batch)
 
 
 def _fetch(rng: random.Random, world: World) -> Request:
@@ -385,7 +408,7 @@ BINARY_FIELDS: dict[int, tuple[tuple[int, str], ...]] = {
     ),
     Api.CREDIT: ((0, "Q"),),
 }  # fmt: skip
-"""API -> (position, struct letter) of each field of its binary frame; of FETCH: with its first entry's."""
+"""API -> (position, struct letter) of each field of its binary frame; of FETCH: with its first entry's; of PRODUCE: version 1."""
 
 
 def max_wait_ms(request: Request) -> int:

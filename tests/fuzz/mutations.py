@@ -18,6 +18,7 @@ from typing import Any
 from tailrace.formats.batch_header import HEADER_BYTES, compute_body_crc, seal_header
 from tailrace.protocol.wire import Api
 from tests.fuzz.conversations import BINARY_FIELDS, Request, World
+from tests.fuzz.produce_mutations import bend_batches
 
 U32_MAX, U64_MAX = (1 << 32) - 1, (1 << 64) - 1
 INTEGERS = (0, 1, -1, 2, 7, 31, 32, 127, 128, 255, 256, 1000, 1001, 2000, 4096, 4097, 65535, 1 << 20, (1 << 31) - 1, 1 << 31, U32_MAX, (1 << 53) + 1,
@@ -296,9 +297,11 @@ def mutate_body(rng: random.Random, request: Request, world: World) -> str:
     if not body:
         body.append(rng.choice((b"", b"{}", b"null", rng.randbytes(100))))
         return "a body where none belongs"
+    if request.api == Api.PRODUCE and request.version == 2 and len(body) > 1:
+        return bend_batches(rng, body, request.seeds, world.gone_id, lambda r, batch, seed: mutate_batch(r, batch, seed, world), INTEGERS)
     if request.api == Api.PRODUCE and len(body) > 1:
         if rng.random() < 0.8:
-            body[1], what = mutate_batch(rng, body[1], request.seed, world)
+            body[1], what = mutate_batch(rng, body[1], request.seeds[0], world)
             return what
         if rng.random() < 0.2:
             body[0] = world.gone_id + body[0][16:]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from tailrace.protocol.wire import FRAMES_MAX, Api, WireError, decode_request_header
+from tailrace.protocol.wire import Api, WireError, decode_request_header, frames_max
 from tests.fuzz import conversations
 from tests.fuzz.conversations import World
 from tests.fuzz.mutations import mutate
@@ -95,16 +95,20 @@ def _message(script: int, frames: list[bytes], what: str) -> Message:
         header = decode_request_header(frames[0])
     except WireError:
         return Message(script, frames, what)
-    is_answered = len(frames) <= FRAMES_MAX and header.api in KNOWN_APIS and must_be_answered(header.api, frames[1:])
+    is_answered = (
+        len(frames) <= frames_max(header.api, header.version)
+        and header.api in KNOWN_APIS
+        and must_be_answered(header.api, header.version, frames[1:])
+    )
     return Message(script, frames, what, header.correlation_id if is_answered else 0, header.api)
 
 
-def must_be_answered(api: int, body: list[bytes]) -> bool:
+def must_be_answered(api: int, version: int, body: list[bytes]) -> bool:
     """Whether an answer has to come soon: not for acks=0 and CREDIT, nor while a fetch may be parked."""
     if api == Api.CREDIT:
         return False
-    if api == Api.PRODUCE and body and len(body[0]) == 32:
-        return body[0][20:24] != bytes(4)
+    if api == Api.PRODUCE and body:
+        return body[0][:4] != bytes(4) if version == 2 else len(body[0]) != 32 or body[0][20:24] != bytes(4)
     if api == Api.FETCH and body and len(body[0]) >= 4:
         return int.from_bytes(body[0][:4], "little") <= LONG_WAIT_MS
     return True

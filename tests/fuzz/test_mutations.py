@@ -11,12 +11,14 @@ import pyarrow as pa
 import pytest
 
 from tailrace.formats.batch_header import BatchFormatError, verify_batch
+from tailrace.formats.checksum import Readable
+from tailrace.protocol import requests
 from tailrace.protocol.requests import decode_json
 from tailrace.protocol.wire import Api, WireError, check_body, decode_request_header
 from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
 from tailrace.topics import TopicInfo
 from tests.fuzz.conversations import REQUESTS, SCHEMAS, World, world_of
-from tests.fuzz.mutations import mutate_batch, mutate_json
+from tests.fuzz.mutations import mutate_batch, mutate_body, mutate_json
 from tests.fuzz.peer import message
 from tests.fuzz.scripts import make_script
 
@@ -69,7 +71,17 @@ def test_valid_and_bent_requests_of_every_api_are_made(world: World) -> None:
     assert all(seen[api, bent] >= 10 for api in Api for bent in (False, True)), seen
 
 
+def batches_of(version: int, body: list[bytes]) -> list[tuple[bytes, int, Readable]]:
+    """(topic id, partition, batch) of a PRODUCE request."""
+    if version == 1:
+        single = requests.decode_produce(body[0])
+        return [(single.topic_id, single.partition, body[1])]
+    entries = requests.decode_produce_batches(body[0]).entries
+    return [(entry[0], entry[1], batch) for entry, batch in zip(entries, requests.cut_batches(entries, body[1:]), strict=True)]
+
+
 def test_what_is_said_to_be_valid_is(world: World) -> None:
+    versions = set()
     for number in range(400):
         for made in make_script(4, number, world).messages:
             if made.what:
@@ -77,12 +89,28 @@ def test_what_is_said_to_be_valid_is(world: World) -> None:
             header = decode_request_header(made.frames[0])
             check_body(header.body_length, made.frames[1:])
             if header.api == Api.PRODUCE:
-                target = next(
-                    t for t in world.targets + world.delayed if t.info.topic_id == made.frames[1][:16] and t.partition == made.frames[1][16]
-                )
-                verify_batch(memoryview(made.frames[2]), target.seed)
+                versions.add(header.version)
+                for topic_id, partition, batch in batches_of(header.version, made.frames[1:]):
+                    target = next(t for t in world.targets + world.delayed if t.info.topic_id == topic_id and t.partition == partition)
+                    verify_batch(memoryview(batch), target.seed)
             elif header.api not in (Api.FETCH, Api.CREDIT, Api.PING):
                 decode_json(made.frames[1])
+    assert versions == {1, 2}
+
+
+def test_most_bent_requests_of_many_batches_get_past_their_entries(world: World) -> None:
+    rng = random.Random(7)
+    passed = 0
+    for _ in range(300):
+        request = REQUESTS[Api.PRODUCE][0](rng, world)
+        if request.version == 2:
+            mutate_body(rng, request, world)
+            try:
+                batches_of(2, request.body)
+                passed += 1
+            except WireError:
+                passed -= 1
+    assert passed > 60
 
 
 def test_most_bent_batches_have_right_checksums(world: World) -> None:

@@ -6,11 +6,14 @@ from netfront.credits import CreditLedger
 from netfront.deciders import CLOSED_MAX, QUEUED_BYTES_MAX, Decider
 from netfront.fetches import FetchService
 from netfront.front import Front
+from netfront.next_reads import AHEAD_MAX_BYTES
 from netfront.parked import ENTRIES_MAX, FETCHES_MAX, SESSION_FETCHES_MAX, Parked
 from netfront.sessions import Sessions
 from netfront.slices import STARTED_MAX, Slices
+from netfront.tickets import TICKET_INDEX_BITS, Tickets
 from netfront.unanswered import Unanswered
 from shm.catalog_messages import LaneKind
+from tailrace.protocol.requests import is_answered
 
 
 def check_front(front: Front) -> None:
@@ -18,7 +21,7 @@ def check_front(front: Front) -> None:
     _check_sessions(front._sessions)
     words = set(front._sessions._by_word)
     _check_ledger(front._ledger)
-    _check_unanswered(front._produces._unanswered, words)
+    _check_tickets(front._produces._tickets, words)
     for decider in (front._decisions.coordinator, front._decisions.scheduler, front._decisions.groups):
         _check_unanswered(decider.unanswered, words)
         _check_decider(decider)
@@ -55,6 +58,23 @@ def _check_unanswered(unanswered: Unanswered, words: set[int]) -> None:
     assert len(unanswered) <= unanswered._all_max
 
 
+def _check_tickets(tickets: Tickets, words: set[int]) -> None:
+    """Requests are found by number and by session alike; their batches are counted; what is in no table has no timer."""
+    found = {}
+    for word, session in tickets._sessions.items():
+        assert word in words, "a session that has ended left something behind"
+        assert 0 < session.batch_count == sum(asked.batch_count for asked in session.asked.values()) <= tickets._session_max
+        for correlation_id, asked in session.asked.items():
+            assert (asked.word, asked.correlation_id) == (word, correlation_id)
+            found[asked.ticket >> TICKET_INDEX_BITS] = asked
+            if asked.body is not None:
+                unknown = sum(not is_answered(asked.body, index) for index in range(asked.batch_count))
+                assert 0 < asked.left == unknown <= asked.batch_count
+    assert found == tickets._by_number
+    assert len(tickets.timeouts) == len(found)
+    assert tickets.batch_count == sum(asked.batch_count for asked in found.values()) <= tickets._all_max
+
+
 def _check_decider(decider: Decider) -> None:
     """Queued bytes are those of what is queued; what the lane has is waited for."""
     queued: dict[int, int] = {}
@@ -87,6 +107,9 @@ def _check_fetches(fetches: FetchService, numbers: set[int]) -> None:
     assert (
         fetches._reading == sum(fetch.is_reading for fetch in waiting) or fetches._reading > 0
     )  # one whose client is gone is still read for
+    ahead = fetches._next_reads
+    assert set(ahead._due) <= set(ahead._by_session) <= numbers, "a session that has ended left a read behind"
+    assert ahead._bytes == sum(read.room for read in ahead._by_session.values()) <= AHEAD_MAX_BYTES
 
 
 def _check_slices(slices: Slices, numbers: set[int]) -> None:

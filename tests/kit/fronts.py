@@ -8,18 +8,21 @@ from typing import Any
 
 import orjson
 
+from netfront.acks import AckWalker
 from netfront.credits import Credit, CreditLedger
 from netfront.deciders import DeciderLink, OnDemand
 from netfront.front import Front
 from netfront.log_reader import ColdRead, LogReadError, Place, Span
+from netfront.produces import WorkerLink
 from netfront.routing import Routing
 from netfront.transport import Watched
 from shm.catalog_messages import Assignment, LaneKind
 from shm.control import Control, ProcessSlot
 from shm.doorbell import Doorbell
 from shm.lane import LaneMessage, LaneReader, LaneWriter
-from shm.layout import ControlLayout, LaneLayout, ProcessWord, RegionKind, Role, SlotState
+from shm.layout import ControlLayout, LaneLayout, ProcessWord, RegionKind, RingLayout, Role, SlotState, Verdict
 from shm.partition_table import PartitionState
+from shm.ring import Ring, RingWriter
 from tailrace.formats.checksum import Readable
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode, code_of
@@ -30,6 +33,8 @@ from workers.timing_wheel import NEVER_NS
 
 MS = 1_000_000
 LANE_BYTES = 1 << 18
+RING_BYTES = 1 << 16
+DESCRIPTORS = 8192
 
 
 class SilentBell(Doorbell):
@@ -191,10 +196,57 @@ class FakeDecider:
         self.answers.publish()
 
 
+class FakeWorker:
+    """A worker at the other ends of its lane and ring: it does with a batch what the test says."""
+
+    def __init__(self, generation: int, lane_bytes: int) -> None:
+        lane = simulated(RegionKind.LANE, LaneLayout(lane_bytes).size, lane_bytes)
+        ring = simulated(RegionKind.RING, RingLayout(RING_BYTES, DESCRIPTORS).size, RING_BYTES, DESCRIPTORS)
+        self.lane, self.ring = LaneReader(lane), RingWriter(ring)
+        seen = Ring(ring)
+        self.link = WorkerLink(LaneWriter(lane), SilentBell(), seen, AckWalker(seen, 0, generation))
+        self.next_offset = 0
+
+    def take(self) -> tuple[LaneMessage, bytes] | None:
+        """Take the next batch out of the lane: its message, and its bytes."""
+        message = self.lane.peek()
+        if message is None:
+            return None
+        batch = bytes(message.payload)
+        self.lane.advance(message)
+        self.lane.consume()
+        return message, batch
+
+    def take_all(self) -> list[tuple[LaneMessage, bytes]]:
+        return list(iter(self.take, None))
+
+    def answer(self, message: LaneMessage, code: ErrorCode = ErrorCode.OK, flags: int = 0) -> int:
+        """Give a batch its descriptor, and the flusher's word on it; returns the offset that it got."""
+        self.ring.reclaim([0])
+        offset, self.next_offset = self.next_offset, self.next_offset + 1
+        number = self.ring.next_number
+        self.ring.append(
+            self.ring.tail, 0, message.slot, offset, offset + 1, message.session, message.correlation_id, message.next_position,
+            message.flags | flags, 0, int(code), -1, -1, -1, 0, 3, 1_000 + offset, 0,
+        )  # fmt: skip
+        self.ring.judge(number, Verdict.DURABLE)
+        self.ring.publish()
+        self.ring.settled.store(self.ring.next_number)
+        return offset
+
+    def work(self) -> int:
+        """Append everything that is in the lane; returns how many batches."""
+        taken = self.take_all()
+        for message, _ in taken:
+            self.answer(message)
+        return len(taken)
+
+
 class FakeFront:
     """The front under test, with its world."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int = 0, lane_bytes: int = 1 << 16, ledger: CreditLedger | None = None) -> None:
+        self.workers = [FakeWorker(7, lane_bytes) for _ in range(workers)]
         control = Control(simulated(RegionKind.CONTROL, ControlLayout().size, 0))
         self.slot: ProcessSlot = control.process(Role.FRONT, 0)
         self.transport, self.log, self.pool, self.routing = FakeTransport(), FakeLog(), FakePool(), Routing()
@@ -207,14 +259,15 @@ class FakeFront:
         self.now_ns = 1_000 * MS
         self._version = 0
         self.front = Front(
-            transport=self.transport, generation=7, process_generation=1, workers={}, connect_worker=self._no_worker,
+            transport=self.transport, generation=7, process_generation=1,
+            workers={number: worker.link for number, worker in enumerate(self.workers)}, connect_worker=self._no_worker,
             coordinator=self.coordinator.link, scheduler=self.scheduler.link,
             groups=OnDemand(
                 lambda: self.groups.link if self.has_groups else None, self._ask_for_groups, lambda: self.lacks_memory, self.groups.answers.payload_max
             ),
             front_ports=lambda: [7420], routing=self.routing,
             reader=self.log,  # type: ignore[arg-type]
-            pool=self.pool, ledger=CreditLedger(1 << 20, 1 << 20, 1 << 16), slot=self.slot, cluster_id="fake", auto_create_topics=False,
+            pool=self.pool, ledger=ledger or CreditLedger(1 << 20, 1 << 20, 1 << 16), slot=self.slot, cluster_id="fake", auto_create_topics=False,
             on_ready=lambda: None, start_ns=self.now_ns,
         )  # fmt: skip
         assert self.coordinator.answers.try_write(LaneKind.FED, 0, 0, 0, 1, 0, (b"",))
@@ -248,7 +301,10 @@ class FakeFront:
         topic_id = self._version.to_bytes(16, "big")
         first = len(self.log.logs)
         made = [
-            Assignment(name, topic_id, p, partitions, first + p, self._version, 0, 0, 0, 0, schema, False, settings={"max.message.bytes": 1024})
+            Assignment(
+                name, topic_id, p, partitions, first + p, self._version, p % max(1, len(self.workers)), 0, 0, 0, schema, False,
+                settings={"max.message.bytes": 1024, "delay.enabled": False},
+            )
             for p in range(partitions)
         ]  # fmt: skip
         for assignment in made:
@@ -268,20 +324,29 @@ class FakeFront:
 class FakeClient:
     """One connection to it."""
 
-    def __init__(self, world: FakeFront, identity: bytes) -> None:
+    def __init__(self, world: FakeFront, identity: bytes, offered: dict[str, Any] | None = None) -> None:
+        """`offered`: versions; what this build speaks unless given."""
         self._world = world
         self.identity = identity
         self._next = 1
-        versions = {str(int(api)): list(versions) for api, versions in API_VERSIONS.items()}
-        assert self.ask(Api.HANDSHAKE, {"versions": versions, "client_id": identity.decode()})[0] is ErrorCode.OK
+        versions = offered or {str(int(api)): list(versions) for api, versions in API_VERSIONS.items()}
+        code, answer = self.ask(Api.HANDSHAKE, {"versions": versions, "client_id": identity.decode()})
+        assert code is ErrorCode.OK
+        self.versions: dict[str, int] = answer["versions"]
 
-    def send(self, api: int, *body: bytes, correlation_id: int | None = None) -> int:
+    def send(self, api: int, *body: bytes, correlation_id: int | None = None, version: int | None = None) -> int:
         if correlation_id is None:
             correlation_id, self._next = self._next, self._next + 1
-        version = API_VERSIONS[Api(api)][1]
+        version = version or API_VERSIONS[Api(api)][1]
         frames = encode_request(api, version, correlation_id, body)
         self._world.transport.inbox.append([self.identity, *(bytes(frame) for frame in frames)])
         return correlation_id
+
+    def produce(self, batches: Sequence[tuple[Assignment, bytes]], *, acks: int = 1, timeout_ms: int = 500) -> int:
+        """A PRODUCE request of version 2, its batches in one frame."""
+        entries = [requests.ProduceEntry(a.topic_id, a.partition, 0, len(batch)) for a, batch in batches]
+        head = requests.encode_produce_batches(requests.ProduceBatches(acks, timeout_ms, entries))
+        return self.send(Api.PRODUCE, head, b"".join(batch for _, batch in batches))
 
     def send_json(self, api: int, value: dict[str, Any]) -> int:
         return self.send(api, orjson.dumps(value))

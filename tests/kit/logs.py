@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from appliance import topic_settings
@@ -26,6 +27,7 @@ from shm.layout import (
 from shm.partition_table import PartitionTable
 from shm.region import Region
 from shm.ring import Ring, RingWriter
+from shm.settled_news import SettledNews
 from tailrace.schema import DEFAULT_SCHEMA, to_message
 from tests.kit import memory
 from tests.kit.batches import TOPIC_ID
@@ -126,7 +128,7 @@ class Bench:
             facts=RunFacts(self.run, self.lost_memory), slot=self.flusher_slot,
             rings={0: Ring(self.regions["ring"])},
             old_rings=[(Ring(r["ring"]), PartitionTable(r["table"])) for r in ([] if self.is_running else self.old)],
-            fronts=[], workers={0: self.bell}, connect_worker=lambda _: (self.ring, self.bell), coordinator=self.bell, scheduler=self.bell,
+            fronts=SettledNews([]), workers={0: self.bell}, connect_worker=lambda _: (self.ring, self.bell), coordinator=self.bell, scheduler=self.bell,
             settings=self.settings,
             on_ready=self._on_ready, now_us=lambda: self.now_us, start_ns=self.now_ns,
         )  # fmt: skip
@@ -195,15 +197,16 @@ class Bench:
         return [f"{directory}/{name}" for name in sorted(os.listdir(directory)) if name.endswith(".arrows")]
 
 
-def simulated_regions(ring_bytes: int = 1 << 18, descriptors: int = 256) -> dict[str, Region]:
-    """The regions of a Bench in this process's own memory: cheap, for thousands of them."""
+def simulated_regions(ring_bytes: int = 1 << 18, descriptors: int = 256, *, is_checked: bool = True) -> dict[str, Region]:
+    """The regions of a Bench in this process's own memory: cheap, for thousands of them. `is_checked`: see `memory.simulated`."""
     lane = 1 << 17
+    made = partial(memory.simulated, is_checked=is_checked)
     return {
-        "ring": memory.simulated(RegionKind.RING, RingLayout(ring_bytes, descriptors).size, ring_bytes, descriptors),
-        "table": memory.simulated(RegionKind.TABLE, TableLayout(16).size, 16),
-        "control": memory.simulated(RegionKind.CONTROL, ControlLayout().size, 0),
+        "ring": made(RegionKind.RING, RingLayout(ring_bytes, descriptors).size, ring_bytes, descriptors),
+        "table": made(RegionKind.TABLE, TableLayout(16).size, 16),
+        "control": made(RegionKind.CONTROL, ControlLayout().size, 0),
         **{
-            name: memory.simulated(RegionKind.LANE, LaneLayout(lane).size, lane)
+            name: made(RegionKind.LANE, LaneLayout(lane).size, lane)
             for name in ("front>worker", "coord>worker", "coord>flusher", "scheduler>worker")
         },
     }

@@ -41,7 +41,10 @@ def table_region(slots: int = 16) -> Iterator[Region]:
         yield created
 
 
-def simulated(kind: RegionKind, size: int, first: int, second: int = 0) -> Region:
-    """A region in this process's own memory: it outlives the simulated processes that use it, and costs no system call."""
-    memory = bytearray(size)
-    return checked(Region("/simulated", memory, RegionHeader(kind, bytes(16), INSTANCE, 1, size, first, second)))  # type: ignore[arg-type]
+def simulated(kind: RegionKind, size: int, first: int, second: int = 0, *, is_checked: bool = True) -> Region:
+    """A region in this process's own memory: it outlives the simulated processes that use it, and costs no system call. One that is not checked is used by
+    the compiled kernel, where there is one.
+    """
+    header = RegionHeader(kind, bytes(16), INSTANCE, 1, size, first, second)
+    region = Region("/simulated", bytearray(size), header)  # type: ignore[arg-type]
+    return checked(region) if is_checked else region

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
 import orjson
 import zmq
 
+from tailrace.formats.checksum import Readable
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.wire import API_VERSIONS, PUSH_CORRELATION_ID, Api, ResponseHeader, decode_response_header, encode_request
@@ -18,13 +21,16 @@ ANSWER_TIMEOUT_MS = 60_000
 class RawClient:
     """One DEALER. Requests go out with any body; answers come back by correlation id."""
 
-    def __init__(self, address: str, *, handshake: bool = True) -> None:
+    def __init__(self, address: str, *, handshake: bool = True, versions: dict[int, tuple[int, int]] = API_VERSIONS) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RCVTIMEO, ANSWER_TIMEOUT_MS)
         self._socket.setsockopt(zmq.SNDTIMEO, ANSWER_TIMEOUT_MS)
         self._socket.connect(address)
         self._next = 1
+        self._offered = versions
+        self.versions: dict[int, int] = {}
+        """That the handshake chose."""
         self._answers: dict[int, tuple[ResponseHeader, list[bytes]]] = {}
         if handshake:
             try:
@@ -34,8 +40,10 @@ class RawClient:
                 raise
 
     def _shake(self) -> None:
-        offered = {str(int(api)): list(versions) for api, versions in API_VERSIONS.items()}
-        assert self.ask(Api.HANDSHAKE, {"versions": offered, "client_id": "raw"})[0] is ErrorCode.OK
+        offered = {str(int(api)): list(versions) for api, versions in self._offered.items()}
+        code, answer = self.ask(Api.HANDSHAKE, {"versions": offered, "client_id": "raw"})
+        assert code is ErrorCode.OK
+        self.versions = {int(api): version for api, version in answer["versions"].items()}
 
     def __enter__(self) -> RawClient:
         return self
@@ -46,12 +54,12 @@ class RawClient:
     def close(self) -> None:
         self._socket.close()
 
-    def send(self, api: int, *body: bytes, correlation_id: int | None = None) -> int:
-        """Returns the correlation id."""
+    def send(self, api: int, *body: Readable, correlation_id: int | None = None, version: int | None = None) -> int:
+        """Returns the correlation id. `version`: the one that the handshake chose unless given."""
         if correlation_id is None:
             correlation_id, self._next = self._next, self._next + 1
-        low_high = API_VERSIONS.get(Api(api)) if api in set(Api) else None
-        self._socket.send_multipart(encode_request(api, low_high[1] if low_high else 1, correlation_id, body))
+        known = self.versions.get(api, 1) if version is None else version
+        self._socket.send_multipart(encode_request(api, known, correlation_id, body))
         return correlation_id
 
     def answer(self, correlation_id: int) -> tuple[ErrorCode, list[bytes]]:
@@ -79,6 +87,20 @@ class RawClient:
         """A request in JSON and its answer."""
         code, body = self.answer(self.send(api, value if isinstance(value, bytes) else orjson.dumps(value)))
         return code, orjson.loads(body[0]) if body else {}
+
+    def produce(
+        self, batches: Sequence[tuple[bytes, int, Readable]], *, acks: int = 1, timeout_ms: int = 30_000, cuts: Sequence[int] = ()
+    ) -> int:
+        """A PRODUCE request of version 2 with batches for (topic id, partition). `cuts`: before which batches a new frame begins; none: one frame."""
+        entries = [requests.ProduceEntry(topic_id, partition, 0, len(batch)) for topic_id, partition, batch in batches]
+        head = requests.encode_produce_batches(requests.ProduceBatches(acks, timeout_ms, entries))
+        ends = [0, *cuts, len(batches)]
+        frames = [b"".join(bytes(batch) for _, _, batch in batches[a:b]) for a, b in pairwise(ends)]
+        return self.send(Api.PRODUCE, head, *frames, version=2)
+
+    def produced(self, correlation_id: int) -> tuple[ErrorCode, list[requests.ProducedEntry]]:
+        code, body = self.answer(correlation_id)
+        return code, requests.decode_produced_batches(body[0]) if code is ErrorCode.OK else []
 
     def fetch(self, request: requests.FetchRequest) -> int:
         return self.send(Api.FETCH, requests.encode_fetch(request))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
 import zmq
@@ -11,6 +12,7 @@ import zmq
 from netfront.credits import Credit
 from netfront.peers import MARK_BYTES, Limits, Peers
 from netfront.router import COPY_BELOW_BYTES, PARTS_MAX, Router
+from shm.doorbell import Doorbell
 from tailrace.protocol.wire import FRAMES_MAX
 
 MIB = 1 << 20
@@ -174,3 +176,76 @@ print("lives")
 def test_a_peer_that_goes_while_what_it_sent_fills_its_queue_does_not_end_the_front() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", GOES_WITH_ITS_QUEUE_FULL], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "lives\n", (done.returncode, done.stderr)
+
+
+def test_nothing_that_comes_is_slept_over_whatever_the_socket_was_used_for_before() -> None:
+    """A client sends its next message when it has its answer: one that the front sleeps over ends the test. Some turns begin with a ring, some send between
+    receiving and sleeping, which takes the news of a message out of the descriptor, some do neither.
+    """
+    router, bell = Router(["tcp://127.0.0.1:*"], MIB, LIMITS), Doorbell.create()
+    context, count = zmq.Context(), 3_000
+    failures: list[object] = []
+
+    def ask() -> None:
+        client = context.socket(zmq.DEALER)
+        client.setsockopt(zmq.RCVTIMEO, 60_000)
+        client.connect(f"tcp://127.0.0.1:{router.port}")
+        try:
+            for number in range(count):
+                client.send(b"%d" % number)
+                if number % 3 == 0:
+                    bell.ring()
+                while client.recv() != b"%d" % number:
+                    pass  # what was sent in between
+        except zmq.ZMQError as error:
+            failures.append(error)
+        client.close(0)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    answered = 0
+    try:
+        while answered < count and not failures:
+            received = router.try_receive()
+            if received is None:
+                router.wait(bell, None if answered else 1_000, 20_000 if answered % 2 else 0)
+                continue
+            if answered == 0:
+                router.shaken(received[0], Credit())
+            answered += 1
+            assert router.try_send(received[0], [received[1]])
+            if answered % 5 == 0 and answered < count:
+                assert router.try_send(received[0], [b"in between"])
+        thread.join(60)
+        assert not thread.is_alive()
+        assert not failures
+    finally:
+        context.destroy(0)
+        router.close()
+
+
+def test_a_ring_alone_does_not_ask_the_socket() -> None:
+    router, bell = Router(["tcp://127.0.0.1:*"], MIB, LIMITS), Doorbell.create()
+    context = zmq.Context()
+    client = context.socket(zmq.DEALER)
+    try:
+        assert router.try_receive() is None
+        client.connect(f"tcp://127.0.0.1:{router.port}")
+        client.send(b"hello")
+        while not (received := router.try_receive()):
+            router.wait(bell, None, 0)
+        router.shaken(received[0], Credit())
+        assert router.try_receive() is None
+        bell.ring()
+        router.wait(bell, None, 0)
+        client.send(b"again")  # after the turn began: it is for the next one
+        assert router.try_receive() is None
+        received = None
+        while not received:
+            router.wait(bell, None, 0)
+            received = router.try_receive()
+        assert received[1:] == [b"again"]
+    finally:
+        client.close(0)
+        context.term()
+        router.close()

@@ -19,6 +19,7 @@ from tailrace.consumer import Consumer
 from tailrace.delays import delay_log_name
 from tailrace.errors import CorruptBatchError
 from tailrace.producer import Producer
+from tailrace.protocol import requests
 from tailrace.records import Record, TopicPartition
 from tests.kit.batches import TIME_US
 from tests.kit.checker import History, check
@@ -26,6 +27,7 @@ from tests.sim.actors import LATER, TOPIC, AdminActor, ConsumerActor, Delayed, P
 from tests.sim.group_members import MemberActor, are_settled, committed, members
 from tests.sim.machine_parts import ADDRESS, MS, SECOND, PowerLost
 from tests.sim.plan import Plan, plan
+from tests.sim.raw_producers import RawProducerActor, raw_producer
 from tests.sim.share_history import QueueHistory
 from tests.sim.share_members import ShareActor, partitions_of_queue, share_members
 from tests.sim.share_members import settings as queue_settings
@@ -34,6 +36,8 @@ from tests.sim.world import World
 HOUR_US = 3_600_000_000
 QUEUE_RATE = 0.3
 QUEUE_FAULT_RATE = 0.06
+RAW_RATE = 0.5
+"""Of schedules: how many have a producer that sends requests of many batches past the SDK."""
 
 
 class AllKilled(BaseException):
@@ -57,7 +61,9 @@ class Schedule:
         self.queue_rng = random.Random(f"share of {seed}")
         self.workers: list[ShareActor] = []
         """Members of a share group."""
-        self.actors: list[ProducerActor | ConsumerActor | AdminActor | MemberActor | ShareActor] = []
+        self.raw_rng = random.Random(f"raw of {seed}")
+        self.raw: RawProducerActor | None = None
+        self.actors: list[ProducerActor | ConsumerActor | AdminActor | MemberActor | ShareActor | RawProducerActor] = []
         self.delayed: Delayed | None = None
         self.losses_ns: list[int] = []
         """When the power failed."""
@@ -129,6 +135,11 @@ class Schedule:
         if self.groups_rng.random() < 0.4:
             self.members = members(world, self.groups_rng, plan.partitions)
             self.actors += self.members
+        if self.raw_rng.random() < RAW_RATE:
+            acks = requests.ACKS_ALL if plan.acks == "all" else 1
+            may_lose = plan.may_refuse or not plan.is_lossless or plan.deletes
+            self.raw = raw_producer(world, self.raw_rng, self.history, acks, may_lose)
+            self.actors.append(self.raw)
         if queue_given:
             limit = queue_given["group.share.delivery.count.limit"]
             queue = QueueHistory(plan.partitions, limit, may_lose=not plan.is_lossless, may_delete=plan.deletes)
@@ -136,8 +147,9 @@ class Schedule:
             self.actors += self.workers
 
     def _consumer(self, topic: str = TOPIC) -> Consumer:
+        # Answers of a few batches: they are filled, and what follows them is read ahead.
         consumer = Consumer(
-            topic, bootstrap=ADDRESS, environment=self.world.environment, auto_offset_reset="none", fetch_max_wait_ms=100, fetch_max_bytes=1 << 15,
+            topic, bootstrap=ADDRESS, environment=self.world.environment, auto_offset_reset="none", fetch_max_wait_ms=100, fetch_max_bytes=1 << 11,
         )  # fmt: skip
         for key in consumer.assignment():
             consumer.seek(key, 0)
@@ -250,6 +262,9 @@ class Schedule:
                 for batch in queue.batches()
             )  # fmt: skip
             self._quiet_step()
+        while self.raw is not None and self.raw.unended_count:
+            assert world.now_ns < deadline_ns, f"requests past the SDK do not end: {self.raw.lanes}"
+            self._quiet_step()
         world.settle_servers()
         if "disk error" in self.plan.faults:  # the operator has seen to the disk
             with Admin(ADDRESS, environment=world.environment) as admin:
@@ -350,7 +365,8 @@ class Schedule:
         if self.delayed is not None:
             self.delayed.check(self._read_delayed(), is_lossless=plan.is_lossless)
         if self.workers and "disk error" not in plan.faults:
-            sent_ns = {value: sent_ns for actor in self.producers for value, sent_ns in actor.sent_ns.items()}
+            senders: list[ProducerActor | RawProducerActor] = [*self.producers, *([self.raw] if self.raw is not None else [])]
+            sent_ns = {value: sent_ns for actor in senders for value, sent_ns in actor.sent_ns.items()}
             self.workers[0].history.check_losses(readable, sent_ns, self.losses_ns)
         return check(
             self.history,

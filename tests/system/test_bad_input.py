@@ -39,6 +39,7 @@ from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api, RequestHeader, decode_response_header, encode_request
 from tests.kit.batches import make_batch, with_wild_buffer
+from tests.kit.produce_call import produce
 
 
 @pytest.fixture(autouse=True)
@@ -151,14 +152,13 @@ def test_a_frame_that_does_not_match_the_schema(appliance: EmbeddedAppliance, to
             producer.send_arrow(topic, pa.table({"a": [1]}), key_column="z")
 
 
-def produce_raw(appliance: EmbeddedAppliance, name: str, batch: bytes | bytearray) -> requests.ProduceResponse:
+def produce_raw(appliance: EmbeddedAppliance, name: str, batch: bytes | bytearray) -> requests.ProducedEntry:
     """Send bytes as a batch, past the SDK."""
     with Admin(appliance.address) as admin:
         info = admin.topic_info([name])[name]
     connection = Connection(appliance.address, "raw")
     try:
-        body = [requests.encode_produce(requests.ProduceRequest(info.topic_id, 0, -1, 1000)), batch]
-        return requests.decode_produced(connection.call(Api.PRODUCE, body, 10_000).body[0])
+        return produce(connection, info.topic_id, batch)
     finally:
         connection.close()
 

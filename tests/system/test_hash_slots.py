@@ -176,19 +176,21 @@ def test_who_does_not_know_slots_is_told_so_and_who_knows_an_old_map_is_told_tha
     with RawClient(own.address) as client:
         for version, acks in ((0, 1), (0, -1), (1 << 24, 1)):
             request = ProduceRequest(info.topic_id, 0, acks, 5_000, version)
-            code, body = client.answer(client.send(Api.PRODUCE, encode_produce(request), batch))
+            code, body = client.answer(client.send(Api.PRODUCE, encode_produce(request), batch, version=1))
             assert code is ErrorCode.INVALID_REQUEST
             assert b"hash slots" in body[0]
         for version, expected in ((2, ErrorCode.STALE_SLOT_MAP), (1, ErrorCode.OK), (7, ErrorCode.STALE_SLOT_MAP)):
             request = ProduceRequest(info.topic_id, 0, -1, 5_000, version)
-            assert client.answer(client.send(Api.PRODUCE, encode_produce(request), batch))[0] is expected
+            assert client.answer(client.send(Api.PRODUCE, encode_produce(request), batch, version=1))[0] is expected
     create(own.address, "plain", 2, partitioner="producer")
     plain = described(own.address, "plain")
     with RawClient(own.address) as client:  # what an older client has in the reserved field is nobody's business
         request = ProduceRequest(plain.topic_id, 0, -1, 5_000, 99)
         assert (
             client.answer(
-                client.send(Api.PRODUCE, encode_produce(request), bytes(make_batch(seed=plain.seeds[0], schema_id=plain.schema_id)))
+                client.send(
+                    Api.PRODUCE, encode_produce(request), bytes(make_batch(seed=plain.seeds[0], schema_id=plain.schema_id)), version=1
+                )
             )[0]
             is ErrorCode.OK
         )

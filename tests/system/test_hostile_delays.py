@@ -26,6 +26,7 @@ from tailrace.protocol.wire import Api
 from tailrace.schema import delay_schema, to_message
 from tailrace.topics import TopicInfo
 from tests.kit.processes import wait_until
+from tests.kit.produce_call import produce
 
 HOUR = dt.timedelta(hours=1)
 
@@ -78,8 +79,14 @@ def put(appliance: EmbeddedAppliance, info: TopicInfo, rows: pa.RecordBatch, cod
     for name, value in fields.items():
         setattr(header, name, value)
     batch = arrow_batch.encode_as(rows, header, info.seeds[0], codec)
-    body = [requests.encode_produce(requests.ProduceRequest(info.topic_id, 0, -1, 5_000)), batch]
-    return call(appliance, Api.PRODUCE, body)
+    connection = Connection(appliance.address, "raw")
+    try:
+        produce(connection, info.topic_id, batch, timeout_ms=5_000)
+        return None
+    except TailraceError as error:
+        return error
+    finally:
+        connection.close()
 
 
 def call(appliance: EmbeddedAppliance, api: Api, body: list[Any]) -> TailraceError | None:
@@ -269,7 +276,7 @@ def test_schemas_that_nobody_expects_keep_nobody_waiting(
         header = BatchHeader(record_count=1, schema_id=log["schema_id"])
         topic_id = bytes.fromhex(log["topic_id"])
         batch = arrow_batch.encode_as(pa.RecordBatch.from_arrays(columns, schema=delayed), header, checksum_seed(topic_id, 0), "none")
-        connection.call(Api.PRODUCE, [requests.encode_produce(requests.ProduceRequest(topic_id, 0, -1, 5_000)), batch], 20_000)
+        produce(connection, topic_id, batch, timeout_ms=5_000)
     finally:
         connection.close()
     check_delivered(appliance, made)

@@ -302,8 +302,8 @@ def test_however_many_connections_send_what_is_held_is_bounded(topic: str) -> No
 
             def send(peer: RawPeer) -> None:
                 with suppress(ConnectionError):  # it may be closed for what all of them send
-                    peer.request(Api.PRODUCE, body, 10)
-                    peer.request(Api.PRODUCE, body, 11)
+                    peer.request(Api.PRODUCE, body, 10, 1)
+                    peer.request(Api.PRODUCE, body, 11, 1)
 
             with ThreadPoolExecutor(8) as pool:
                 list(pool.map(send, peers))

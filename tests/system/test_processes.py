@@ -72,6 +72,25 @@ def test_a_listed_core_is_obeyed(tmp_path: pathlib.Path) -> None:
         assert running.stop() == 0
 
 
+def test_processes_that_look_for_work_find_it_and_sleep_when_there_is_none(tmp_path: pathlib.Path) -> None:
+    """Also where they share cores: then it costs time, and nothing else."""
+    running = start_embedded(data_dir=str(tmp_path), settings={"busy_poll_us": "3000"})
+    try:
+        make_topic(running, 2)
+        with Producer(running.address, linger_ms=0) as producer:
+            for number in range(100):
+                assert producer.send("orders", b"%d" % number, partition=number % 2).result(30).offset == number // 2
+        assert values_by_partition(running, 100) == {p: [b"%d" % n for n in range(p, 100, 2)] for p in range(2)}
+        looking = [psutil.Process(pid) for name, pid in children(running).items() if name in ("tr-front-0", "tr-worker-0")]
+        before = [sum(process.cpu_times()[:2]) for process in looking]
+        time.sleep(1.5)
+        used = [sum(process.cpu_times()[:2]) - spent for process, spent in zip(looking, before, strict=True)]
+        assert len(used) == 2
+        assert max(used) < 0.5, "CPU seconds of 1.5 without work"
+    finally:
+        assert running.stop() == 0
+
+
 def test_several_workers_share_the_partitions(tmp_path: pathlib.Path) -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:

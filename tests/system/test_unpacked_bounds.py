@@ -15,9 +15,9 @@ from tailrace.formats import arrow_batch
 from tailrace.formats.batch_header import ATTRIBUTE_SPARSE, ATTRIBUTE_TRANSACTIONAL, header_position, read_header
 from tailrace.private_appliance import EmbeddedAppliance
 from tailrace.protocol import requests
-from tailrace.protocol.wire import Api
 from tailrace.topics import TopicInfo
 from tests.kit.batches import make_batch, reseal
+from tests.kit.produce_call import produce
 
 
 @pytest.fixture
@@ -32,11 +32,10 @@ def info_of(appliance: EmbeddedAppliance, name: str) -> TopicInfo:
         return admin.topic_info([name])[name]
 
 
-def produce_raw(appliance: EmbeddedAppliance, info: TopicInfo, batch: bytes | bytearray) -> requests.ProduceResponse:
+def produce_raw(appliance: EmbeddedAppliance, info: TopicInfo, batch: bytes | bytearray) -> requests.ProducedEntry:
     connection = Connection(appliance.address, "raw")
     try:
-        body = [requests.encode_produce(requests.ProduceRequest(info.topic_id, 0, -1, 1000)), batch]
-        return requests.decode_produced(connection.call(Api.PRODUCE, body, 10_000).body[0])
+        return produce(connection, info.topic_id, batch)
     finally:
         connection.close()
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import zmq
 
 from appliance import topic_settings
-from tailrace import Admin, Consumer, Producer, TopicPartition
+from tailrace import Admin, Consumer, Producer, TopicPartition, kernel
 from tailrace.errors import (
     CorruptBatchError,
     MalformedRequestError,
@@ -27,6 +28,7 @@ from tailrace.errors import (
 )
 from tailrace.formats import arrow_batch
 from tailrace.formats.batch_header import header_position, verify_batch
+from tailrace.kernel import reference
 from tailrace.protocol import requests
 from tailrace.protocol.requests import FetchedEntry
 from tailrace.protocol.wire import API_VERSIONS, Api, decode_request_header, encode_response
@@ -207,16 +209,33 @@ def test_behind_a_batch_that_is_too_large_the_consumer_goes_on_or_reads_it_with_
             assert [len(record.value or b"") for record in found if record.offset == 3] == [3_000_000]
 
 
+@pytest.mark.skipif(not kernel.IS_COMPILED, reason="the reference does what Arrow does with batches that are trusted")
+def test_a_trusted_batch_that_contradicts_itself_is_told_behind_what_is_good_until_a_seek() -> None:
+    rows = arrow_batch.default_rows([1] * 4, [None] * 4, [b"abc"] * 4, None)
+    offsets = np.array([0, 3, 6, 9, 12], np.int32)
+    wild = pa.Array.from_buffers(pa.binary(), 4, [None, pa.py_buffer(offsets), rows.column(2).buffers()[2]])
+    offsets[2] = 1 << 20
+    rows = pa.RecordBatch.from_arrays([*rows.columns[:2], wild, rows.column(3)], schema=DEFAULT_SCHEMA)
+    bad = stamped(arrow_batch.encode(rows, schema_id=1, seed=SEED, compression="none", first_timestamp_us=1, max_timestamp_us=1), 3)
+    with (
+        front([stamped(make_batch(3), 0), bad, stamped(make_batch(3), 7)]) as peer,
+        Consumer("t", bootstrap=peer.address, auto_offset_reset="earliest", check_batches=False) as consumer,
+    ):
+        found: list[int] = []
+        while len(found) < 4:
+            found += [record.offset for record in consumer.poll(5000)]
+        assert found == [0, 1, 2, 3]
+        for _ in range(2):
+            with pytest.raises(CorruptBatchError, match=r"offsets 4 to 6 are damaged .*contradicts itself.*seek to 7") as caught:
+                consumer.poll(5000)
+            assert consumer.position(KEY) == 4
+        assert (caught.value.key, caught.value.first_offset, caught.value.next_offset) == (KEY, 4, 7)
+        consumer.seek(KEY, 7)
+        assert [record.offset for record in consumer.poll(5000)][:3] == [7, 8, 9]
+
+
 def test_rows_of_a_large_batch_become_records_a_part_at_a_time_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailrace.decoded_records.DECODED_RECORDS_MAX", 10)
-    made: list[int] = []
-    real = arrow_batch.to_records
-
-    def to_records(*arguments: Any) -> Any:
-        made.append(len(found := real(*arguments)))
-        return found
-
-    monkeypatch.setattr(arrow_batch, "to_records", to_records)
+    monkeypatch.setattr(reference, "PIECE_ROWS", 10)
     with (
         front([stamped(make_batch(95), 0), stamped(make_batch(25), 95)]) as peer,
         Consumer("t", bootstrap=peer.address, auto_offset_reset="earliest") as consumer,
@@ -231,7 +250,6 @@ def test_rows_of_a_large_batch_become_records_a_part_at_a_time_and_none_is_lost(
         while len(found) < 120:
             found += [record.offset for record in consumer.poll(5000)]
         assert found[:120] == list(range(120))
-        assert max(made) == 10
         consumer.seek(KEY, 42)
         assert consumer.poll(5000, 1)[0].offset == 42
         assert consumer.poll_arrow(5000)[0].base_offset == 43, "what poll() had begun goes on"

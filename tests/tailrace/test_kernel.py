@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pathlib
 import shutil
@@ -18,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tailrace
-from tailrace import kernel
+from appliance.restart_policy import ExitCode
+from tailrace import kernel, launcher
 from tailrace.formats import arrow_batch
 from tailrace.formats.batch_header import HEADER_BYTES
 from tailrace.kernel import reference
@@ -42,6 +44,10 @@ def native() -> ModuleType:
     module = kernel.load_compiled()
     assert module is not None
     return module
+
+
+class Bytes(bytes):
+    pass
 
 
 def filled(module: ModuleType, records: list[tuple[Any, ...]], data_max: int | None = None) -> Any:
@@ -133,9 +139,32 @@ def test_buffers_that_grow_keep_what_they_hold(native: ModuleType, values: list[
 
 
 @compiled_only
+@given(st.lists(st.tuples(st.integers(0, 3), RECORDS | st.none()), max_size=12))
+def test_what_a_buffer_held_before_is_in_none_that_gets_its_memory(
+    native: ModuleType, steps: list[tuple[int, list[tuple[Any, ...]] | None]]
+) -> None:
+    """Some are filled side by side; each gives its memory to whichever begins next."""
+    buffers, records = [native.RecordBuffer() for _ in range(4)], [[] for _ in range(4)]  # type: ignore[var-annotated]
+    for which, more in steps:
+        if more is None:
+            buffers[which].clear()
+            records[which] = []
+        else:
+            for record in more:
+                buffers[which].add(*record)
+            records[which] += more
+        for ours, truth in zip(buffers, records, strict=True):
+            assert state(ours) == state(filled(reference, truth))
+            assert not truth or ours.message() == filled(reference, truth).message()
+
+
+@compiled_only
 @given(st.binary(max_size=40))
 def test_keys_have_kafkas_hash_in_both(native: ModuleType, key: bytes) -> None:
-    assert native.murmur2(key) == reference.murmur2(key)
+    assert native.murmur2(key) == native.murmur2(Bytes(key)) == reference.murmur2(key)
+    for wrong in (None, "text", 7):
+        with pytest.raises(TypeError):
+            native.murmur2(wrong)
 
 
 def columns(records: list[tuple[Any, ...]], start: int) -> tuple[Any, ...]:
@@ -157,6 +186,41 @@ def test_records_are_made_as_the_reference_makes_them(native: ModuleType, record
 
 
 @compiled_only
+@given(RECORDS, st.lists(st.integers(-1, 12), min_size=1, max_size=8), st.integers(1, 7))
+def test_records_that_are_taken_in_parts_are_those_taken_at_once(
+    native: ModuleType, records: list[tuple[Any, ...]], counts: list[int], piece_rows: int
+) -> None:
+    arguments = (Record, "topic", 3, 2**40, 1, *columns(records, 0))
+    whole = native.records(*arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "PIECE_ROWS", piece_rows)
+        for module in (native, reference):
+            rows = module.RecordRows(*arguments)
+            found: list[Record] = []
+            for count in [*counts, len(whole)]:
+                before = len(found)
+                rows.take(found, count)
+                assert len(found) - before == max(0, min(count, len(whole) - before))
+                assert (len(rows), rows.next_offset) == (len(whole) - len(found), 2**40 + len(found))
+            assert found == whole
+
+
+@compiled_only
+def test_the_collector_has_no_records_to_look_at_and_is_left_as_it_was(native: ModuleType) -> None:
+    arguments = (Record, "t", 0, 0, 0, *columns([(b"k", b"v", 1, None), (b"k", b"v", 1, [("a", b"b")])], 0))
+    for is_enabled in (True, False):
+        (gc.enable if is_enabled else gc.disable)()
+        try:
+            found = native.records(*arguments)
+            assert gc.isenabled() is is_enabled
+        finally:
+            gc.enable()
+        assert [gc.is_tracked(record) for record in found] == [False, False]
+        assert not gc.is_tracked(found[0].headers)
+        assert gc.is_tracked(found), "the list is the caller's"
+
+
+@compiled_only
 def test_columns_that_contradict_themselves_raise_and_crash_nothing(native: ModuleType) -> None:
     good = pa.array([b"one", b"two"], pa.binary())
     none = arrow_batch.null_headers(2)
@@ -172,6 +236,9 @@ def test_columns_that_contradict_themselves_raise_and_crash_nothing(native: Modu
     for wrong in ((good.slice(1), good, none), (good, good, arrow_batch.null_headers(3)), (good, pa.array([b"one"], pa.binary()), none)):
         with pytest.raises(ValueError, match="different lengths"):
             native.records(Record, "t", 0, 0, 0, stamps, *wrong)
+    for no_record in (list, type("WithAttributes", (Record,), {}), "Record"):
+        with pytest.raises(TypeError, match="without attributes of its own"):
+            native.records(no_record, "t", 0, 0, 0, stamps, good, good, none)
     lists = pa.array([[{"key": "a", "value": b"b"}], None], HEADER_TYPE)
     offsets = np.array([0, 1, 1], np.int32)
     lists = pa.Array.from_buffers(HEADER_TYPE, 2, [lists.buffers()[0], pa.py_buffer(offsets)], children=[lists.values], null_count=1)
@@ -179,6 +246,17 @@ def test_columns_that_contradict_themselves_raise_and_crash_nothing(native: Modu
     offsets[1:] = 9
     with pytest.raises(ValueError, match="offsets exceed the data"):
         native.records(Record, "t", 0, 0, 0, stamps, good, good, lists)
+    offsets = np.array([0, 3, 6], np.int32)
+    keys = pa.Array.from_buffers(pa.binary(), 2, [None, pa.py_buffer(offsets), good.buffers()[2]])
+    offsets[2] = 9
+    rows = native.RecordRows(Record, "t", 0, 5, 0, stamps, keys, good, none)
+    found: list[Record] = []
+    for _ in range(2):
+        with pytest.raises(ValueError, match="offsets exceed the data"):
+            rows.take(found, 2)
+        assert [record.offset for record in found] == [5], "what came before it is there, once"
+        assert (rows.next_offset, len(rows)) == (6, 1)
+    assert gc.isenabled()
 
 
 # ---- which one --------------------------------------------------------------------------------------------------------------------------
@@ -222,6 +300,19 @@ def test_the_compiled_kernel_is_used_unless_python_is_asked_for(tree: pathlib.Pa
     assert said(tree, "1").stdout.startswith("tailrace: kernel: Python, because TAILRACE_PURE=1")
 
 
+@pytest.mark.parametrize("module", ["appliance.cli.main", "appliance.supervisor", "workers.worker"])
+def test_a_program_that_cannot_use_its_kernel_says_so_in_a_sentence(module: str) -> None:
+    code = f"from tailrace import launcher; launcher._run({module!r}, ['doctor'])"
+    environment = {**os.environ, "TAILRACE_PURE": "yes", "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environment, cwd="/", capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == launcher.EXIT_CONFIG
+    assert (
+        ended.stderr == "tailrace: TAILRACE_PURE is 'yes'; it takes 1 (use Python), 0 (go on with the compiled kernel only), or nothing\n"
+    )
+
+
 def refuses(tree: pathlib.Path, sentence: str) -> None:
     for wish in ("", "0"):
         refused = said(tree, wish)
@@ -257,3 +348,17 @@ def test_a_half_built_kernel_is_refused(tree: pathlib.Path) -> None:
     for piece in pieces:
         file.write_bytes(piece)
         refuses(tree, f"the compiled kernel {file} cannot be loaded")
+
+
+def test_a_kernel_that_is_refused_ends_a_program_with_its_sentence_and_is_not_tried_again(tree: pathlib.Path) -> None:
+    for name in ("appliance", "netfront", "shm", "workers"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    file = without_compiled(tree)
+    file.write_bytes(b"half")
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    command = [sys.executable, "-P", str(tree / "tailrace" / "launcher.py"), "appliance.cli.main", "doctor"]
+    environment = {**os.environ, "TAILRACE_PURE": "", "PYTHONPATH": str(tree)}
+    ended = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (ExitCode.CONFIG, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"tailrace: the compiled kernel {file} cannot be loaded (the file is cut short): run `make kernel`")

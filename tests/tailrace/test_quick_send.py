@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from time import time_ns
 from typing import Any
 
@@ -22,8 +23,9 @@ from tailrace.partitioners import DefaultPartitioner
 from tailrace.producer import Producer
 from tailrace.schema import DEFAULT_SCHEMA, to_message
 from tailrace.topics import TopicInfo
-from tests.tailrace.test_linger_under_load import NobodyThere
+from tests.kit.scripted_front import NobodyThere
 
+LONG_WAY: Any = Producer.send.__wrapped__  # type: ignore[attr-defined]
 PARTITIONS = 3
 LIMIT_BYTES = 60_000
 
@@ -37,6 +39,10 @@ class Text(str):
 
 
 class Number(int):
+    pass
+
+
+def ignore(_metadata: object, _error: object) -> None:
     pass
 
 
@@ -58,8 +64,11 @@ TIMESTAMP = st.none() | st.integers(-5, 5) | st.sampled_from(
     [0, 2**63 // 1000 - 1, -(2**63 // 1000), 2**63, 2**80, True, Number(9), 1.5, "now", datetime(2026, 1, 2, 3, 4, 5, 6), datetime(1960, 1, 1, tzinfo=UTC)]
 )  # fmt: skip
 TOPIC = st.sampled_from(["t", "t", "t", "t", Text("t"), "other", ["t"], 3])
-COMMON = st.tuples(st.just("t"), st.binary(max_size=50), st.none() | st.binary(max_size=9), st.none(), st.none(), st.none())
-ANY = st.tuples(TOPIC, PART, PART, HEADERS, PARTITION, TIMESTAMP)
+CALLBACK = st.none() | st.sampled_from([ignore, 7, "", "callback"])
+COMMON = st.tuples(
+    st.just("t"), st.binary(max_size=50), st.none() | st.binary(max_size=9), st.none(), st.none(), st.none(), st.none() | st.just(print)
+)
+ANY = st.tuples(TOPIC, PART, PART, HEADERS, PARTITION, TIMESTAMP, CALLBACK)
 
 
 @contextmanager
@@ -85,7 +94,7 @@ def producer(**settings: Any) -> Iterator[Producer]:
 
 def outcome(send: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     try:
-        handle = send(*arguments)
+        handle = send(*arguments[:6], on_delivery=arguments[6])
     except TailraceError as error:
         return type(error), str(error)
     batch, row = handle.resolve()
@@ -100,7 +109,19 @@ def batches(made: Producer) -> list[tuple[Any, ...]]:
             rows = batch.rows
             stamps = [stamp if abs(stamp - time_ns() // 1000) > 10**9 else "now" for stamp in rows.stamps_us()]
             headers = rows.frame().column(3).to_pylist() if rows else []
-            held.append((batch.partition, batch.state, rows.keys(), rows.values(), stamps, headers, batch.room, batch.reserved_bytes))
+            held.append(
+                (
+                    batch.callbacks,
+                    batch.partition,
+                    batch.state,
+                    rows.keys(),
+                    rows.values(),
+                    stamps,
+                    headers,
+                    batch.room,
+                    batch.reserved_bytes,
+                )
+            )
     return held
 
 
@@ -115,7 +136,7 @@ def test_quick_or_not_a_send_has_one_outcome(partitioner: str | None) -> None:
                 if isinstance(made._partitioner, DefaultPartitioner):
                     made._partitioner._sticky["t"] = 1
             for arguments in sends:
-                assert outcome(quick.send, arguments) == outcome(lambda *given: Producer.send.__wrapped__(slow, *given), arguments)  # type: ignore[attr-defined]
+                assert outcome(quick.send, arguments) == outcome(partial(LONG_WAY, slow), arguments)
             assert batches(quick) == batches(slow)
             assert quick.metrics() == slow.metrics()
 
@@ -125,11 +146,14 @@ def test_quick_or_not_a_send_has_one_outcome(partitioner: str | None) -> None:
 def test_what_is_changed_after_send_was_copied() -> None:
     with producer() as made:
         key, value, content = bytearray(b"key"), bytearray(b"value"), bytearray(b"content")
+        views = memoryview(bytearray(b"value"))
         headers: list[Any] = [("name", content)]
         for _ in range(3):
             made.send("t", value, key, headers, 0)
         plain = [("name", b"content")]
         made.send("t", value, b"key", plain, 0)
+        made.send("t", views, b"key", plain, 0)
+        views[:] = b"VALUE"
         key[:], value[:], content[:] = b"KEY", b"VALUE", b"CONTENT"
         headers.clear()
         plain[0] = ("other", b"")
@@ -137,7 +161,7 @@ def test_what_is_changed_after_send_was_copied() -> None:
         rows = batch.rows.frame().to_pylist()
         assert [(row["key"], row["value"], row["headers"]) for row in rows] == [
             (b"key", b"value", [{"key": "name", "value": b"content"}])
-        ] * 4
+        ] * 5
 
 
 def test_threads_that_send_at_once_lose_and_mix_nothing() -> None:

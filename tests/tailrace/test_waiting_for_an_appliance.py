@@ -18,6 +18,7 @@ from tailrace.environment import RECONNECT_MAX_MS, RECONNECT_MS, DealerSocket, E
 from tailrace.errors import NotReachableError, RequestTimeoutError
 from tailrace.formats.checksum import Readable
 from tailrace.protocol import requests
+from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import API_VERSIONS, Api, decode_request_header, encode_response
 
 MS = 1_000_000
@@ -148,3 +149,26 @@ def test_a_producer_that_waits_asks_again_and_again_at_an_address_that_hangs_up(
         with Producer(f"127.0.0.1:{listening.getsockname()[1]}", max_block_ms=1):
             for _ in range(25):  # beyond a second, after which the handshake is begun anew
                 listening.accept()[0].close()
+
+
+def test_handshakes_that_are_not_answered_come_less_and_less_often_until_one_is(world: World) -> None:
+    """Many clients at once on a host without a free core: each handshake that is given up was work for nothing."""
+
+    def opened_after(seconds: int) -> list[float]:
+        connection, begun_ns, found = world.connection, world.now_ns, []
+        count = connection.opened_count
+        while world.now_ns - begun_ns < seconds * 1_000 * MS:
+            world.now_ns = max(world.now_ns + MS, connection.next_tick_ns() or 0)
+            connection.tick(world.now_ns)
+            if connection.opened_count != count:
+                count = connection.opened_count
+                found.append((world.now_ns - begun_ns) / 1e9)
+        return found
+
+    assert opened_after(15) == [1.0, 3.0, 7.0, 11.0, 15.0]
+    world.has_appliance = True
+    world.ask(5_000)
+    world.has_appliance = False
+    world.connection._lose(ErrorCode.TIMED_OUT, "gone")
+    reopened, first, second, *_ = opened_after(5)
+    assert (reopened, first - reopened, second - first) == pytest.approx((0.015, 1.0, 2.0), abs=0.01)

@@ -9,14 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tailrace.formats.batch_header import REMEMBERED_BATCHES
 from tailrace.protocol.errors import ErrorCode
 from workers import producer_state
 from workers.producer_state import Decision, ProducerTable
 
 LAST = 2**31 - 1
+END = (REMEMBERED_BATCHES + 2) * 10
 
 
-def table(batches: int = 7, epoch: int = 1) -> ProducerTable:
+def table(batches: int = REMEMBERED_BATCHES + 2, epoch: int = 1) -> ProducerTable:
     """A producer 9 that has sent `batches` batches of 10 records each."""
     result = ProducerTable()
     for number in range(batches):
@@ -27,15 +29,15 @@ def table(batches: int = 7, epoch: int = 1) -> ProducerTable:
 @pytest.mark.parametrize(
     ("producer", "epoch", "sequence", "decision", "code"),
     [
-        (9, 1, 70, Decision.APPEND, ErrorCode.OK),
-        (9, 1, 60, Decision.DUPLICATE, ErrorCode.OK),
+        (9, 1, END, Decision.APPEND, ErrorCode.OK),
+        (9, 1, END - 10, Decision.DUPLICATE, ErrorCode.OK),
         (9, 1, 20, Decision.DUPLICATE, ErrorCode.OK),
         (9, 1, 10, Decision.REFUSE, ErrorCode.UNKNOWN_SEQUENCE),
-        (9, 1, 80, Decision.REFUSE, ErrorCode.OUT_OF_ORDER_SEQUENCE),
-        (9, 1, 65, Decision.REFUSE, ErrorCode.OUT_OF_ORDER_SEQUENCE),
-        (9, 0, 70, Decision.REFUSE, ErrorCode.STALE_PRODUCER_EPOCH),
+        (9, 1, END + 10, Decision.REFUSE, ErrorCode.OUT_OF_ORDER_SEQUENCE),
+        (9, 1, END - 5, Decision.REFUSE, ErrorCode.OUT_OF_ORDER_SEQUENCE),
+        (9, 0, END, Decision.REFUSE, ErrorCode.STALE_PRODUCER_EPOCH),
         (9, 2, 0, Decision.APPEND, ErrorCode.OK),
-        (9, 2, 70, Decision.REFUSE, ErrorCode.OUT_OF_ORDER_SEQUENCE),
+        (9, 2, END, Decision.REFUSE, ErrorCode.OUT_OF_ORDER_SEQUENCE),
         (8, 0, 0, Decision.APPEND, ErrorCode.OK),
         (8, 0, 1, Decision.REFUSE, ErrorCode.UNKNOWN_SEQUENCE),
     ],
@@ -51,9 +53,12 @@ def test_a_duplicate_is_answered_with_its_first_offset() -> None:
     assert (verdict.original.base_offset, verdict.original.next_offset) == (150, 160)
 
 
-def test_five_batches_are_remembered() -> None:
-    found = [table(12).decide(9, 1, n * 10, 9).decision for n in range(12)]
-    assert found == [Decision.REFUSE] * 7 + [Decision.DUPLICATE] * 5
+def test_the_last_batches_are_remembered_and_no_others() -> None:
+    count = REMEMBERED_BATCHES + 7
+    found = [table(count).decide(9, 1, n * 10, 9).decision for n in range(count)]
+    assert found == [Decision.REFUSE] * 7 + [Decision.DUPLICATE] * REMEMBERED_BATCHES
+    again = ProducerTable.from_snapshot(table(count).to_snapshot())
+    assert [again.decide(9, 1, n * 10, 9).decision for n in range(count)] == found
 
 
 def test_sequences_go_on_at_zero_after_the_last_number() -> None:
@@ -65,14 +70,14 @@ def test_sequences_go_on_at_zero_after_the_last_number() -> None:
 
 def test_a_snapshot_decides_alike() -> None:
     again = ProducerTable.from_snapshot(table().to_snapshot())
-    for sequence in range(0, 100, 5):
+    for sequence in range(0, END + 30, 5):
         assert again.decide(9, 1, sequence, 9) == table().decide(9, 1, sequence, 9)
 
 
 def test_recording_twice_or_backwards_changes_nothing() -> None:
     result = table()
-    result.record(9, 1, 60, 9, 160, 170, 5)
-    result.record(9, 0, 70, 9, 170, 180, 5)
+    result.record(9, 1, END - 10, 9, 90 + END, 100 + END, 5)
+    result.record(9, 0, END, 9, 100 + END, 110 + END, 5)
     assert result.to_snapshot() == table().to_snapshot()
 
 

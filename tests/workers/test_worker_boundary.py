@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
+from shm.control import Control
 from shm.invariants import CheckedWords
-from shm.layout import ProcessWord, SlotState, Verdict
+from shm.layout import ProcessWord, Role, SlotState, Verdict
 from shm.ring import Ring, RingWriter
 from tailrace.formats.batch_header import checksum_seed
 from tailrace.protocol.errors import ErrorCode
 from tests.kit.batches import TOPIC_ID, make_batch
 from tests.kit.logs import Bench, assignment, bench, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles
-from workers import partitions, producer_snapshots, producer_state
+from workers import batch_checks, partitions, producer_snapshots, producer_state
 from workers import worker as worker_module
 from workers.flusher import FlusherSettings
 from workers.log_set import LogSet
@@ -30,7 +31,7 @@ from workers.worker import Worker
 
 
 def failures(it: Bench) -> int:
-    return it.worker._slot.load(ProcessWord.INTERNAL_ERRORS)
+    return Control(it.regions["control"]).process(Role.WORKER, 0).load(ProcessWord.INTERNAL_ERRORS)
 
 
 def known(it: Bench) -> tuple[Any, ...]:
@@ -41,7 +42,7 @@ def known(it: Bench) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (worker_module, "verify_batch"), (worker_module, "check_structure"), (ProducerTable, "decide"), (worker_module, "header_position"),
+        (batch_checks, "verify_batch"), (batch_checks, "check_structure"), (ProducerTable, "decide"), (worker_module, "header_position"),
         (worker_module, "stamp_appended"), (RingWriter, "append"),
     ],
 )  # fmt: skip

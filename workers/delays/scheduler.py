@@ -381,7 +381,7 @@ def main() -> None:
     poll.register(context.doorbell.fd, select.POLLIN)
     poll.register(alarm.fd, select.POLLIN)
 
-    def wait(timeout_ms: float | None) -> None:
+    def wait(timeout_ms: float | None, _busy_ns: int) -> None:
         """Until rung, until the next due time by the wall clock, or until that is set."""
         alarm.set(scheduler.due_us)
         poll.poll(timeout_ms)

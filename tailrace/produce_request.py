@@ -1,0 +1,160 @@
+"""PRODUCE requests of a producer: the batches that leave together, and which requests are under way.
+
+At most `limit` requests are under way on a connection (Kafka's max.in.flight.requests.per.connection). Of those that took a batch before it was full, at most
+UNFILLED_MAX are: while one is, open batches go on filling, as small segments wait for an acknowledgement in TCP (J. Nagle, RFC 896; counting only the small
+ones is G. Minshall's modification). So a rate of single records that a request for each would be too much for makes requests larger, not more.
+
+A request is answered when all of its batches are, so a worker that stands still would hold back the others' records for the whole request_timeout_ms. One that
+takes longer than SLOW_NS is not counted any more; nothing more is sent to its partitions until it is answered.
+
+Owner: a Producer, under its lock.
+Invariants: batches of a partition are in a request in their order; a request has a batch, at most PRODUCE_BATCHES_MAX of them in at most PRODUCE_FRAMES_MAX
+    frames, and no more bytes than it may, unless it is a single batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tailrace.formats.checksum import Readable
+from tailrace.partition_queue import PartitionQueue
+from tailrace.producer_batch import ProducerBatch
+from tailrace.protocol import requests
+from tailrace.protocol.wire import PRODUCE_FRAMES_MAX
+
+UNFILLED_MAX = 1
+SLOW_NS = 1_000_000_000
+OWN_FRAME_BYTES = 32 << 10
+"""A batch of so many bytes is a frame of its own; smaller ones are joined."""
+
+
+class Entry(NamedTuple):
+    """A batch in a request, and the queue that it comes from."""
+
+    queue: PartitionQueue
+    batch: ProducerBatch
+    data: Readable
+
+
+class OutgoingRequest:
+    """Batches that leave together."""
+
+    __slots__ = (
+        "_batches_max", "_bytes_max", "_ends_small", "_frame_count", "byte_count", "entries", "has_unfilled", "is_slow", "sent_ns", "version",
+    )  # fmt: skip
+
+    def __init__(self, version: int, bytes_max: int) -> None:
+        """`version`: of PRODUCE; in the first there is one batch in a request."""
+        self.version = version
+        self._batches_max = requests.PRODUCE_BATCHES_MAX if version > 1 else 1
+        self._bytes_max = bytes_max
+        self._frame_count = 0
+        self._ends_small = False
+        """Whether the last frame takes another small batch."""
+        self.entries: list[Entry] = []
+        self.byte_count = 0
+        self.has_unfilled = False
+        """Whether a batch is among them that could have gone on filling."""
+        self.sent_ns = 0
+        self.is_slow = False
+
+    def has_room(self, byte_count: int) -> bool:
+        """Whether a batch of so many bytes may go with the others."""
+        if not self.entries:
+            return True
+        if len(self.entries) >= self._batches_max or self.byte_count + byte_count > self._bytes_max:
+            return False
+        return self._frame_count < PRODUCE_FRAMES_MAX or (self._ends_small and byte_count < OWN_FRAME_BYTES)
+
+    def add(self, entry: Entry) -> None:
+        """One more batch, for which there is room."""
+        size = len(entry.data)
+        is_small = size < OWN_FRAME_BYTES
+        if not (is_small and self._ends_small):
+            self._frame_count += 1
+        self._ends_small = is_small
+        self.entries.append(entry)
+        self.byte_count += size
+
+    def body(self, acks: int, timeout_ms: int) -> list[Readable]:
+        """The frames behind the header."""
+        if self.version < 2:
+            ((queue, _, data),) = self.entries
+            info = queue.info
+            head = requests.ProduceRequest(info.topic_id, queue.partition, acks, timeout_ms, info.slot_map_version)
+            return [requests.encode_produce(head), data]
+        entries: list[tuple[bytes, int, int, int]] = []
+        for queue, _, data in self.entries:
+            info = queue.info
+            entries.append((info.topic_id, queue.partition, info.slot_map_version, len(data)))
+        head_frame = requests.encode_produce_batches(requests.ProduceBatches(acks, timeout_ms, entries))
+        if len(self.entries) == 1:
+            return [head_frame, self.entries[0].data]
+        return [head_frame, *self._frames()]
+
+    def _frames(self) -> list[Readable]:
+        frames: list[Readable] = []
+        small: list[Readable] = []
+        for _, _, data in self.entries:
+            if len(data) < OWN_FRAME_BYTES:
+                small.append(data)
+                continue
+            if small:
+                frames.append(_joined(small))
+                small = []
+            frames.append(data)
+        if small:
+            frames.append(_joined(small))
+        return frames
+
+
+def _joined(small: list[Readable]) -> Readable:
+    return small[0] if len(small) == 1 else b"".join(small)
+
+
+class RequestsUnderWay:
+    """Requests that are to be answered, in the order in which they were sent."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._requests: dict[OutgoingRequest, None] = {}
+        self._unfilled_count = 0
+        self._slow: list[OutgoingRequest] = []
+
+    @property
+    def may_send(self) -> bool:
+        """Whether one more request may be under way."""
+        return len(self._requests) - len(self._slow) < self._limit
+
+    @property
+    def may_send_unfilled(self) -> bool:
+        """Whether it may take batches that are not full."""
+        return self._unfilled_count < UNFILLED_MAX and self.may_send
+
+    def add(self, request: OutgoingRequest, now_ns: int) -> None:
+        """It was sent."""
+        request.sent_ns = now_ns
+        self._requests[request] = None
+        self._unfilled_count += request.has_unfilled
+
+    def remove(self, request: OutgoingRequest) -> None:
+        """It was answered, or its connection is lost."""
+        del self._requests[request]
+        if request.is_slow:
+            self._slow.remove(request)
+        else:
+            self._unfilled_count -= request.has_unfilled
+
+    def note_slow(self, now_ns: int) -> None:
+        """Requests that take long hold nothing back any more but their own partitions."""
+        for request in self._requests:
+            if now_ns - request.sent_ns < SLOW_NS:
+                break
+            if not request.is_slow:
+                request.is_slow = True
+                self._slow.append(request)
+                self._unfilled_count -= request.has_unfilled
+
+    def is_held(self, queue: PartitionQueue) -> bool:
+        """Whether a batch of the partition is in a request that takes long."""
+        return bool(self._slow) and any(entry.queue is queue for request in self._slow for entry in request.entries)

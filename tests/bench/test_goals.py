@@ -1,0 +1,103 @@
+"""What the benches say of their figures: goals from rows, memory that may be touched, what Kafka's tool printed, tables between marks."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from bench import write_docs
+from bench.conditions import LEFT_BYTES, bytes_to_touch
+from bench.peers.fixed_rates import parsed, summary
+from bench.peers.goals import Goal, Values, goals, outcome
+
+GIB = 1 << 30
+RATIO = Goal("ratio", "x", 3, True, lambda of: of("r", "ours") / of("r", "theirs"), "r")
+MOST = Goal("most", " us", 100, False, lambda of: of("r", "ours", "p50") - of("s", "ours", "p50"), "r")
+
+
+def test_a_ratio_is_that_of_the_medians_with_the_spread_of_its_rounds() -> None:
+    values: Values = {("r", "ours", ""): [30.0, 90.0, 60.0], ("r", "theirs", ""): [10.0, 15.0, 30.0]}
+    found = outcome(RATIO, values)
+    assert (found.value, found.least, found.most, found.is_met) == (4.0, 2.0, 6.0, True)
+    assert "goal >= 3x: met" in found.line()
+
+
+def test_a_goal_that_is_missed_says_so_and_one_of_other_rows_waits_for_them() -> None:
+    values: Values = {("r", "ours", "p50"): [500.0]}
+    assert outcome(MOST, values).is_met is None
+    assert "not measured" in outcome(MOST, values).line()
+    found = outcome(MOST, {**values, ("s", "ours", "p50"): [300.0]})
+    assert (found.value, found.is_met) == (200.0, False)
+    assert "MISSED" in found.line()
+
+
+def test_rows_with_other_numbers_of_rounds_do_not_break_a_goal() -> None:
+    found = outcome(RATIO, {("r", "ours", ""): [6.0, 6.0], ("r", "theirs", ""): [2.0, 2.0], ("later", "ours", ""): [1.0]})
+    assert found.is_met
+
+
+def test_every_goal_that_can_be_had_is_computed_from_its_rows() -> None:
+    seen: set[str] = set()
+
+    def any_figure(row: str, contender: str, label: str = "") -> float:
+        seen.add(row)
+        assert contender
+        assert not label or label.split()[-1] in ("p50", "p99", "p99.9", "ms", "MB", "idle", "acks=1")
+        return 2.0
+
+    for goal in goals():
+        seen.clear()
+        goal.formula(any_figure)
+        assert goal.row in seen, goal.name
+
+
+@pytest.mark.parametrize(
+    ("available", "total", "shm_free", "group_free", "wanted"),
+    [
+        (20 * GIB, 24 * GIB, 24 * GIB, None, int(0.7 * 20 * GIB)),
+        (20 * GIB, 24 * GIB, 8 * GIB, None, 8 * GIB - (256 << 20)),
+        (20 * GIB, 24 * GIB, 24 * GIB, 6 * GIB, 6 * GIB - LEFT_BYTES),
+        (4 * GIB, 24 * GIB, 24 * GIB, None, GIB),
+        (1 * GIB, 4 * GIB, 2 * GIB, None, 0),
+    ],
+)
+def test_memory_is_touched_within_what_is_safe(available: int, total: int, shm_free: int, group_free: int | None, wanted: int) -> None:
+    assert bytes_to_touch(available, total, shm_free, group_free) == wanted
+
+
+def test_the_last_summary_of_kafkas_tool_counts() -> None:
+    said = (
+        "5000 records sent, 9.9 records/sec (0.95 MB/sec), 12.0 ms avg latency, 80.0 ms max latency, 9 ms 50th, 70 ms 95th, 79 ms 99th, 80 ms 99.9th.\n"
+        "2500 steady state records sent, 9.9 records/sec (0.95 MB/sec), 1.2 ms avg latency, 8.0 ms max latency, 1 ms 50th, 3 ms 95th, 7 ms 99th, 8 ms 99.9th.\n"
+    )
+    assert parsed(said) == {"p50": 1.0, "p99": 7.0}
+    with pytest.raises(ValueError, match="no percentiles"):
+        parsed("usage: kafka-producer-perf-test")
+
+
+def test_a_summary_has_the_senders_lateness_beside() -> None:
+    assert summary([1.0] * 99 + [50.0], [0.1] * 98 + [9.0, 9.0], 3) == {"p50": 1.0, "p99": 50.0, "sender late p99": 9.0, "undelivered": 3.0}
+
+
+def test_tables_go_between_their_marks_and_nothing_else_changes(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- goals -->\nold\n<!-- /goals -->\nb\n")
+    monkeypatch.setattr(write_docs, "PAGE", page)
+    outcomes = [outcome(RATIO, {("r", "ours", ""): [9.0], ("r", "theirs", ""): [3.0]}).for_file(), outcome(MOST, {}).for_file()]
+    machine = {"cpu": "c", "cores": 2, "date": "d", "commit": "e"}
+    result = json.loads(
+        json.dumps({"command": "x", "machine": machine, "goals": outcomes, "left_out": ["Some peer is left out: it is not here"]})
+    )
+    assert write_docs.write(result) == ["goals"]
+    text = page.read_text()
+    assert text.startswith("a\n<!-- goals -->\n`x` on c")
+    assert text.endswith("<!-- /goals -->\nb\n")
+    assert "| ratio | 3.00x (3.00 .. 3.00) | at least 3x | yes |" in text
+    assert "| most | not measured | at most 100 us |  |" in text
+    assert "old" not in text
+    with pytest.raises(ValueError, match="no part between"):
+        write_docs.put("nothing", "budget", "table")
+    with pytest.raises(ValueError, match="no budget"):
+        write_docs.write({"machine": machine})
