@@ -29,6 +29,7 @@ from netfront.log_files import DiskLogFiles, LogFiles
 from netfront.log_reader import LogReader
 from netfront.lookups import Lookups
 from netfront.parked import Fetch
+from netfront.peer_sockets import keep_freed_memory
 from netfront.produces import Produces, WorkerLink
 from netfront.reader_pool import ReadAhead, ReaderPool
 from netfront.replies import Replies
@@ -413,6 +414,7 @@ def main() -> None:
     """The process."""
     context = start()
     configure_logging(context)
+    keep_freed_memory()
     spec = context.spec
     # A predecessor that was given any free port has told clients which: go on there.
     port = context.control.port(spec.index).load()

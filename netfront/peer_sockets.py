@@ -20,6 +20,11 @@ _RECEIVED_AT = 128
 _RESET = struct.pack("ii", 1, 0)
 """`struct linger`: on, 0 seconds."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Of malloc.h."""
+KEPT_BYTES = 16 << 20
+MAPPED_APART_BYTES = 32 << 20
+"""What is so large has a mapping of its own and is given back at once: the largest that glibc takes."""
 
 
 class PeerSockets(Protocol):
@@ -31,6 +36,16 @@ class PeerSockets(Protocol):
     def shut(self, fd: int, inode: int) -> bool: ...
     def private_bytes(self) -> int: ...
     def give_back_memory(self) -> None: ...
+
+
+def keep_freed_memory() -> None:
+    """Have the allocator keep what is freed, up to KEPT_BYTES at the end of each of its heaps, for the messages that come next. By itself it gives back what
+    large messages took, and each page of the next one is a page fault: 180 for a batch of 1 MiB, a third of what the batch cost.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_APART_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 class KernelPeerSockets:

@@ -19,6 +19,8 @@ from typing import Protocol
 from tailrace.formats.checksum import Readable
 
 IOV_MAX = 1024
+WRITE_MAX_BYTES = 512 << 10
+"""Of one call. For larger ones ext4 takes blocks of many MiB of page cache at once, and these cost 0.7 to 2.6 ms per MiB where small ones cost 0.3."""
 TEMPORARY_SUFFIX = ".tmp"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NO_PLAIN_FILE = (errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENXIO)
@@ -86,6 +88,19 @@ class DiskReadFiles:
         return sorted(os.listdir(path))
 
 
+def _first_of(pieces: list[Readable]) -> list[Readable]:
+    """The first pieces, the last of them cut, up to WRITE_MAX_BYTES."""
+    some: list[Readable] = []
+    left = WRITE_MAX_BYTES
+    for piece in pieces[:IOV_MAX]:
+        if len(piece) >= left:
+            some.append(piece if len(piece) == left else memoryview(piece)[:left])
+            break
+        some.append(piece)
+        left -= len(piece)
+    return some
+
+
 class DiskFiles(DiskReadFiles):
     """The real thing."""
 
@@ -100,7 +115,8 @@ class DiskFiles(DiskReadFiles):
         """Write all pieces, one after the other, from `position` on."""
         remaining = [piece for piece in pieces if len(piece)]
         while remaining:
-            written = os.pwrite(fd, remaining[0], position) if len(remaining) == 1 else os.pwritev(fd, remaining[:IOV_MAX], position)
+            some = _first_of(remaining)
+            written = os.pwrite(fd, some[0], position) if len(some) == 1 else os.pwritev(fd, some, position)
             if not written:
                 raise OSError(errno.EIO, "the disk takes nothing")
             position += written

@@ -11,7 +11,6 @@ import sys
 import psutil
 import pytest
 
-import tailrace
 from appliance import manifest
 from appliance.host_checks import Level, host_checks
 from appliance.manifest import Manifest
@@ -132,7 +131,7 @@ def test_doctor_says_who_else_may_read_or_write_and_that_machine_or_memory_are_u
     assert memory.detail.startswith(f"100 of {full.total >> 20} MiB")
 
 
-def test_doctor_says_which_kernel_is_used_and_that_none_is_compiled_or_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_which_kernel_is_used_and_that_none_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     def found() -> tuple[Level, str]:
         (check,) = [check for check in host_checks([]) if check.name == "kernel"]
         return check.level, check.detail
@@ -147,9 +146,6 @@ def test_doctor_says_which_kernel_is_used_and_that_none_is_compiled_or_fits(monk
     level, detail = found()
     assert level is Level.WARNING
     assert detail.startswith("the kind: what is done for each record is several times slower; install")
-    monkeypatch.setitem(sys.modules, "tailrace.kernel", None)
-    monkeypatch.delattr(tailrace, "kernel")
-    assert found()[0] is Level.PROBLEM
 
 
 def test_a_specification_larger_than_an_environment_variable_reaches_its_child() -> None:

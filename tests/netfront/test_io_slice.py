@@ -9,6 +9,7 @@ import pytest
 import zmq
 
 from netfront.io_slice import BUSY_PER_S, SHORT_SLICE_NS, IoSlice, io_threads, set_slice_ns
+from tests.kit.processes import wait_until
 
 S = 1_000_000_000
 
@@ -83,4 +84,4 @@ def test_a_threads_policy_and_nice_value_stay_and_others_are_left_alone() -> Non
 def test_libzmqs_io_threads_are_found_by_their_names() -> None:
     before = set(io_threads())
     with zmq.Context() as context, context.socket(zmq.PAIR):
-        assert len(set(io_threads()) - before) == 1
+        wait_until(lambda: len(set(io_threads()) - before) == 1, "the thread has given itself its name")

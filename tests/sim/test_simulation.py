@@ -137,7 +137,7 @@ def test_a_check_that_fails_while_an_answer_is_handled_fails_the_schedule(monkey
 
 
 @pytest.mark.parametrize(
-    ("fault", "found"), [("locks", "two locks at once"), ("numbers", "refused under a lock"), ("members", "moved on|twice")]
+    ("fault", "found"), [("locks", "two locks at once"), ("numbers", "under a lock that had"), ("members", "under a lock that had|twice")]
 )
 def test_a_queue_that_breaks_a_promise_is_found(monkeypatch: pytest.MonkeyPatch, fault: str, found: str) -> None:
     """Locks that a restart forgets; a request that is carried out a second time; acknowledgements that are taken from anybody."""

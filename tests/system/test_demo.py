@@ -36,7 +36,8 @@ def test_an_interrupted_demo_leaves_no_process_no_memory_and_no_file(tmp_path: p
     os.killpg(demo.pid, number)
     rest = demo.stdout.read()
     demo.stdout.close()
-    assert demo.wait(60) == 130, rest
+    # To a shell both are 130. CPython ends so by itself where the interrupt came within an `exec` of text, as dataclasses have them: also when it was caught.
+    assert demo.wait(60) in (130, -signal.SIGINT), rest
     assert "everything is cleaned up" in rest
     assert not any(process.is_running() for process in processes)
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+
+import pyarrow as pa
 import pytest
 
-from tailrace import Admin, NewTopic
+from tailrace import Admin, NewTopic, Producer
 from tailrace.formats.checksum import Readable
 from tailrace.private_appliance import EmbeddedAppliance
 from tailrace.protocol import requests
@@ -12,6 +16,7 @@ from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import API_VERSIONS, Api
 from tailrace.topics import TopicInfo
 from tests.kit.batches import make_batch
+from tests.kit.processes import children
 from tests.kit.raw_client import RawClient
 
 PARTITIONS = 4
@@ -85,3 +90,23 @@ def test_a_client_that_knows_version_1_only_is_served_and_told_so(appliance: Emb
             assert requests.decode_produced(body[0]).base_offset == offset
     with RawClient(appliance.address, versions={**API_VERSIONS, Api.PRODUCE: (1, 9)}) as client:
         assert client.versions[Api.PRODUCE] == 2
+
+
+def test_a_front_that_has_had_large_batches_takes_more_of_them_without_fresh_pages(appliance: EmbeddedAppliance, topic: str) -> None:
+    frame = pa.table({"value": pa.array([os.urandom(1_000)] * 1_000, pa.binary())})
+    fronts = [pid for name, pid in children(appliance).items() if name.startswith("tr-front")]
+
+    def faults() -> int:
+        return sum(int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7]) for pid in fronts)
+
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(topic)])
+    with Producer(appliance.address) as producer:
+        least = 1 << 30
+        for _ in range(5):  # the first has the memory fetched
+            before = faults()
+            for _ in range(30):
+                producer.send_arrow(topic, frame)
+            producer.flush()
+            least = min(least, faults() - before)
+    assert least < 30 * 50, "page faults for 30 batches of 250 pages"

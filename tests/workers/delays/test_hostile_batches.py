@@ -19,7 +19,7 @@ from tailrace.recurrence import Recurrence, RecurrenceError
 from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
 from tests.kit.batches import reseal
 from tests.kit.delays import LOG_SEED, SCHEMA, DelayWorld
-from workers import worker
+from workers import batch_checks
 from workers.delays import delivery, recurring_rows, set_aside
 from workers.delays.log_batches import LogBatches, RefusedBatchError, UnusableSchemaError
 
@@ -32,7 +32,7 @@ I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 @pytest.fixture
 def careless_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if an older worker had let everything through."""
-    monkeypatch.setattr(worker, "check_structure", lambda *_, **__: None)
+    monkeypatch.setattr(batch_checks, "check_structure", lambda *_, **__: None)
 
 
 def foreign(count: int, value: bytes = b"") -> pa.RecordBatch:
