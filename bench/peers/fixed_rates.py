@@ -129,7 +129,7 @@ def _librdkafka(bootstrap: str, topic: str, rate: int, acks: int | str, linger_m
 
     payload, count, sample = os.urandom(100), int(rate * SECONDS), max(1, rate // SAMPLED_PER_S)
     # Idempotent, as ours is: five requests under way. Without it librdkafka has any number, one for each record, and they time out.
-    settings = {"enable.idempotence": True, "acks": "all"} if acks == "all" else {"max.in.flight.requests.per.connection": 5}
+    settings = {"enable.idempotence": True} if acks == "all" else {"max.in.flight.requests.per.connection": 5}
     linger = {} if linger_ms is None else {"linger.ms": linger_ms}
     producer = producer_of(bootstrap, acks, **settings, **linger, **{"message.timeout.ms": GIVEN_UP_MS, "log_level": 2})
     producer.list_topics(topic)

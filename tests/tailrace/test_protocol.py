@@ -27,6 +27,8 @@ from tailrace.protocol.wire import (
 
 TOPIC = bytes(range(16))
 FETCH = rq.FetchRequest(500, 1, 1 << 20, 77, [rq.FetchEntry(TOPIC, 0, -1, 12, 4096), rq.FetchEntry(TOPIC, 3, 2, 2**40, 1 << 20)])
+BATCHES = rq.ProduceBatches(-1, 30000, [(TOPIC, 0, 0, 100), (TOPIC, 5, 3, 2**31)])
+PRODUCED = [rq.ProducedEntry(0, 1, 4, 2**40, 77), rq.ProducedEntry(12, 0, -1, -1, -1)]
 ENTRIES = [
     rq.FetchedEntry(TOPIC, 0, 0, 1, 5, 100, 0, -1),
     rq.FetchedEntry(TOPIC, 1, 12, 1, 0, 50, 10, 70),
@@ -37,11 +39,13 @@ CODECS: list[tuple[bytes, Callable[[bytes], Any], Any]] = [
     (ResponseHeader(4, 1, 98, 12, 7, 2**40, 55).to_bytes(), decode_response_header, ResponseHeader(4, 1, 98, 12, 7, 2**40, 55)),
     (rq.encode_produce(rq.ProduceRequest(TOPIC, 5, -1, 30000)), rq.decode_produce, rq.ProduceRequest(TOPIC, 5, -1, 30000)),
     (rq.encode_produced(rq.ProduceResponse(10, 20, 3, 1)), rq.decode_produced, rq.ProduceResponse(10, 20, 3, 1)),
+    (rq.encode_produce_batches(BATCHES), rq.decode_produce_batches, BATCHES),
+    (rq.encode_produced_batches(PRODUCED), rq.decode_produced_batches, PRODUCED),
     (rq.encode_fetch(FETCH), rq.decode_fetch, FETCH),
     (rq.encode_credit(123), rq.decode_credit, 123),
     (rq.encode_json({"a": [1]}), rq.decode_json, {"a": [1]}),
 ]
-IDS = ["request header", "response header", "produce", "produced", "fetch", "credit", "json"]
+IDS = ["request header", "response header", "produce", "produced", "produce 2", "produced 2", "fetch", "credit", "json"]
 
 
 @pytest.mark.parametrize(("data", "decode", "value"), CODECS, ids=IDS)
@@ -91,6 +95,37 @@ def test_fetched_data_is_cut_into_the_partitions_it_belongs_to() -> None:
     for bad in ([], [b"123"], [body[0], b"hell"], [body[0], b"helloxyzw"], [body[0][:-1], body[1]]):
         with pytest.raises(WireError):
             rq.decode_fetched(bad)
+
+
+def test_batches_of_a_request_fill_its_frames_and_none_lies_across_two() -> None:
+    def cut(lengths: list[int], *frames: bytes) -> list[bytes]:
+        return [bytes(batch) for batch in rq.cut_batches([(TOPIC, 0, 0, length) for length in lengths], frames)]
+
+    assert cut([2, 3, 1], b"aabbb", b"c") == [b"aa", b"bbb", b"c"]
+    assert cut([0, 2], b"aa") == [b"", b"aa"]
+    for lengths, frames in [([], []), ([1], [b"ab"]), ([2], [b"a", b"b"]), ([1, 1], [b"a"]), ([1], [b"a", b"b"]), ([2**32 - 1], [b"a"])]:
+        with pytest.raises(WireError):
+            cut(lengths, *frames)
+    with pytest.raises(WireError, match="frames with batches"):
+        cut([1] * 9, *[b"a"] * 9)
+
+
+def test_what_a_request_was_answered_so_far_says_that_the_rest_has_timed_out() -> None:
+    body = rq.unanswered_batches(2)
+    assert [rq.is_answered(body, index) for index in range(2)] == [False, False]
+    rq.answer_batch(body, 1, *PRODUCED[0])
+    assert [rq.is_answered(body, index) for index in range(2)] == [False, True]
+    unknown, known = rq.decode_produced_batches(body)
+    assert (unknown.error, known) == (ErrorCode.TIMED_OUT, PRODUCED[0])
+
+
+@pytest.mark.parametrize("count", [0, rq.PRODUCE_BATCHES_MAX + 1, 2**32 - 1])
+def test_a_count_of_batches_out_of_range_is_refused_before_anything_is_allocated(count: int) -> None:
+    data = bytearray(rq.encode_produce_batches(BATCHES))
+    data[8:12] = count.to_bytes(4, "little")
+    with pytest.raises(WireError) as caught:
+        rq.decode_produce_batches(bytes(data))
+    assert caught.value.code is ErrorCode.REQUEST_TOO_LARGE
 
 
 def test_a_count_in_the_bytes_allocates_nothing_before_it_is_checked() -> None:
