@@ -25,6 +25,8 @@ from tailrace.schema import DEFAULT_SCHEMA, DELAY_FIELDS, conform, schema_of, to
 from tailrace.topics import TopicInfo
 
 _DEFAULT_TYPES = dict(zip(DEFAULT_SCHEMA.names, DEFAULT_SCHEMA.types, strict=True))
+_last_fit: pa.Schema | None = None
+"""Of the last frame for a topic of the default schema: a program's frames are mostly alike, and to compare schemas costs less than to look at their columns."""
 Frame = Any
 """A pyarrow Table or RecordBatch, a pandas or polars DataFrame, or anything else with `__arrow_c_stream__`."""
 
@@ -109,7 +111,7 @@ def _as_it_is(frame: pa.RecordBatch, info: TopicInfo, stamp_us: int) -> pa.Recor
     """The frame as one batch of the topic's schema, where nothing has to be cast or put together. None: it takes the long way."""
     if frame.schema.equals(info.schema):
         return cut_out(frame, 0, frame.num_rows)
-    if not _fits_default(frame, info):
+    if not _fits_default(frame.schema, info):
         return None
     given = set(frame.schema.names)
     columns = []
@@ -125,27 +127,31 @@ def _as_it_is(frame: pa.RecordBatch, info: TopicInfo, stamp_us: int) -> pa.Recor
     return cut_out(batch, 0, batch.num_rows) if "headers" in given else batch
 
 
-def _fits_default(frame: pa.RecordBatch, info: TopicInfo) -> bool:
+def _fits_default(schema: pa.Schema, info: TopicInfo) -> bool:
     """Whether the topic has the default schema and the frame some of its columns, `value` among them."""
+    global _last_fit
     if info.typed or info.delay_of:
         return False
-    names, types = frame.schema.names, frame.schema.types
-    return (
-        "value" in names
-        and len(set(names)) == len(names)
-        and all(_DEFAULT_TYPES.get(name) == kind for name, kind in zip(names, types, strict=True))
-    )
+    if _last_fit is not None and schema.equals(_last_fit):
+        return True
+    names, types = schema.names, schema.types
+    if "value" not in names or len(set(names)) < len(names):
+        return False
+    if any(_DEFAULT_TYPES.get(name) != kind for name, kind in zip(names, types, strict=True)):
+        return False
+    _last_fit = schema
+    return True
 
 
 def _rows_of(batch: pa.RecordBatch, info: TopicInfo, stamp_us: int) -> pa.RecordBatch | PlainRows | None:
     """A batch's rows, at least one, as buffers where they are what the topic's batches have, else as `_as_it_is` says."""
-    plain = None
+    plain, schema = None, batch.schema
     if info.delay_of:
         pass
-    elif batch.schema.equals(info.schema):
+    elif schema.equals(info.schema):
         plain = typed_rows(batch, info.schema_message) if info.typed else None
-    elif "headers" not in batch.schema.names and _fits_default(batch, info):
-        plain = default_rows(batch, stamp_us, lambda: _as_it_is(batch, info, stamp_us))
+    elif _fits_default(schema, info):
+        plain = default_rows(batch, schema.names, stamp_us, lambda: _as_it_is(batch, info, stamp_us))
     return _as_it_is(batch, info, stamp_us) if plain is None else plain
 
 

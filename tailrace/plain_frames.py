@@ -74,16 +74,21 @@ def typed_rows(batch: pa.RecordBatch, schema_message: bytes) -> PlainRows | None
     return PlainRows(plan.template, batch.num_rows, nodes, pieces, lambda: batch)
 
 
-def default_rows(frame: pa.RecordBatch, stamp_us: int, make_batch: Callable[[], pa.RecordBatch]) -> PlainRows | None:
-    """At least one row for a topic of the default schema, without headers; of timestamp and key, what the frame does not have is filled in: the time, nulls."""
+def default_rows(frame: pa.RecordBatch, given: list[str], stamp_us: int, make_batch: Callable[[], pa.RecordBatch]) -> PlainRows | None:
+    """At least one row for a topic of the default schema. `given`: the frame's columns, each of the type that it has there. Timestamps and keys that it does
+    not have are filled in: the time, nulls. Headers are pyarrow's to write.
+    """
+    if "headers" in given:
+        return None
     count = frame.num_rows
     nodes: list[int] = []
     pieces: list[Readable | int] = []
-    given = frame.schema.names
     bitmap, offsets = (count + 7) // 8, 4 * (count + 1)
     if "timestamp" not in given:
         nodes += (count, 0)
-        pieces += (0, np.full(count, stamp_us, np.int64).data.cast("B"))
+        stamps = np.empty(count, np.int64)
+        stamps.fill(stamp_us)
+        pieces += (0, stamps.data.cast("B"))
     elif not _lay(frame.column(given.index("timestamp")), 8, nodes, pieces):
         return None
     if "key" not in given:

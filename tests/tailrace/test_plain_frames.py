@@ -154,7 +154,7 @@ def test_offsets_that_leave_their_data_are_not_followed() -> None:
     wild = pa.Array.from_buffers(pa.binary(), 2, [None, pa.py_buffer(offsets), pa.py_buffer(b"four")])
     frame = pa.record_batch({"value": wild})
     offsets[2] = 4000
-    assert default_rows(frame, STAMP_US, lambda: None) is None
+    assert default_rows(frame, ["value"], STAMP_US, lambda: None) is None
 
 
 # ---- kernel and reference -----------------------------------------------------------------------------------------------------------------
