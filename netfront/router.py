@@ -15,6 +15,7 @@ import select
 import struct
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import zmq
 
@@ -37,6 +38,8 @@ BUFFER_CLASSES = (64 << 10, 1 << 20, 4 << 20, 8 << 20, 16 << 20)
 POOLED_MAX_BYTES = 32 << 20
 """Of free buffers, for each class (one buffer at least)."""
 COPY_BELOW_BYTES = 32 << 10
+FIRST_OF_BATCHES = 3
+"""Behind identity, header and what the request says of its batches; no other request has a frame there."""
 PARTS_MAX = 16
 """A message of more parts is no request, nor a mistake: its sender is closed."""
 DISCARDED_AT_ONCE = 2048
@@ -169,8 +172,9 @@ class Router:
                     self._discards = True
                     self._discard()
                     return None
-            part = frame.bytes
-            length = len(part)
+            length = len(frame)
+            # A large frame of batches is used where libzmq has received it.
+            part: Any = frame.buffer if length >= COPY_BELOW_BYTES and len(frames) >= FIRST_OF_BATCHES else frame.bytes
             taken += length + 2 if length < 256 else length + 9  # on the wire: flags, length, body
             frames.append(part)
             if len(frames) > PARTS_MAX:

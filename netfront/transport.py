@@ -25,7 +25,9 @@ class Transport(Protocol):
     """Connections by their identity. Nothing here blocks."""
 
     def try_receive(self) -> list[bytes] | None:
-        """One whole message, identity first, or None: there is none now. Messages of one connection come in order."""
+        """One whole message, identity first, or None: there is none now. Messages of one connection come in order. The first three frames are `bytes`, those
+        behind them, which only PRODUCE has, may be views of the message.
+        """
 
     def try_send(self, identity: bytes, frames: Sequence[Readable]) -> bool:
         """Send a message after all before it; False: the client cannot be reached, or takes nothing. The frames are the caller's again."""

@@ -18,11 +18,15 @@ from tailrace.delays import HORIZON_DAYS, HORIZON_US, parse_levels, rounded_to_l
 from tailrace.errors import InvalidRecordError, SchemaMismatchError
 from tailrace.formats.arrow_batch import cut_out, null_headers, timestamp_range
 from tailrace.hash_slots import slot_of
+from tailrace.plain_frames import default_rows, typed_rows
+from tailrace.plain_rows import PlainRows
 from tailrace.producer_batch import STAYS
 from tailrace.schema import DEFAULT_SCHEMA, DELAY_FIELDS, conform, schema_of, to_message, to_table
 from tailrace.topics import TopicInfo
 
-_DEFAULT_NAMES = set(DEFAULT_SCHEMA.names)
+_DEFAULT_TYPES = dict(zip(DEFAULT_SCHEMA.names, DEFAULT_SCHEMA.types, strict=True))
+_last_fit: pa.Schema | None = None
+"""Of the last frame for a topic of the default schema: a program's frames are mostly alike, and to compare schemas costs less than to look at their columns."""
 Frame = Any
 """A pyarrow Table or RecordBatch, a pandas or polars DataFrame, or anything else with `__arrow_c_stream__`."""
 
@@ -95,24 +99,25 @@ def _nothing(name: str, count: int) -> pa.Array:
     return null_headers(count) if name == "headers" else pa.nulls(count, pa.binary())
 
 
-def _as_it_is(frame: Frame, info: TopicInfo, stamp_us: int) -> pa.RecordBatch | None:
-    """The frame as one batch of the topic's schema, where nothing has to be cast or put together. None: it takes the long way."""
+def _single_batch(frame: Frame) -> pa.RecordBatch | None:
+    """The frame, if it is one batch of pyarrow."""
     if isinstance(frame, pa.Table):
         batches = frame.to_batches()
         frame = batches[0] if len(batches) == 1 else None
-    if not isinstance(frame, pa.RecordBatch):
-        return None
+    return frame if isinstance(frame, pa.RecordBatch) else None
+
+
+def _as_it_is(frame: pa.RecordBatch, info: TopicInfo, stamp_us: int) -> pa.RecordBatch | None:
+    """The frame as one batch of the topic's schema, where nothing has to be cast or put together. None: it takes the long way."""
     if frame.schema.equals(info.schema):
         return cut_out(frame, 0, frame.num_rows)
-    given = set(frame.schema.names)
-    if info.typed or "value" not in given or not given <= _DEFAULT_NAMES or len(given) != len(frame.schema):
+    if not _fits_default(frame.schema, info):
         return None
+    given = set(frame.schema.names)
     columns = []
     for field in DEFAULT_SCHEMA:
         if field.name in given:
             column = frame.column(field.name)
-            if column.type != field.type:
-                return None
         elif field.name == "timestamp":
             column = pa.array(np.full(frame.num_rows, stamp_us, np.int64)).view(field.type)
         else:
@@ -120,6 +125,34 @@ def _as_it_is(frame: Frame, info: TopicInfo, stamp_us: int) -> pa.RecordBatch | 
         columns.append(column)
     batch = pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
     return cut_out(batch, 0, batch.num_rows) if "headers" in given else batch
+
+
+def _fits_default(schema: pa.Schema, info: TopicInfo) -> bool:
+    """Whether the topic has the default schema and the frame some of its columns, `value` among them."""
+    global _last_fit
+    if info.typed or info.delay_of:
+        return False
+    if _last_fit is not None and schema.equals(_last_fit):
+        return True
+    names, types = schema.names, schema.types
+    if "value" not in names or len(set(names)) < len(names):
+        return False
+    if any(_DEFAULT_TYPES.get(name) != kind for name, kind in zip(names, types, strict=True)):
+        return False
+    _last_fit = schema
+    return True
+
+
+def _rows_of(batch: pa.RecordBatch, info: TopicInfo, stamp_us: int) -> pa.RecordBatch | PlainRows | None:
+    """A batch's rows, at least one, as buffers where they are what the topic's batches have, else as `_as_it_is` says."""
+    plain, schema = None, batch.schema
+    if info.delay_of:
+        pass
+    elif schema.equals(info.schema):
+        plain = typed_rows(batch, info.schema_message) if info.typed else None
+    elif _fits_default(schema, info):
+        plain = default_rows(batch, schema.names, stamp_us, lambda: _as_it_is(batch, info, stamp_us))
+    return _as_it_is(batch, info, stamp_us) if plain is None else plain
 
 
 def _by_key(column: pa.ChunkedArray, number_of: Callable[[bytes | None], int]) -> np.ndarray[Any, Any]:
@@ -146,7 +179,7 @@ class Piece(NamedTuple):
     """Rows that become one batch of a partition."""
 
     partition: int
-    batch: pa.RecordBatch
+    rows: pa.RecordBatch | PlainRows
     byte_count: int
     stamps_us: tuple[int, int]
     """The first and the largest timestamp."""
@@ -164,11 +197,12 @@ def cut(
     stamp_us: int,
 ) -> Iterator[Piece]:
     """Pieces of at most `target_bytes` where rows are not larger, as few and as equal as can be. Raises SchemaMismatchError."""
-    whole = _as_it_is(frame, info, stamp_us) if key_column is None else None
-    if whole is not None and whole.num_rows:
-        is_stamped_here = not info.typed and "timestamp" not in frame.schema.names
-        for piece, size in _cut_to_size(whole, target_bytes):
-            yield Piece(partition or 0, piece, size, (stamp_us, stamp_us) if is_stamped_here else timestamp_range(piece, stamp_us))
+    single = _single_batch(frame) if key_column is None else None
+    rows = None if single is None or not single.num_rows else _rows_of(single, info, stamp_us)
+    if single is not None and rows is not None:
+        is_stamped_here = not info.typed and "timestamp" not in single.schema.names
+        for piece, size, source in _cut_rows(rows, single, info, stamp_us, target_bytes):
+            yield Piece(partition or 0, piece, size, (stamp_us, stamp_us) if is_stamped_here else timestamp_range(source, stamp_us))
         return
     table = to_table(frame)
     if key_column is not None and key_column not in table.column_names:
@@ -205,3 +239,20 @@ def _cut_to_size(batch: pa.RecordBatch, target_bytes: int) -> Iterator[tuple[pa.
     rows_per_piece = -(-batch.num_rows // -(-size // target_bytes))
     for start in range(0, batch.num_rows, rows_per_piece):
         yield from _cut_to_size(cut_out(batch, start, min(rows_per_piece, batch.num_rows - start)), target_bytes)
+
+
+def _cut_rows(
+    rows: pa.RecordBatch | PlainRows, source: pa.RecordBatch, info: TopicInfo, stamp_us: int, target_bytes: int
+) -> Iterator[tuple[pa.RecordBatch | PlainRows, int, pa.RecordBatch]]:
+    """The rows of a batch in pieces: each, its bytes as a message, and what it was made of."""
+    if not isinstance(rows, PlainRows):
+        yield from ((piece, size, piece) for piece, size in _cut_to_size(rows, target_bytes))
+    elif rows.byte_count <= target_bytes or rows.num_rows < 2:
+        yield rows, rows.byte_count, source
+    else:
+        rows_per_piece = -(-rows.num_rows // -(-rows.byte_count // target_bytes))
+        for start in range(0, rows.num_rows, rows_per_piece):
+            part = source.slice(start, rows_per_piece)
+            made = _rows_of(part, info, stamp_us)
+            assert made is not None  # it fits as the whole does
+            yield from _cut_rows(made, part, info, stamp_us, target_bytes)

@@ -98,6 +98,10 @@ class Delivery:
         """Whether an open batch that is due would be sent at once."""
         return self._requests.may_send_unfilled and self._connection.is_ready
 
+    def may_leave(self, queue: PartitionQueue) -> bool:
+        """Whether a batch of the partition might be sent before an answer comes."""
+        return self._requests.may_send and len(queue.in_flight) < self._window
+
     def turn(self, now_ns: int) -> None:
         """Take in answers, give up what has waited long enough, send what is due."""
         connection, accumulator = self._connection, self._accumulator

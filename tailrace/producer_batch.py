@@ -25,7 +25,8 @@ from tailrace.formats import arrow_batch
 from tailrace.formats.batch_header import HEADER_BYTES, NO_PRODUCER, NO_SEQUENCE, BatchHeader, fill_header, stamp_producer
 from tailrace.hash_slots import slot_of
 from tailrace.kernel import RECORD_OVERHEAD_BYTES as RECORD_OVERHEAD_BYTES
-from tailrace.kernel import FillingBatch, ObjectBuffer
+from tailrace.kernel import FillingBatch, ObjectBuffer, keep_message
+from tailrace.plain_rows import PlainRows
 from tailrace.records import BatchMetadata, RecordMetadata
 from tailrace.topics import TopicInfo
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 BATCH_OVERHEAD_BYTES = 2048
+LARGE_BYTES = 128 << 10
+"""From here on a batch's memory is kept for others, which would have to fetch theirs page by page."""
 STAYS = -1
 """In the place of a slot: the record stays in its partition."""
 OnDelivery = Callable[[RecordMetadata | None, TailraceError | None], None]
@@ -124,7 +127,7 @@ class ProducerBatch(FillingBatch):
         """row -> how it recurs."""
         self.stamps_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]] = ()
         """The records' timestamps, known once it is encoded. Of a frame: its first and its largest; with LogAppendTime: the appliance's."""
-        self.frame: pa.RecordBatch | None = None
+        self.frame: pa.RecordBatch | PlainRows | None = None
         self.data: bytearray | None = None
         self.attempts = 0
         self.last_refusal = ""
@@ -150,10 +153,10 @@ class ProducerBatch(FillingBatch):
     def of_frame(cls, waits: Waits, info: TopicInfo, piece: Piece, created_ns: int, order: tuple[int, ...]) -> ProducerBatch:
         """Rows that are columns already: a batch that is ready to be sent."""
         batch = cls(waits, info, piece.partition, created_ns, order)
-        batch.frame = piece.batch
+        batch.frame = piece.rows
         if info.delay_of:
-            batch.dues_us = piece.batch.column(DUE_COLUMN).to_numpy()
-        batch.count = piece.batch.num_rows
+            batch.dues_us = batch.frame_again().column(DUE_COLUMN).to_numpy()
+        batch.count = piece.rows.num_rows
         batch.stamps_us = piece.stamps_us
         batch.reserved_bytes = BATCH_OVERHEAD_BYTES + piece.byte_count
         batch.slots = piece.slots
@@ -207,8 +210,11 @@ class ProducerBatch(FillingBatch):
             seed = self.info.seeds[self.partition]
             if self.rows and compression == "none" and not self.info.typed and not self.info.delay_of:
                 self.data = fill_header(self.rows.message(HEADER_BYTES), header, seed)
+            elif compression == "none" and isinstance(self.frame, PlainRows):
+                message, body_crc = self.frame.message(HEADER_BYTES)
+                self.data = fill_header(message, header, seed, body_crc)
             else:
-                frame = self.frame if self.frame is not None else self._from_rows()
+                frame = self._from_rows() if self.frame is None else self.frame_again()
                 self.data = arrow_batch.encode_as(frame, header, seed, compression)
         self.rows.clear()
         self.repeats = None
@@ -267,7 +273,7 @@ class ProducerBatch(FillingBatch):
     def frame_again(self) -> pa.RecordBatch:
         """Its rows as columns, also when only its bytes are left."""
         if self.frame is not None:
-            return self.frame
+            return self.frame.batch() if isinstance(self.frame, PlainRows) else self.frame
         import pyarrow as pa
 
         assert self.data is not None
@@ -315,6 +321,8 @@ class ProducerBatch(FillingBatch):
         self.state = BatchState.ENDED
         self.base_offset = base_offset
         self.error = error
+        if self.data is not None and len(self.data) >= LARGE_BYTES:
+            keep_message(self.data)
         self.data = None
         self.frame = None
         if self.waiter is not None:

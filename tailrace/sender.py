@@ -159,9 +159,11 @@ class Sender:
             self.pump()
 
     def pump_full(self, queue: PartitionQueue) -> None:
-        """A caller has filled a batch: send it if it may be, else at least have its bytes ready."""
-        self._note_running(self.now_ns())
-        self.pump()
+        """A caller has filled a batch: send it if it may be, else at least have its bytes ready, and look for answers now and then."""
+        now_ns = self.now_ns()
+        self._note_running(now_ns)
+        if self.delivery.may_leave(queue) or now_ns - self._looked_ns >= LOOK_EVERY_NS // 2:
+            self.pump()
         if queue.ready:
             self.delivery.encode_ahead(queue)
 

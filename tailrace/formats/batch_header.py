@@ -309,16 +309,16 @@ def insert_header(message: Readable, header: BatchHeader, seed: int) -> bytearra
     return fill_header(bytearray(b"").join((prefix, view[PREFIX_BYTES:body_start], bytes(HEADER_BYTES), view[body_start:])), header, seed)
 
 
-def fill_header(batch: bytearray, header: BatchHeader, seed: int) -> bytearray:
+def fill_header(batch: bytearray, header: BatchHeader, seed: int, body_crc: int | None = None) -> bytearray:
     """An Arrow IPC message whose metadata padding ends with HEADER_BYTES for our header, which is written there; returns it. `header` as of
-    `insert_header`.
+    `insert_header`. `body_crc`: the checksum of the rest, where it is known.
     """
     body_start = PREFIX_BYTES + _PREFIX.unpack_from(batch, 0)[1]
     position = body_start - HEADER_BYTES
     header.batch_length = len(batch)
     header.extension_length = 0
     with memoryview(batch) as view:
-        header.body_crc32c = crc32c(view[body_start:], crc32c(view[:position]))
+        header.body_crc32c = crc32c(view[body_start:], crc32c(view[:position])) if body_crc is None else body_crc
         view[position:body_start] = header.to_bytes()
         seal_header(view, position, 0, seed)
     return batch

@@ -41,6 +41,8 @@ __all__ = [
     "RecordRows",
     "compiled",
     "is_good_batch",
+    "keep_message",
+    "lay_message",
     "murmur2",
     "new_lock",
     "quick_append",
@@ -167,9 +169,11 @@ if TYPE_CHECKING or _native is None:
         quick_send,
     )
     from tailrace.kernel.reference_appends import BatchShape, QuickPartition, is_good_batch, quick_append
+    from tailrace.kernel.reference_frames import keep_message, lay_message
 else:
     BatchShape, QuickPartition = _native.BatchShape, _native.QuickPartition
     is_good_batch, quick_append = _native.is_good_batch, _native.quick_append
+    keep_message, lay_message = _native.keep_message, _native.lay_message
     Choices, FillingBatch, FillingQueue = _native.Choices, _native.FillingBatch, _native.FillingQueue
     QuickSender, RecordBuffer = _native.QuickSender, _native.RecordBuffer
     RecordRows = _native.RecordRows

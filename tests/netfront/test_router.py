@@ -59,6 +59,31 @@ def test_answers_that_are_taken_late_are_not_overwritten_by_those_of_others(size
         router.close()
 
 
+def test_large_frames_of_batches_are_lent_and_all_others_are_copies() -> None:
+    router = Router(["tcp://127.0.0.1:*"], MIB, LIMITS)
+    context = zmq.Context()
+    client = context.socket(zmq.DEALER)
+    client.connect(f"tcp://127.0.0.1:{router.port}")
+    frames = [bytes([number]) * COPY_BELOW_BYTES for number in range(4)] + [b"small"]
+    try:
+        client.send_multipart(frames)
+        assert router.socket.poll(30_000)
+        received = router.try_receive()
+        assert received is not None
+        assert [bytes(part) for part in received[1:]] == frames
+        assert [type(part) for part in received] == [bytes, bytes, bytes, memoryview, memoryview, bytes]
+        kept = received[3]
+        del received
+        client.send_multipart([b"x" * COPY_BELOW_BYTES] * 4)
+        assert router.socket.poll(30_000)
+        assert router.try_receive() is not None
+        assert kept == frames[2], "it lasts as long as it is held"
+    finally:
+        client.close(0)
+        context.term()
+        router.close()
+
+
 def test_a_client_whose_queue_of_answers_is_full_is_closed_so_that_it_does_not_wait_for_what_it_missed() -> None:
     router = Router(["tcp://127.0.0.1:*"], MIB, LIMITS)
     context = zmq.Context()
