@@ -43,7 +43,6 @@ NO_SLOT_MAP = (
     "with partitioner=producer"
 )
 _PRODUCE = int(LaneKind.PRODUCE)
-_ACKS = {0: ACKS_NONE, 1: ACKS_LEADER, requests.ACKS_ALL: ACKS_ALL}
 
 
 class Batch(NamedTuple):
@@ -147,19 +146,31 @@ class Produces:
                 raise WireError(ErrorCode.MALFORMED_REQUEST, "PRODUCE takes a frame of entries, and frames of batches")
             acks, timeout_ms, entries = requests.decode_produce_batches(body[0])
             batches = requests.cut_batches(entries, body[1:])
-        byte_count = header.body_length - len(body[0])
+        self.take_read(
+            session, header.version, header.correlation_id, acks, timeout_ms, entries, batches, header.body_length - len(body[0])
+        )
+
+    def take_read(
+        self, session: Session, version: int, correlation_id: int, acks: int, timeout_ms: int, entries: Sequence[tuple[bytes, int, int, int]],
+        batches: Sequence[Readable], byte_count: int,
+    ) -> None:  # fmt: skip
+        """A request that is well formed; the frames of its batches have `byte_count` bytes. Raises WireError: the caller answers with it."""
         self._receive(session, byte_count)
         if not acks:
-            self._pass(session, _ACKS[acks], 0, entries, batches)
+            self._pass(session, ACKS_NONE, 0, entries, batches)
             return
-        refusal = self._tickets.refusal(session.word, header.correlation_id, len(entries))
+        word = session.word
+        refusal = self._tickets.refusal(word, correlation_id, len(entries))
         if refusal is not None:
             self._replies.tell_credit(self._ledger.release(session.credit, byte_count), session)
             raise refusal
-        asked = self._tickets.open(session.word, header.correlation_id, header.version, len(entries), self.now_ns, timeout_ms)
-        refused = self._pass(session, _ACKS[acks], asked.ticket, entries, batches)
-        if not refused:
-            return
+        asked = self._tickets.open(word, correlation_id, version, len(entries), self.now_ns, timeout_ms)
+        refused = self._pass(session, ACKS_LEADER if acks == 1 else ACKS_ALL, asked.ticket, entries, batches)
+        if refused:
+            self._answer_refused(session, asked, refused)
+
+    def _answer_refused(self, session: Session, asked: Asked, refused: list[tuple[int, ErrorCode]]) -> None:
+        """Some batches of a request went to no worker."""
         if asked.body is None:
             self._tickets.close(asked)
             code = refused[0][1]
@@ -216,7 +227,9 @@ class Produces:
                 index += 1
         finally:
             # A client that waits for an answer hears of its credit there.
-            self._replies.tell_credit(self._ledger.release(session.credit, released), session if ticket else None)
+            raised = self._ledger.release(session.credit, released)
+            if raised:
+                self._replies.tell_credit(raised, session if ticket else None)
         return refused
 
     def _find_target(self, topic_id: bytes, partition: int) -> _Target | None:
@@ -271,8 +284,9 @@ class Produces:
         if asked.body is None:
             self._answer_single(asked, answer)
             return
-        code, flags = answer.code, requests.PRODUCED_DUPLICATE if answer.is_duplicate else 0
-        asked.settle(answer.correlation_id & TICKET_INDEX_MASK, code, flags, answer.leader_epoch, answer.base_offset, answer.append_time_us)
+        _, ticket, code, base_offset, append_time_us, leader_epoch, is_duplicate = answer
+        flags = requests.PRODUCED_DUPLICATE if is_duplicate else 0
+        asked.settle(ticket & TICKET_INDEX_MASK, code, flags, leader_epoch, base_offset, append_time_us)
         if not asked.left:
             self._tickets.close(asked)
             self._answered.append(asked)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from netfront.unanswered import TIMEOUT_MAX_MS
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.requests import answer_batch
 from tailrace.protocol.wire import WireError
 from workers.timing_wheel import Timer, TimingWheel
 
@@ -46,10 +47,8 @@ class Asked:
     ) -> None:
         """What became of a batch; a second time for the same one changes nothing."""
         assert self.body is not None
-        if index >= self.batch_count or requests.is_answered(self.body, index):
-            return
-        requests.answer_batch(self.body, index, code, flags, leader_epoch, base_offset, append_time_us)
-        self.left -= 1
+        if index < self.batch_count and answer_batch(self.body, index, code, flags, leader_epoch, base_offset, append_time_us):
+            self.left -= 1
 
 
 class _Session:
