@@ -47,7 +47,6 @@ from shm.runtime.boundary import Boundary
 from shm.runtime.process import EXIT_ADDRESS_IN_USE, ProcessContext, configure_logging, process_name, run, start
 from shm.settled_news import SettledInterest
 from tailrace.front_addresses import front_address
-from tailrace.kernel import read_produce
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.requests import FetchedEntry
@@ -73,8 +72,6 @@ UNREAD_ANSWERS_MAX_BYTES = 8 << 20
 """A client that has not taken in so many bytes of answers gets no more of METADATA and LIST_OFFSETS."""
 SWEEP_NS = 100_000_000
 """While producers wait for credit: how long others may leave theirs unused."""
-PRODUCE_VERSION = 2
-"""What `read_produce` reads."""
 Lookup = Callable[[bytes, Callable[[bytes], None]], Iterator[int]]
 
 
@@ -241,26 +238,13 @@ class Front:
         return count
 
     def _handle(self, frames: list[bytes]) -> None:
-        """One message. Most are batches, which the kernel reads; what it does not read takes the long way."""
-        session = self._sessions.by_identity(frames[0])
-        read = None if session is None else read_produce(frames)
-        if session is None or read is None:
-            self._handle_any(frames)
-            return
-        session.last_seen_ns = self._now_ns
-        try:
-            self._produces.take_read(session, PRODUCE_VERSION, *read)
-        except WireError as error:
-            self._replies.refuse(frames[0], session, Api.PRODUCE, PRODUCE_VERSION, read[0], error)
-        except Exception as error:
-            self._produces.forget(session.word, read[0])
-            self._replies.fail(frames[0], session, Api.PRODUCE, PRODUCE_VERSION, read[0], error)
-
-    def _handle_any(self, frames: list[bytes]) -> None:
         """One message: header, session, handler. Whatever is wrong with it is answered."""
         identity, *message = frames
         header: RequestHeader | None = None
         session = self._sessions.by_identity(identity)
+        if session is not None and self._produces.take_plain(session, frames):
+            session.last_seen_ns = self._now_ns
+            return
         try:
             header = decode_request_header(message[0] if message else b"")
             if len(message) > FRAMES_MAX and len(message) > (most := frames_max(header.api, header.version)):

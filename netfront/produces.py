@@ -30,6 +30,7 @@ from shm.ring import Ring
 from tailrace.formats.batch_header import HEADER_BYTES
 from tailrace.formats.checksum import Readable
 from tailrace.hash_slots import VERSION_MAX
+from tailrace.kernel import read_produce
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
 from tailrace.protocol.wire import Api, RequestHeader, WireError
@@ -42,6 +43,8 @@ NO_SLOT_MAP = (
     "the topic routes by hash slots (partitioner=hash_slots), and this client does not say by which map it has routed: use one that knows them, or a topic "
     "with partitioner=producer"
 )
+PLAIN_VERSION = 2
+"""Of PRODUCE: what `read_produce` reads."""
 _PRODUCE = int(LaneKind.PRODUCE)
 
 
@@ -110,7 +113,7 @@ class Produces:
         self._sessions = sessions
         self._replies = replies
         self._on_settled = on_settled
-        self._tickets = Tickets(start_ns, SESSION_PRODUCES_MAX, PRODUCES_MAX)
+        self._tickets = Tickets(SESSION_PRODUCES_MAX, PRODUCES_MAX)
         """Of batches that a worker has."""
         self._targets: dict[tuple[bytes, int], _Target] = {}
         """By topic id and partition; made anew when routes have changed."""
@@ -149,6 +152,20 @@ class Produces:
         self.take_read(
             session, header.version, header.correlation_id, acks, timeout_ms, entries, batches, header.body_length - len(body[0])
         )
+
+    def take_plain(self, session: Session, frames: list[bytes]) -> bool:
+        """The short way of most requests: one that the kernel reads is taken, or answered with its refusal. False: nothing is done, another reads it."""
+        read = read_produce(frames)
+        if read is None:
+            return False
+        try:
+            self.take_read(session, PLAIN_VERSION, *read)
+        except WireError as error:
+            self._replies.refuse(session.identity, session, Api.PRODUCE, PLAIN_VERSION, read[0], error)
+        except Exception as error:
+            self.forget(session.word, read[0])
+            self._replies.fail(session.identity, session, Api.PRODUCE, PLAIN_VERSION, read[0], error)
+        return True
 
     def take_read(
         self, session: Session, version: int, correlation_id: int, acks: int, timeout_ms: int, entries: Sequence[tuple[bytes, int, int, int]],
@@ -228,7 +245,7 @@ class Produces:
         finally:
             # A client that waits for an answer hears of its credit there.
             raised = self._ledger.release(session.credit, released)
-            if raised:
+            if raised and (not ticket or len(raised) > 1 or raised[0] is not session.credit):
                 self._replies.tell_credit(raised, session if ticket else None)
         return refused
 
@@ -310,7 +327,7 @@ class Produces:
 
     def next_deadline_ns(self) -> int:
         """When `answer_late` next has something to do."""
-        return self._tickets.timeouts.quiet_until_ns
+        return self._tickets.late_at_ns
 
     def answer_late(self, now_ns: int) -> int:
         """Requests whose timeout has passed: what is not answered of them may still be carried out, and their sender is told that it is not known yet."""
