@@ -91,6 +91,10 @@ class CreditLedger:
         """A batch has left for its worker; what it held goes to those that wait, else back to its connection."""
         before = credit.limit
         credit.released += byte_count
+        if not self._waiting and credit in self._accounts:
+            self.held_bytes -= byte_count
+            self._grow(credit, 0)
+            return [credit] if credit.limit > before else []
         if credit in self._accounts:
             self.held_bytes -= byte_count
         raised = self._serve_waiting()

@@ -191,6 +191,9 @@ class Decider:
             raise WireError(
                 ErrorCode.TOO_MANY_REQUESTS, f"{self._queued_bytes} bytes of requests of all connections wait; ask again shortly"
             )
+        if self.link is not None and not len(self.unanswered):
+            self._generation = self.link.generation()  # a predecessor that went before has taken nothing
+            self._look_at_ns = now_ns + LOOK_INTERVAL_NS
         self.unanswered.add(word, correlation_id, api, version, now_ns, self._timeout_ms)
         if not is_patient:
             self._held_until_ns = 0
@@ -213,10 +216,10 @@ class Decider:
 
     def pass_on(self, now_ns: int) -> int:
         """Move what waits into the lane, publish, ring: once per group."""
-        self._now_ns = now_ns
         if self._outbox is None or now_ns < self._held_until_ns:
             return 0
         self._held_until_ns = 0
+        self._now_ns = now_ns
         return self._outbox.flush()
 
     def _write(self, item: _Queued) -> bool:
@@ -260,6 +263,16 @@ class Decider:
         asked = self.unanswered.take(word, correlation_id)
         self._end_turn(word, correlation_id)
         return asked
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether `pass_on` may have something to do."""
+        return bool(self._queue) or self._held_until_ns > 0
+
+    def is_quiet(self, now_ns: int) -> bool:
+        """Whether there is nothing to read from it, nor anything for `step` to do."""
+        waiting = self.unanswered
+        return not len(waiting) and now_ns < waiting.timeouts.quiet_until_ns and (self.link is None or not self.link.from_it.has_more())
 
     def step(self, now_ns: int) -> int:
         """Restarts and timeouts."""

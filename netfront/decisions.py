@@ -64,6 +64,7 @@ class Decisions:
         self.coordinator = Decider(coordinator, DECISION_TIMEOUT_MS, self._answer_instead, start_ns)
         self.scheduler = Decider(scheduler, DELAYS_TIMEOUT_MS, self._answer_instead, start_ns)
         self.groups = Decider(groups, GROUPS_TIMEOUT_MS, self._answer_instead, start_ns, GROUPS_AT_ONCE_MAX)
+        self._deciders = (self.coordinator, self.scheduler, self.groups)
         self._group_sessions: set[int] = set()
         """Words of the sessions that have asked something of groups."""
         self._with_news: set[int] = set()
@@ -82,11 +83,19 @@ class Decisions:
 
     def step(self) -> int:
         """Read what they have answered and told; restarts and timeouts."""
-        return self._read(self.coordinator) + self._read(self.scheduler) + self._read(self.groups)
+        now_ns, count = self.now_ns, 0
+        for decider in self._deciders:
+            if not decider.is_quiet(now_ns):
+                count += self._read(decider)
+        return count
 
     def pass_on(self) -> int:
         """Move what waits into their lanes; ring, once each."""
-        return self.coordinator.pass_on(self.now_ns) + self.scheduler.pass_on(self.now_ns) + self.groups.pass_on(self.now_ns)
+        now_ns, count = self.now_ns, 0
+        for decider in self._deciders:
+            if decider.has_queued:
+                count += decider.pass_on(now_ns)
+        return count
 
     def payload_max(self, header: RequestHeader) -> int:
         """The largest body of a request of this API, in bytes."""

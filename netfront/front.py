@@ -242,6 +242,9 @@ class Front:
         identity, *message = frames
         header: RequestHeader | None = None
         session = self._sessions.by_identity(identity)
+        if session is not None and self._produces.take_plain(session, frames):
+            session.last_seen_ns = self._now_ns
+            return
         try:
             header = decode_request_header(message[0] if message else b"")
             if len(message) > FRAMES_MAX and len(message) > (most := frames_max(header.api, header.version)):

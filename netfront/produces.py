@@ -30,6 +30,7 @@ from shm.ring import Ring
 from tailrace.formats.batch_header import HEADER_BYTES
 from tailrace.formats.checksum import Readable
 from tailrace.hash_slots import VERSION_MAX
+from tailrace.kernel import read_produce
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
 from tailrace.protocol.wire import Api, RequestHeader, WireError
@@ -42,8 +43,9 @@ NO_SLOT_MAP = (
     "the topic routes by hash slots (partitioner=hash_slots), and this client does not say by which map it has routed: use one that knows them, or a topic "
     "with partitioner=producer"
 )
+PLAIN_VERSION = 2
+"""Of PRODUCE: what `read_produce` reads."""
 _PRODUCE = int(LaneKind.PRODUCE)
-_ACKS = {0: ACKS_NONE, 1: ACKS_LEADER, requests.ACKS_ALL: ACKS_ALL}
 
 
 class Batch(NamedTuple):
@@ -111,7 +113,7 @@ class Produces:
         self._sessions = sessions
         self._replies = replies
         self._on_settled = on_settled
-        self._tickets = Tickets(start_ns, SESSION_PRODUCES_MAX, PRODUCES_MAX)
+        self._tickets = Tickets(SESSION_PRODUCES_MAX, PRODUCES_MAX)
         """Of batches that a worker has."""
         self._targets: dict[tuple[bytes, int], _Target] = {}
         """By topic id and partition; made anew when routes have changed."""
@@ -147,19 +149,45 @@ class Produces:
                 raise WireError(ErrorCode.MALFORMED_REQUEST, "PRODUCE takes a frame of entries, and frames of batches")
             acks, timeout_ms, entries = requests.decode_produce_batches(body[0])
             batches = requests.cut_batches(entries, body[1:])
-        byte_count = header.body_length - len(body[0])
+        self.take_read(
+            session, header.version, header.correlation_id, acks, timeout_ms, entries, batches, header.body_length - len(body[0])
+        )
+
+    def take_plain(self, session: Session, frames: list[bytes]) -> bool:
+        """The short way of most requests: one that the kernel reads is taken, or answered with its refusal. False: nothing is done, another reads it."""
+        read = read_produce(frames)
+        if read is None:
+            return False
+        try:
+            self.take_read(session, PLAIN_VERSION, *read)
+        except WireError as error:
+            self._replies.refuse(session.identity, session, Api.PRODUCE, PLAIN_VERSION, read[0], error)
+        except Exception as error:
+            self.forget(session.word, read[0])
+            self._replies.fail(session.identity, session, Api.PRODUCE, PLAIN_VERSION, read[0], error)
+        return True
+
+    def take_read(
+        self, session: Session, version: int, correlation_id: int, acks: int, timeout_ms: int, entries: Sequence[tuple[bytes, int, int, int]],
+        batches: Sequence[Readable], byte_count: int,
+    ) -> None:  # fmt: skip
+        """A request that is well formed; the frames of its batches have `byte_count` bytes. Raises WireError: the caller answers with it."""
         self._receive(session, byte_count)
         if not acks:
-            self._pass(session, _ACKS[acks], 0, entries, batches)
+            self._pass(session, ACKS_NONE, 0, entries, batches)
             return
-        refusal = self._tickets.refusal(session.word, header.correlation_id, len(entries))
+        word = session.word
+        refusal = self._tickets.refusal(word, correlation_id, len(entries))
         if refusal is not None:
             self._replies.tell_credit(self._ledger.release(session.credit, byte_count), session)
             raise refusal
-        asked = self._tickets.open(session.word, header.correlation_id, header.version, len(entries), self.now_ns, timeout_ms)
-        refused = self._pass(session, _ACKS[acks], asked.ticket, entries, batches)
-        if not refused:
-            return
+        asked = self._tickets.open(word, correlation_id, version, len(entries), self.now_ns, timeout_ms)
+        refused = self._pass(session, ACKS_LEADER if acks == 1 else ACKS_ALL, asked.ticket, entries, batches)
+        if refused:
+            self._answer_refused(session, asked, refused)
+
+    def _answer_refused(self, session: Session, asked: Asked, refused: list[tuple[int, ErrorCode]]) -> None:
+        """Some batches of a request went to no worker."""
         if asked.body is None:
             self._tickets.close(asked)
             code = refused[0][1]
@@ -216,7 +244,9 @@ class Produces:
                 index += 1
         finally:
             # A client that waits for an answer hears of its credit there.
-            self._replies.tell_credit(self._ledger.release(session.credit, released), session if ticket else None)
+            raised = self._ledger.release(session.credit, released)
+            if raised and (not ticket or len(raised) > 1 or raised[0] is not session.credit):
+                self._replies.tell_credit(raised, session if ticket else None)
         return refused
 
     def _find_target(self, topic_id: bytes, partition: int) -> _Target | None:
@@ -271,8 +301,9 @@ class Produces:
         if asked.body is None:
             self._answer_single(asked, answer)
             return
-        code, flags = answer.code, requests.PRODUCED_DUPLICATE if answer.is_duplicate else 0
-        asked.settle(answer.correlation_id & TICKET_INDEX_MASK, code, flags, answer.leader_epoch, answer.base_offset, answer.append_time_us)
+        _, ticket, code, base_offset, append_time_us, leader_epoch, is_duplicate = answer
+        flags = requests.PRODUCED_DUPLICATE if is_duplicate else 0
+        asked.settle(ticket & TICKET_INDEX_MASK, code, flags, leader_epoch, base_offset, append_time_us)
         if not asked.left:
             self._tickets.close(asked)
             self._answered.append(asked)
@@ -296,7 +327,7 @@ class Produces:
 
     def next_deadline_ns(self) -> int:
         """When `answer_late` next has something to do."""
-        return self._tickets.timeouts.quiet_until_ns
+        return self._tickets.late_at_ns
 
     def answer_late(self, now_ns: int) -> int:
         """Requests whose timeout has passed: what is not answered of them may still be carried out, and their sender is told that it is not known yet."""

@@ -15,17 +15,16 @@ import select
 import struct
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import zmq
 
 from netfront.credits import Credit
 from netfront.io_slice import IoSlice, io_threads, set_slice_ns
+from netfront.message_socket import LENT_FROM_BYTES, MessageSocket, taken_frame
 from netfront.peer_sockets import KernelPeerSockets, PeerSockets
 from netfront.peers import LOOK_NS, MESSAGE_COST_BYTES, UNSENT_PEER_MAX, Limits, Peer, Peers
 from netfront.transport import Watched
 from shm.doorbell import Doorbell, look_then_sleep
-from tailrace.environment import send_frames
 from tailrace.formats.checksum import Readable
 
 logger = logging.getLogger(__name__)
@@ -37,9 +36,6 @@ KEEPALIVE_S = 5
 BUFFER_CLASSES = (64 << 10, 1 << 20, 4 << 20, 8 << 20, 16 << 20)
 POOLED_MAX_BYTES = 32 << 20
 """Of free buffers, for each class (one buffer at least)."""
-COPY_BELOW_BYTES = 32 << 10
-FIRST_OF_BATCHES = 3
-"""Behind identity, header and what the request says of its batches; no other request has a frame there."""
 PARTS_MAX = 16
 """A message of more parts is no request, nor a mistake: its sender is closed."""
 DISCARDED_AT_ONCE = 2048
@@ -108,6 +104,7 @@ class Router:
         self._monitor.connect(monitor_address)
         self.monitor_fd = int(self._monitor.getsockopt(zmq.FD))
         self.fd = int(socket.getsockopt(zmq.FD))
+        self._messages = MessageSocket(socket)
         self._poll: select.poll | None = None
         self.port = 0
         self._socket_paths = [address.removeprefix("ipc://") for address in addresses if address.startswith("ipc:///")]
@@ -150,44 +147,54 @@ class Router:
             self._is_quiet = False
             self._empty_count += 1
             return None
-        # Asking first costs a third of the exception that says that there is nothing.
-        if not self.has_input():
+        if self._discards:
+            if self.has_input():
+                self._discard()
+            else:
+                self._empty_count += 1
+            return None
+        messages, known = self._messages, self._peers.by_identity
+        frames = messages.try_receive(known, PARTS_MAX)
+        if frames is None:
+            self._is_drained = True
             self._empty_count += 1
             return None
-        if self._discards:
-            self._discard()
-            return None
         self._is_drained = False
-        receive = self.socket.recv
-        frame = receive(_NOBLOCK, False)  # a frame knows whether it is the last: asking the socket costs more
-        identity = frame.bytes
-        frames = [identity]
-        peer = self._peers.by_identity.get(identity)
-        taken = 0
-        while frame.more:
-            frame = receive(_NOBLOCK, False)
-            if peer is None and len(frames) == 1:
-                peer = self._meet(identity, frame)
-                if peer is None:
-                    self._discards = True
-                    self._discard()
-                    return None
-            length = len(frame)
-            # A large frame of batches is used where libzmq has received it.
-            part: Any = frame.buffer if length >= COPY_BELOW_BYTES and len(frames) >= FIRST_OF_BATCHES else frame.bytes
-            taken += length + 2 if length < 256 else length + 9  # on the wire: flags, length, body
-            frames.append(part)
-            if len(frames) > PARTS_MAX:
-                self._discards = True
-                is_sure = peer is None or self._peers.is_sender(peer)
-                if peer is not None and is_sure:
-                    self._peers.close(peer, f"a message of more than {PARTS_MAX - 1} parts")
-                self._discard()
-                return None if is_sure else frames  # too many for a request: an answer finds who sent it
+        peer = known.get(frames[0])
+        taken = messages.taken
+        if messages.has_rest and peer is None:
+            peer, taken = self._receive_first(frames)
+            if peer is None:
+                return None
+        if len(frames) > PARTS_MAX:
+            self._discards = True
+            is_sure = peer is None or self._peers.is_sender(peer)
+            if peer is not None and is_sure:
+                self._peers.close(peer, f"a message of more than {PARTS_MAX - 1} parts")
+            self._discard()
+            return None if is_sure else frames  # too many for a request: an answer finds who sent it
         self._moved += 1 + (taken >> 12)
         if peer is not None:
             peer.taken += taken
         return frames
+
+    def _receive_first(self, frames: list[bytes]) -> tuple[Peer | None, int]:
+        """The rest of a message whose sender was not met yet: (the connection that it came over, its bytes on the wire)."""
+        receive = self.socket.recv
+        frame = receive(_NOBLOCK, False)
+        peer = self._meet(frames[0], frame)
+        if peer is None:
+            self._discards = True
+            self._discard()
+            return None, 0
+        taken = 0
+        while True:
+            part = taken_frame(frame, len(frames))
+            taken += len(part) + (2 if len(part) < 256 else 9)  # see `MessageSocket.taken`
+            frames.append(part)
+            if not frame.more or len(frames) > PARTS_MAX:
+                return peer, taken
+            frame = receive(_NOBLOCK, False)
 
     def _meet(self, identity: bytes, first: zmq.Frame) -> Peer | None:
         """The connection of a first message. None: it speaks a ZMTP before 3.0 (or no ZMTP at all), of which libzmq does not tell whose messages are whose;
@@ -243,7 +250,7 @@ class Router:
         peer = self._peers.by_identity.get(identity)
         if peer is None or not self._peers.wants_mark(peer, sum(map(len, frames)) + MESSAGE_COST_BYTES):
             try:
-                send_frames(self.socket, [identity, *frames])
+                self._messages.send([identity, *frames])
             except zmq.ZMQError as error:
                 return self._not_sent(peer, error)
             return True
@@ -257,10 +264,10 @@ class Router:
         assert isinstance(buffer, bytearray)
         peer = self._peers.by_identity.get(identity)
         marked = peer is not None and self._peers.wants_mark(peer, sum(map(len, frames)) + len(data) + MESSAGE_COST_BYTES)
-        if peer is not None and (marked or len(data) >= COPY_BELOW_BYTES):
+        if peer is not None and (marked or len(data) >= LENT_FROM_BYTES):
             return self._send_marked(peer, [identity, *frames], data, buffer)  # libzmq sends from the buffer: it is free at its mark
         try:
-            send_frames(self.socket, [identity, *frames, data])  # libzmq copies: the buffer is free now
+            self._messages.send([identity, *frames, data])  # libzmq copies: the buffer is free now
         except zmq.ZMQError as error:
             return self._not_sent(peer, error)
         finally:
@@ -396,6 +403,7 @@ class Router:
         self._read_monitor()
         self.socket.disable_monitor()
         self._monitor.close(0)
+        self._messages.close()
         self.socket.close()
         self._context.term()
         for path in self._socket_paths:

@@ -13,23 +13,29 @@ Crash: nothing of it survives: the generation in an answer's session word is ano
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
+
 from netfront.unanswered import TIMEOUT_MAX_MS
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.requests import answer_batch
 from tailrace.protocol.wire import WireError
-from workers.timing_wheel import Timer, TimingWheel
+from workers.timing_wheel import NEVER_NS
 
 TICKET_INDEX_BITS = 12
 TICKET_INDEX_MASK = (1 << TICKET_INDEX_BITS) - 1
+CLOSED_MAX = 64
+"""So many deadlines of closed requests are kept, and as many again as there are open ones."""
+LATE_AT_ONCE = 1024
 assert requests.PRODUCE_BATCHES_MAX <= 1 << TICKET_INDEX_BITS
 
 
 class Asked:
     """A request that is not answered yet."""
 
-    __slots__ = ("batch_count", "body", "correlation_id", "left", "ticket", "timer", "version", "word")
+    __slots__ = ("batch_count", "body", "correlation_id", "late_at_ns", "left", "ticket", "version", "word")
 
-    def __init__(self, word: int, correlation_id: int, version: int, ticket: int, batch_count: int, timer: Timer[int]) -> None:
+    def __init__(self, word: int, correlation_id: int, version: int, ticket: int, batch_count: int, late_at_ns: int) -> None:
         self.word = word
         self.correlation_id = correlation_id
         self.version = version
@@ -39,17 +45,15 @@ class Asked:
         """How many batches it has, and to how many of them there is no answer."""
         self.body: bytearray | None = None if version == 1 else requests.unanswered_batches(batch_count)
         """Of the response; version 1 has one batch, whose answer makes the response."""
-        self.timer = timer
+        self.late_at_ns = late_at_ns
 
     def settle(
         self, index: int, code: int, flags: int = 0, leader_epoch: int = -1, base_offset: int = -1, append_time_us: int = -1
     ) -> None:
         """What became of a batch; a second time for the same one changes nothing."""
         assert self.body is not None
-        if index >= self.batch_count or requests.is_answered(self.body, index):
-            return
-        requests.answer_batch(self.body, index, code, flags, leader_epoch, base_offset, append_time_us)
-        self.left -= 1
+        if index < self.batch_count and answer_batch(self.body, index, code, flags, leader_epoch, base_offset, append_time_us):
+            self.left -= 1
 
 
 class _Session:
@@ -64,7 +68,7 @@ class _Session:
 class Tickets:
     """All requests of a front that are not answered yet."""
 
-    def __init__(self, start_ns: int, session_max: int, all_max: int) -> None:
+    def __init__(self, session_max: int, all_max: int) -> None:
         self._session_max = session_max
         self._all_max = all_max
         self._sessions: dict[int, _Session] = {}
@@ -72,7 +76,10 @@ class Tickets:
         self._by_number: dict[int, Asked] = {}
         self._next_number = 1
         self.batch_count = 0
-        self.timeouts: TimingWheel[int] = TimingWheel(start_ns)
+        self._deadlines: list[tuple[int, int]] = []
+        """(When its timeout has passed, number) of each request, and of some that are closed: a heap. Nearly every request is answered long before, and then
+        costs an append here and nothing more.
+        """
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -99,8 +106,13 @@ class Tickets:
         """A request whose batches go to the workers; `refusal` has let it."""
         number = self._next_number
         self._next_number = number + 1
-        timer = self.timeouts.add(now_ns + min(timeout_ms, TIMEOUT_MAX_MS) * 1_000_000, number)
-        asked = Asked(word, correlation_id, version, number << TICKET_INDEX_BITS, batch_count, timer)
+        late_at_ns = now_ns + (timeout_ms if timeout_ms < TIMEOUT_MAX_MS else TIMEOUT_MAX_MS) * 1_000_000
+        deadlines = self._deadlines
+        if len(deadlines) > CLOSED_MAX + 2 * len(self._by_number):
+            deadlines[:] = [(other.late_at_ns, its_number) for its_number, other in self._by_number.items()]
+            heapify(deadlines)
+        heappush(deadlines, (late_at_ns, number))
+        asked = Asked(word, correlation_id, version, number << TICKET_INDEX_BITS, batch_count, late_at_ns)
         session = self._sessions.get(word)
         if session is None:
             session = self._sessions[word] = _Session()
@@ -125,13 +137,21 @@ class Tickets:
     def _forget(self, asked: Asked) -> None:
         del self._by_number[asked.ticket >> TICKET_INDEX_BITS]
         self.batch_count -= asked.batch_count
-        self.timeouts.cancel(asked.timer)
+
+    @property
+    def late_at_ns(self) -> int:
+        """Before this `take_late` has nothing to do. Requests that are closed may hold it low."""
+        return self._deadlines[0][0] if self._deadlines else NEVER_NS
 
     def take_late(self, now_ns: int) -> list[Asked]:
-        """Requests whose timeout has passed; they are closed."""
-        late = [self._by_number[number] for number in self.timeouts.advance(now_ns)]
-        for asked in late:
-            self.close(asked)
+        """Requests whose timeout has passed, earliest first, LATE_AT_ONCE at most; they are closed."""
+        late: list[Asked] = []
+        deadlines, by_number = self._deadlines, self._by_number
+        while deadlines and (deadlines[0][1] not in by_number or (deadlines[0][0] <= now_ns and len(late) < LATE_AT_ONCE)):
+            asked = by_number.get(heappop(deadlines)[1])
+            if asked is not None:
+                self.close(asked)
+                late.append(asked)
         return late
 
     def take(self, word: int, correlation_id: int) -> Asked | None:

@@ -89,6 +89,7 @@ class Worker:
         self._ring = ring
         self._lanes = lanes
         self._order = [source for source in lanes if source != SOURCE_COORDINATOR]
+        self._every_lane = list(lanes.values())
         self._tables = tables
         self._bytes_word, self._refused_word = slot.cell(ProcessWord.BYTES_COUNT), slot.cell(ProcessWord.REFUSED_COUNT)
         self._generation = generation
@@ -145,7 +146,7 @@ class Worker:
         has_published = ring.publish()
         if has_published:
             crash_point("worker.after_publish")
-        freed = max([lane.consume() for lane in self._lanes.values()])  # before the rings: who waits for room in a lane looks once
+        freed = max([lane.consume() for lane in self._every_lane])  # before the rings: who waits for room in a lane looks once
         if has_published:
             if self._has_replies or freed > LANE_FREED_BYTES:  # replies that wait for durability are announced by the flusher
                 self._has_replies = False
@@ -173,7 +174,7 @@ class Worker:
             return False
         if not self._fed:
             return self._lanes[SOURCE_COORDINATOR].has_more()
-        return any(lane.has_more() for lane in self._lanes.values())
+        return any([lane.has_more() for lane in self._every_lane])  # noqa: C419 - a list costs less than a generator
 
     def next_deadline_ns(self) -> int | None:
         if not self._runs():
@@ -410,8 +411,9 @@ def build(context: ProcessContext, files: Files) -> Worker:
     lanes = {front: context.lane_reader(process_name(Role.FRONT, front), resume.get(front, 0)) for front in range(front_count)}
     lanes[SOURCE_SCHEDULER] = context.lane_reader(process_name(Role.SCHEDULER, 0), resume.get(SOURCE_SCHEDULER, 0))
     lanes[SOURCE_COORDINATOR] = context.lane_reader("coordinator", resume.get(SOURCE_COORDINATOR, 0))
-    fronts = [control.process(Role.FRONT, f) for f in range(front_count)]
-    flushers = [control.process(Role.FLUSHER, d) for d in range(len(spec.data_dirs))]
+    # Each step asks these: words at hand, not looked up.
+    live = [(front, control.process(Role.FRONT, front).cell(ProcessWord.LIVE)) for front in range(front_count)]
+    full = [control.process(Role.FLUSHER, data_dir).cell(ProcessWord.DISK_FULL) for data_dir in range(len(spec.data_dirs))]
 
     def load(assignment: Assignment, end_offset: int) -> ProducerTable:
         return load_producers(files, spec.data_dirs[assignment.data_dir], assignment, end_offset)
@@ -423,11 +425,11 @@ def build(context: ProcessContext, files: Files) -> Worker:
         slot=context.slot,
         generation=spec.generation,
         is_running=lambda: control.phase is not Phase.RECOVERING,
-        live_fronts=lambda: [f for f, slot in enumerate(fronts) if slot.is_live()],
+        live_fronts=lambda: [front for front, word in live if word.load()],
         fronts=[context.bell(Role.FRONT, f) for f in range(front_count)],
         flushers=[context.bell(Role.FLUSHER, d) for d in range(len(spec.data_dirs))],
         load_producers=load,
-        is_disk_full=lambda d: bool(flushers[d].load(ProcessWord.DISK_FULL)),
+        is_disk_full=lambda data_dir: bool(full[data_dir].load()),
         producer_expiration_us=int(spec.settings["producer.id.expiration.ms"]) * 1000,
         producer_ids_max=int(spec.settings["producer.ids.max"]),
         now_us=clock.wall_us,

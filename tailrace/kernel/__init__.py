@@ -47,6 +47,7 @@ __all__ = [
     "new_lock",
     "quick_append",
     "quick_send",
+    "read_produce",
 ]
 VARIABLE = "TAILRACE_PURE"
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -170,10 +171,11 @@ if TYPE_CHECKING or _native is None:
     )
     from tailrace.kernel.reference_appends import BatchShape, QuickPartition, is_good_batch, quick_append
     from tailrace.kernel.reference_frames import keep_message, lay_message
+    from tailrace.kernel.reference_requests import read_produce
 else:
     BatchShape, QuickPartition = _native.BatchShape, _native.QuickPartition
     is_good_batch, quick_append = _native.is_good_batch, _native.quick_append
-    keep_message, lay_message = _native.keep_message, _native.lay_message
+    keep_message, lay_message, read_produce = _native.keep_message, _native.lay_message, _native.read_produce
     Choices, FillingBatch, FillingQueue = _native.Choices, _native.FillingBatch, _native.FillingQueue
     QuickSender, RecordBuffer = _native.QuickSender, _native.RecordBuffer
     RecordRows = _native.RecordRows

@@ -10,11 +10,12 @@ changes meanwhile.
 import functools
 import threading
 
-from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
+from cpython.memoryview cimport PyMemoryView_FromObject
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.pythread cimport (
     NOWAIT_LOCK, PY_LOCK_ACQUIRED, PY_LOCK_INTR, PyLockStatus, PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock,
@@ -71,3 +72,5 @@ include "_sending.pxi"
 include "_shared_memory.pxi"
 include "_batches.pxi"
 include "_frames.pxi"
+include "_sockets.pxi"
+include "_requests.pxi"

@@ -63,6 +63,7 @@ _CREDIT = struct.Struct("<Q")
 _INT64_MAX = (1 << 63) - 1
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 PRODUCED_DUPLICATE = 1
+_FIRST_ANSWER, _ANSWER_BYTES, _TIMED_OUT = _PRODUCED_MANY.size, _PRODUCED_ENTRY.size, int(ErrorCode.TIMED_OUT)
 _UNANSWERED = _PRODUCED_ENTRY.pack(ErrorCode.TIMED_OUT, 0, -1, -1, -1)
 
 
@@ -232,11 +233,13 @@ def unanswered_batches(count: int) -> bytearray:
     return bytearray(_PRODUCED_MANY.pack(count, 0) + _UNANSWERED * count)
 
 
-def answer_batch(body: bytearray, index: int, error: int, flags: int, leader_epoch: int, base_offset: int, append_time_us: int) -> None:
-    """Put into a body from `unanswered_batches` what became of one batch."""
-    _PRODUCED_ENTRY.pack_into(
-        body, _PRODUCED_MANY.size + index * _PRODUCED_ENTRY.size, error, flags, leader_epoch, base_offset, append_time_us
-    )
+def answer_batch(body: bytearray, index: int, error: int, flags: int, leader_epoch: int, base_offset: int, append_time_us: int) -> bool:
+    """Put into a body from `unanswered_batches` what became of one batch; False: that is known already, and stays as it is."""
+    at = _FIRST_ANSWER + index * _ANSWER_BYTES
+    if body[at] != _TIMED_OUT:
+        return False
+    _PRODUCED_ENTRY.pack_into(body, at, error, flags, leader_epoch, base_offset, append_time_us)
+    return True
 
 
 def is_answered(body: bytearray, index: int) -> bool:

@@ -138,7 +138,7 @@ def encode_response(
 ) -> list[Readable]:
     """The frames of a response."""
     length = sum(map(len, body))
-    return [ResponseHeader(api, version, correlation_id, error, length, credit_limit, generation).to_bytes(), *body]
+    return [_RESPONSE.pack(RESPONSE_MAGIC, api, version, correlation_id, error, 0, length, credit_limit, generation, 0), *body]
 
 
 def decode_request_header(frame: Readable) -> RequestHeader:

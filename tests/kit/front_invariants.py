@@ -71,7 +71,9 @@ def _check_tickets(tickets: Tickets, words: set[int]) -> None:
                 unknown = sum(not is_answered(asked.body, index) for index in range(asked.batch_count))
                 assert 0 < asked.left == unknown <= asked.batch_count
     assert found == tickets._by_number
-    assert len(tickets.timeouts) == len(found)
+    deadlines = tickets._deadlines
+    assert all(deadlines[(place - 1) // 2] <= deadlines[place] for place in range(1, len(deadlines))), "not a heap"
+    assert {(asked.late_at_ns, number) for number, asked in found.items()} <= set(deadlines)
     assert tickets.batch_count == sum(asked.batch_count for asked in found.values()) <= tickets._all_max
 
 

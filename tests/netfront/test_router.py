@@ -10,8 +10,9 @@ import pytest
 import zmq
 
 from netfront.credits import Credit
+from netfront.message_socket import LENT_FROM_BYTES
 from netfront.peers import MARK_BYTES, Limits, Peers
-from netfront.router import COPY_BELOW_BYTES, PARTS_MAX, Router
+from netfront.router import PARTS_MAX, Router
 from shm.doorbell import Doorbell
 from tailrace.protocol.wire import FRAMES_MAX
 
@@ -23,7 +24,7 @@ CLIENTS = 4
 ANSWERS = 64
 
 
-@pytest.mark.parametrize("size", [COPY_BELOW_BYTES // 16, COPY_BELOW_BYTES - 1, COPY_BELOW_BYTES, 3 * MARK_BYTES])
+@pytest.mark.parametrize("size", [LENT_FROM_BYTES // 16, LENT_FROM_BYTES - 1, LENT_FROM_BYTES, 3 * MARK_BYTES])
 def test_answers_that_are_taken_late_are_not_overwritten_by_those_of_others(size: int) -> None:
     router = Router(["tcp://127.0.0.1:*"], MIB, LIMITS)
     context = zmq.Context()
@@ -64,7 +65,7 @@ def test_large_frames_of_batches_are_lent_and_all_others_are_copies() -> None:
     context = zmq.Context()
     client = context.socket(zmq.DEALER)
     client.connect(f"tcp://127.0.0.1:{router.port}")
-    frames = [bytes([number]) * COPY_BELOW_BYTES for number in range(4)] + [b"small"]
+    frames = [bytes([number]) * LENT_FROM_BYTES for number in range(4)] + [b"small"]
     try:
         client.send_multipart(frames)
         assert router.socket.poll(30_000)
@@ -74,7 +75,7 @@ def test_large_frames_of_batches_are_lent_and_all_others_are_copies() -> None:
         assert [type(part) for part in received] == [bytes, bytes, bytes, memoryview, memoryview, bytes]
         kept = received[3]
         del received
-        client.send_multipart([b"x" * COPY_BELOW_BYTES] * 4)
+        client.send_multipart([b"x" * LENT_FROM_BYTES] * 4)
         assert router.socket.poll(30_000)
         assert router.try_receive() is not None
         assert kept == frames[2], "it lasts as long as it is held"
