@@ -32,7 +32,7 @@ NEAR_SEND_BUFFER_BYTES = 256 << 10
 into the connection and out of it, go through memory that no cache of the core holds any more, and take twice to three times as long."""
 _ADDRESS_BYTES = 128
 """Of `struct sockaddr_storage`."""
-_FAMILIES = {socket.AF_INET: slice(4, 8), socket.AF_INET6: slice(8, 24)}
+_FAMILIES: dict[int, slice] = {socket.AF_INET: slice(4, 8), socket.AF_INET6: slice(8, 24)}
 """Where a `sockaddr` of each has its address."""
 
 

@@ -40,6 +40,7 @@ __all__ = [
     "RecordBuffer",
     "RecordRows",
     "compiled",
+    "fetched_rows",
     "is_good_batch",
     "murmur2",
     "new_lock",
@@ -167,10 +168,11 @@ if TYPE_CHECKING or _native is None:
         quick_send,
     )
     from tailrace.kernel.reference_appends import BatchShape, QuickPartition, is_good_batch, quick_append
+    from tailrace.kernel.reference_fetched import fetched_rows
 else:
     BatchShape, QuickPartition = _native.BatchShape, _native.QuickPartition
     is_good_batch, quick_append = _native.is_good_batch, _native.quick_append
     Choices, FillingBatch, FillingQueue = _native.Choices, _native.FillingBatch, _native.FillingQueue
     QuickSender, RecordBuffer = _native.QuickSender, _native.RecordBuffer
-    RecordRows = _native.RecordRows
+    RecordRows, fetched_rows = _native.RecordRows, _native.fetched_rows
     murmur2, new_lock, quick_send = _native.murmur2, _native.new_lock, _native.quick_send
