@@ -1,7 +1,7 @@
 """What the kernel knows of a connection and of this process, by descriptor; the descriptors are libzmq's.
 
 Owner: one front. Nothing here reads, writes or closes libzmq's descriptors: `shut` is `shutdown(2)`, which libzmq meets as the end of the stream, and
-then it frees what it had gathered and closes the descriptor itself.
+then it frees what it had gathered and closes the descriptor itself; `hold_little_if_near` says how much the kernel takes of what is written.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import fcntl
 import os
 import socket
 import struct
+import sys
 import termios
+from collections.abc import Callable
 from typing import Protocol
 
 _TCP_INFO_BYTES = 136
@@ -25,6 +27,13 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 16 << 20
 MAPPED_APART_BYTES = 32 << 20
 """What is so large has a mapping of its own and is given back at once: the largest that glibc takes."""
+NEAR_SEND_BUFFER_BYTES = 256 << 10
+"""Of a connection within this host. (The kernel counts each byte of it double.) By itself the kernel lets some 4 MiB wait there: then both copies of each byte,
+into the connection and out of it, go through memory that no cache of the core holds any more, and take twice to three times as long."""
+_ADDRESS_BYTES = 128
+"""Of `struct sockaddr_storage`."""
+_FAMILIES: dict[int, slice] = {socket.AF_INET: slice(4, 8), socket.AF_INET6: slice(8, 24)}
+"""Where a `sockaddr` of each has its address."""
 
 
 class PeerSockets(Protocol):
@@ -33,6 +42,7 @@ class PeerSockets(Protocol):
     def inode(self, fd: int) -> int: ...
     def received_bytes(self, fd: int) -> int: ...
     def waiting_bytes(self, fd: int) -> int: ...
+    def hold_little_if_near(self, fd: int) -> bool: ...
     def shut(self, fd: int, inode: int) -> bool: ...
     def private_bytes(self) -> int: ...
     def give_back_memory(self) -> None: ...
@@ -80,6 +90,25 @@ class KernelPeerSockets:
             return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
         except OSError:
             return 0
+
+    def hold_little_if_near(self, fd: int) -> bool:
+        """Have the kernel take no more than NEAR_SEND_BUFFER_BYTES at a time of what is sent over a TCP connection of this host; returns whether it is one.
+        Others keep what the kernel chooses: over a distance, what is on its way is bounded by this.
+        """
+        here, there = self._address(fd, self._libc.getsockname), self._address(fd, self._libc.getpeername)
+        if here is None or here != there:
+            return False
+        size = ctypes.c_int(NEAR_SEND_BUFFER_BYTES)
+        return not self._libc.setsockopt(fd, socket.SOL_SOCKET, socket.SO_SNDBUF, ctypes.byref(size), ctypes.sizeof(size))
+
+    @staticmethod
+    def _address(fd: int, ask: Callable[..., int]) -> bytes | None:
+        """One end of a connection, without its port; None: it has none, or is gone."""
+        address = ctypes.create_string_buffer(_ADDRESS_BYTES)
+        if ask(fd, address, ctypes.byref(ctypes.c_uint(_ADDRESS_BYTES))):
+            return None
+        place = _FAMILIES.get(int.from_bytes(address.raw[:2], sys.byteorder))
+        return None if place is None else address.raw[place]
 
     def shut(self, fd: int, inode: int) -> bool:
         """End the connection behind `fd` if it still is the one that `inode` tells."""

@@ -143,6 +143,8 @@ class Peers:
         """A connection has come. With too many of them one is closed: the one that has done nothing for longest, else this one."""
         peer = self._by_fd[fd] = Peer(fd, self._sockets.inode(fd), is_counted, now_ns)
         self._unshaken[peer] = None
+        if is_counted:
+            self._sockets.hold_little_if_near(fd)
         if len(self._by_fd) <= self._connections_max:
             return
         if not self._is_full and self._connections_max == self.limits.connections_max:

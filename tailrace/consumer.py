@@ -346,6 +346,13 @@ class Consumer(GroupMethods, OffsetQuestions, OtherNames):
         return result
 
     def _take_records(self, cursor: PartitionCursor, *, swallow: bool) -> None:
+        plain = cursor.take_plain()
+        if plain is not None:
+            rows, end, byte_count = plain
+            self._decoded.put(cursor.key, rows, end)
+            self._counters["batches_consumed"] += 1
+            self._counters["bytes_consumed"] += byte_count
+            return
         try:
             taken = cursor.take(self.settings)
         except TailraceError as error:

@@ -20,7 +20,8 @@ from tailrace.records import Record, TopicPartition
 
 
 class _Decoded(NamedTuple):
-    header: BatchHeader
+    end: int
+    """The offset behind its batch."""
     rows: arrow_batch.Rows
 
 
@@ -41,9 +42,13 @@ class DecodedRecords:
         try:
             rows = arrow_batch.to_rows(key.topic, key.partition, first_offset, batch, header, cursor.info.typed)
         except ValueError as error:
-            _stop_at(cursor, first_offset, header, error)
+            _stop_at(cursor, first_offset, header.next_offset, error)
         else:
-            self._decoded[key] = _Decoded(header, rows)
+            self._decoded[key] = _Decoded(header.next_offset, rows)
+
+    def put(self, key: TopicPartition, rows: arrow_batch.Rows, end: int) -> None:
+        """Take rows that were decoded already, of a batch that ends before offset `end`. The partition has nothing left here."""
+        self._decoded[key] = _Decoded(end, rows)
 
     def hand_out(self, result: list[Record], limit: int, cursors: Mapping[TopicPartition, PartitionCursor]) -> bool:
         """Append records to `result` until it has `limit`; none of a partition whose cursor is paused. Returns whether there were any."""
@@ -51,12 +56,12 @@ class DecodedRecords:
         for key in list(self._decoded):
             if cursors[key].is_paused or len(result) >= limit:
                 continue
-            header, rows = self._decoded[key]
+            end, rows = self._decoded[key]
             try:
                 rows.take(result, limit - len(result))
             except ValueError as error:
                 del self._decoded[key]
-                _stop_at(cursors[key], rows.next_offset, header, error)
+                _stop_at(cursors[key], rows.next_offset, end, error)
                 continue
             if not len(rows):
                 del self._decoded[key]
@@ -83,6 +88,6 @@ class DecodedRecords:
         return starts
 
 
-def _stop_at(cursor: PartitionCursor, offset: int, header: BatchHeader, error: ValueError) -> None:
+def _stop_at(cursor: PartitionCursor, offset: int, end: int, error: ValueError) -> None:
     cursor.seek(offset)
-    cursor.error = corrupt_error(cursor.key, offset, header.next_offset, f"it contradicts itself: {error}")
+    cursor.error = corrupt_error(cursor.key, offset, end, f"it contradicts itself: {error}")

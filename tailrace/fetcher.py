@@ -139,6 +139,21 @@ class PartitionCursor:
             return header, rows.slice(skipped) if skipped else rows, header.base_offset + skipped
         return None
 
+    def take_plain(self) -> tuple[arrow_batch.Rows, int, int] | None:
+        """The next batch, if its records can be had without Arrow: (rows from the position on, the offset behind them, the batch's bytes), and the position
+        is behind it. None: nothing has changed; see `take`.
+        """
+        if self.info.typed or not self.buffered:
+            return None
+        data, next_offset = self.buffered[0]
+        found = arrow_batch.plain_rows(data, self.info.seeds[self.key.partition], self.key.topic, self.key.partition, self.position)
+        if found is None or found[1] != next_offset:
+            return None
+        self.buffered.popleft()
+        self.buffered_bytes -= len(data)
+        rows, self.position, self.taken_epoch = found
+        return rows, next_offset, len(data)
+
 
 def _last_fed(cursor: PartitionCursor) -> int:
     return cursor.fed_number

@@ -8,6 +8,7 @@ validation. What a batch may unpack to is looked at before anything of it is unp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import count as count_from
 from itertools import repeat
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from tailrace import kernel
 from tailrace.errors import CorruptBatchError, InvalidRecordError, RecordTooLargeError, UnsupportedBatchError
+from tailrace.formats.arrow_metadata import read_schema
 from tailrace.formats.batch_header import (
     ATTRIBUTE_COMPRESSED,
     ATTRIBUTE_LOG_APPEND_TIME,
@@ -26,9 +28,9 @@ from tailrace.formats.batch_header import (
     insert_header,
     verify_batch,
 )
-from tailrace.formats.structure import ROWS_FREE, UNPACKED_MAX_BYTES, UnsafeBatchError, unpacked_bytes
+from tailrace.formats.structure import ROWS_FREE, UNPACKED_MAX_BYTES, UnsafeBatchError, shape_of, unpacked_bytes
 from tailrace.records import CREATE_TIME, LOG_APPEND_TIME, Record
-from tailrace.schema import DEFAULT_SCHEMA, HEADER_TYPE
+from tailrace.schema import DEFAULT_SCHEMA, HEADER_TYPE, to_message
 
 Headers = Sequence[tuple[str, bytes]] | None
 _TIMESTAMP = pa.timestamp("us", "UTC")
@@ -213,6 +215,18 @@ def to_rows(topic: str, partition: int, first_offset: int, batch: pa.RecordBatch
     return kernel.RecordRows(
         Record, topic, partition, first_offset, timestamp_type, stamps, batch.column(1), batch.column(2), batch.column(3)
     )
+
+
+def plain_rows(batch: memoryview, seed: int, topic: str, partition: int, position: int | None) -> tuple[Rows, int, int] | None:
+    """(rows from `position` on, the offset behind them, their leader epoch) of a batch of an untyped topic, proven as by `decode`, without Arrow. None: it is
+    of a rarer form, or not good; `decode` it.
+    """
+    return kernel.fetched_rows(batch, seed, _default_shape(), Record, topic, partition, -1 if position is None else position)
+
+
+@cache
+def _default_shape() -> kernel.BatchShape:
+    return shape_of(read_schema(to_message(DEFAULT_SCHEMA)))
 
 
 def _typed_rows(topic: str, partition: int, first_offset: int, batch: pa.RecordBatch, header: BatchHeader) -> Rows:

@@ -40,6 +40,7 @@ __all__ = [
     "RecordBuffer",
     "RecordRows",
     "compiled",
+    "fetched_rows",
     "is_good_batch",
     "keep_message",
     "lay_message",
@@ -172,11 +173,12 @@ if TYPE_CHECKING or _native is None:
     from tailrace.kernel.reference_appends import BatchShape, QuickPartition, is_good_batch, quick_append
     from tailrace.kernel.reference_frames import keep_message, lay_message
     from tailrace.kernel.reference_requests import read_produce
+    from tailrace.kernel.reference_fetched import fetched_rows
 else:
     BatchShape, QuickPartition = _native.BatchShape, _native.QuickPartition
     is_good_batch, quick_append = _native.is_good_batch, _native.quick_append
     keep_message, lay_message, read_produce = _native.keep_message, _native.lay_message, _native.read_produce
     Choices, FillingBatch, FillingQueue = _native.Choices, _native.FillingBatch, _native.FillingQueue
     QuickSender, RecordBuffer = _native.QuickSender, _native.RecordBuffer
-    RecordRows = _native.RecordRows
+    RecordRows, fetched_rows = _native.RecordRows, _native.fetched_rows
     murmur2, new_lock, quick_send = _native.murmur2, _native.new_lock, _native.quick_send

@@ -7,10 +7,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from netfront.peer_sockets import KernelPeerSockets
+from netfront.peer_sockets import NEAR_SEND_BUFFER_BYTES, KernelPeerSockets
 
 
 @pytest.fixture
@@ -45,6 +46,30 @@ def test_a_connection_is_shut_if_it_still_is_the_one_that_was_meant(pair: tuple[
     assert sockets.shut(fd, sockets.inode(fd))
     assert client.recv(1) == b""
     assert sockets.private_bytes() > 0, "the descriptor that `shut` borrows is its own again"
+
+
+def test_the_kernel_holds_little_of_what_is_sent_within_the_host(pair: tuple[socket.socket, socket.socket]) -> None:
+    _, accepted = pair
+    assert KernelPeerSockets().hold_little_if_near(accepted.fileno())
+    asked = min(NEAR_SEND_BUFFER_BYTES, int(Path("/proc/sys/net/core/wmem_max").read_text(encoding="ascii")))
+    assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * asked
+
+
+def test_a_connection_of_another_address_a_unix_socket_and_one_that_is_gone_keep_what_the_kernel_chose() -> None:
+    sockets = KernelPeerSockets()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname(), 30, source_address=("127.0.0.2", 0)):
+            accepted, _ = server.accept()
+        with accepted:
+            before = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+            assert not sockets.hold_little_if_near(accepted.fileno())
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == before
+    one, other = socket.socketpair()
+    with one, other:
+        assert not sockets.hold_little_if_near(one.fileno())
+    with open(os.devnull, "rb") as file:
+        assert not sockets.hold_little_if_near(file.fileno())
+    assert not sockets.hold_little_if_near(1 << 20)
 
 
 WITHOUT_DESCRIPTORS = """

@@ -32,6 +32,7 @@ class FakeSockets:
         self.received: dict[int, int] = {}
         self.waiting: dict[int, int] = {}
         self.closed: list[int] = []
+        self.held: list[int] = []
         self.memory = 50 * MIB
 
     def inode(self, fd: int) -> int:
@@ -42,6 +43,10 @@ class FakeSockets:
 
     def waiting_bytes(self, fd: int) -> int:
         return self.waiting.get(fd, 0)
+
+    def hold_little_if_near(self, fd: int) -> bool:
+        self.held.append(fd)
+        return True
 
     def shut(self, fd: int, inode: int) -> bool:
         self.closed.append(fd)
@@ -333,3 +338,10 @@ def test_many_connections_are_looked_at_in_turn(sockets: FakeSockets) -> None:
         assert not sockets.closed
         peers.look(turn * LOOK_NS, everything_is_read)
     assert sockets.closed == [3 * LOOK_COUNT - 1]
+
+
+def test_what_the_kernel_holds_is_said_of_each_tcp_connection_and_no_other(peers: Peers, sockets: FakeSockets) -> None:
+    peers.accepted(7, True, 0)
+    peers.accepted(8, False, 0)
+    peers.accepted(9, True, 0)
+    assert sockets.held == [7, 9]
