@@ -33,7 +33,7 @@ from tailrace.formats.structure import ROWS_FREE, is_too_large_unpacked
 from tailrace.made_again import MadeAgain
 from tailrace.partition_queue import PartitionQueue
 from tailrace.produce_request import Entry, OutgoingRequest, RequestsUnderWay
-from tailrace.producer_batch import BatchState, ProducerBatch
+from tailrace.producer_batch import IN_FLIGHT, ProducerBatch
 from tailrace.producer_identity import ProducerIdentity
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ERROR_TABLE, ErrorCode, code_of
@@ -45,6 +45,8 @@ from tailrace.settings import ProducerSettings
 RETRY_BACKOFF_MAX_MS = 1_000
 CREDIT_ASK_NS = 50_000_000
 EXPIRY_CHECK_NS = 20_000_000
+SELDOM_NS = 1_000_000
+"""How long what takes many milliseconds anyway (silence, slow requests) is not looked at again: answers come ten times as often."""
 RECEIVED_TIMEOUT_MS = 5_000
 RESENDS_BEFORE_NEW_EPOCH = 3
 """So often the first batch of a partition may be out of order; then what came before it is lost, and only a new epoch helps."""
@@ -53,6 +55,7 @@ SHARES = 2
 one request are answered together, and would all leave in one again.
 """
 _ACKS = {0: 0, 1: 1, "all": requests.ACKS_ALL}
+_PRODUCE, _OK = Api.PRODUCE, ErrorCode.OK
 _RESEND_CODES = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE})
 _FATE_UNKNOWN_CODES = frozenset({ErrorCode.TIMED_OUT, ErrorCode.STORAGE_ERROR})
 _NEW_EPOCH_CODES = frozenset({ErrorCode.UNKNOWN_SEQUENCE})
@@ -82,6 +85,7 @@ class Delivery:
         """With acks=0: something was sent that the front may not have read."""
         self._asked_credit_ns = 0
         self._expiry_checked_ns = 0
+        self._seldom_at_ns = 0
         self._counters = {"records_sent": 0, "batches_sent": 0, "bytes_sent": 0, "requests_sent": 0, "retries": 0}
 
     @property
@@ -98,16 +102,35 @@ class Delivery:
         """Whether an open batch that is due would be sent at once."""
         return self._requests.may_send_unfilled and self._connection.is_ready
 
-    def turn(self, now_ns: int) -> None:
-        """Take in answers, give up what has waited long enough, send what is due."""
-        connection, accumulator = self._connection, self._accumulator
-        connection.process()
-        accumulator.note_due(now_ns)
-        if now_ns - self._expiry_checked_ns > EXPIRY_CHECK_NS:
-            self._expire(now_ns)
-        connection.tick(now_ns)
-        if not connection.is_ready:
-            return
+    def turn(self, now_ns: int, *, sends_first: bool = False) -> None:
+        """Take in answers, give up what has waited long enough, send what is due. `sends_first`: something has just become due, which leaves before the socket
+        is asked for answers, because to ask takes as long as to send.
+        """
+        connection = self._connection
+        if not sends_first or self._needs_thought():
+            connection.process()
+            if not self._see_to_time(now_ns):
+                return
+        while self._send_all(now_ns) and connection.process() and self._see_to_time(now_ns):
+            pass  # what came may let more leave
+
+    def _needs_thought(self) -> bool:
+        """Whether something is to be done before anything may be sent."""
+        return not self._connection.is_ready or self._identity.is_missing or self.rerouting.is_waiting or self.made_again.is_waiting
+
+    def _see_to_time(self, now_ns: int) -> bool:
+        """What answers have not done by themselves; False: nothing can be sent now."""
+        connection = self._connection
+        self._accumulator.note_due(now_ns)
+        if now_ns >= self._seldom_at_ns or not connection.is_ready:
+            if now_ns - self._expiry_checked_ns > EXPIRY_CHECK_NS:
+                self._expire(now_ns)
+            connection.tick(now_ns)
+            self._requests.note_slow(now_ns)
+            if not connection.is_ready:
+                return False
+            tick_ns = connection.next_tick_ns()  # what comes and is sent meanwhile makes it later, never sooner
+            self._seldom_at_ns = now_ns + SELDOM_NS if tick_ns is None else min(tick_ns, now_ns + SELDOM_NS)
         if self.rerouting.is_waiting:
             self.rerouting.step(now_ns)
         if self.made_again.is_waiting:
@@ -115,14 +138,16 @@ class Delivery:
         if self._identity.is_missing:
             self._obtain_epoch()
             if not self._identity.is_known:
-                return
-        self._requests.note_slow(now_ns)
+                return False
+        return True
+
+    def _send_all(self, now_ns: int) -> bool:
+        """Whether anything was sent: then the socket was used, and is to be asked again."""
         self.waits_for_credit = False
         has_sent = False
         while self._requests.may_send and self._send_request(now_ns):
             has_sent = True
-        if has_sent:
-            connection.process()
+        return has_sent
 
     # ---- sending ---------------------------------------------------------------------------------------------------------------------
 
@@ -131,7 +156,7 @@ class Delivery:
         may_take_unfilled = self._requests.may_send_unfilled
         if not self._accumulator.has_listed(with_unfilled=may_take_unfilled):
             return False
-        version = self._connection.session.version(Api.PRODUCE)
+        version = self._connection.session.version(_PRODUCE)
         if self._identity.is_used:
             self._window = REMEMBERED_BATCHES if version > 1 else REMEMBERED_BATCHES_ONCE
         request = OutgoingRequest(version, self._request_bytes_max)
@@ -143,7 +168,7 @@ class Delivery:
         body = request.body(self._acks, self._settings.request_timeout_ms)
         is_sent = False
         try:
-            is_sent = self._connection.request(Api.PRODUCE, body, partial(self._on_answer, request) if self._acks else None)
+            is_sent = self._connection.request(_PRODUCE, body, partial(self._on_answer, request) if self._acks else None)
         finally:
             if not is_sent:
                 for queue, batch, _ in request.entries:
@@ -318,7 +343,7 @@ class Delivery:
         answers = None if response is None else _answers_in(request, response)
         self._requests.remove(request)
         for position, (queue, batch, _) in enumerate(request.entries):
-            if batch.state is BatchState.IN_FLIGHT and batch in queue.in_flight:
+            if batch.state is IN_FLIGHT and batch in queue.in_flight:
                 self._settle(queue, batch, None if answers is None else answers[position])
             if queue.has_work:
                 self._accumulator.enlist(queue)
@@ -411,7 +436,7 @@ class Delivery:
 def _answers_in(request: OutgoingRequest, response: Response) -> Sequence[requests.ProducedEntry | tuple[ErrorCode, str]]:
     """What a response says of each of a request's batches. Raises WireError."""
     count = len(request.entries)
-    if response.code is not ErrorCode.OK:
+    if response.code is not _OK:
         return [(response.code, response.detail())] * count
     if request.version < 2:
         offset, append_time_us, epoch, flags = requests.decode_produced(response.body[0])

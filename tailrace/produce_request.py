@@ -83,10 +83,7 @@ class OutgoingRequest:
             info = queue.info
             head = requests.ProduceRequest(info.topic_id, queue.partition, acks, timeout_ms, info.slot_map_version)
             return [requests.encode_produce(head), data]
-        entries: list[tuple[bytes, int, int, int]] = []
-        for queue, _, data in self.entries:
-            info = queue.info
-            entries.append((info.topic_id, queue.partition, info.slot_map_version, len(data)))
+        entries = [(queue.info.topic_id, queue.partition, queue.info.slot_map_version, len(data)) for queue, _, data in self.entries]
         head_frame = requests.encode_produce_batches(requests.ProduceBatches(acks, timeout_ms, entries))
         if len(self.entries) == 1:
             return [head_frame, self.entries[0].data]

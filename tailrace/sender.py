@@ -32,7 +32,7 @@ from tailrace.environment import REAL, Environment, sleep_on
 from tailrace.errors import BufferExhaustedError, ClientClosedError, RecordTooLargeError, TailraceError
 from tailrace.handles import Handle
 from tailrace.partition_queue import PartitionQueue
-from tailrace.producer_batch import BATCH_OVERHEAD_BYTES, BatchState, OnDelivery, ProducerBatch
+from tailrace.producer_batch import BATCH_OVERHEAD_BYTES, ENDED, IN_FLIGHT, OnDelivery, ProducerBatch
 from tailrace.settings import ProducerSettings
 from tailrace.topics import TopicInfo
 
@@ -40,6 +40,7 @@ NEVER_NS = 2**63 - 1
 HELPER_FAILURES_MAX = 10
 """So often in a row the helper thread may fail in what nobody expected; then the producer fails."""
 HELPER_PAUSE_NS = 100 * NS_PER_MS
+HELPER_SLEEP_MIN_NS = 100_000
 CALLER_IS_ACTIVE_NS = 3 * NS_PER_MS
 """So long after a caller looked at the socket that sleeps on it, or does not sleep at all, the helper thread leaves it to callers."""
 LOOK_EVERY_NS = 200_000
@@ -136,7 +137,7 @@ class Sender:
         """A batch was opened: send it at once, if it may be; else have the helper look at it in time."""
         if queue.is_due:
             if self.delivery.may_send_unfilled:
-                self.pump()
+                self.pump(sends_first=True)
         elif (ends_ns := self.accumulator.first_linger_ns()) is not None and ends_ns < self._helper_wakes_ns:
             self._wake_helper()
 
@@ -178,9 +179,9 @@ class Sender:
         self.accumulator.close_all()
         self.pump()
 
-    def pump(self) -> None:
-        """Everything that can be done now: take in answers, send what is due. Begun by a signal's handler or a destructor in the midst of this thread's own
-        turn, it is left to the helper: a turn within a turn could number or send a batch twice.
+    def pump(self, *, sends_first: bool = False) -> None:
+        """Everything that can be done now: take in answers, send what is due (`sends_first`: the other way round). Begun by a signal's handler or a destructor
+        in the midst of this thread's own turn, it is left to the helper: a turn within a turn could number or send a batch twice.
         """
         if self._is_pumping:
             self._wake_helper()
@@ -189,7 +190,7 @@ class Sender:
         received = self.connection.received_count
         self._is_pumping = True
         try:
-            self.delivery.turn(now_ns)
+            self.delivery.turn(now_ns, sends_first=sends_first)
         finally:
             self._is_pumping = False
         if self._driver and self.connection.received_count != received and self._driver != get_ident():
@@ -235,7 +236,7 @@ class Sender:
                 return True
             self.check_usable()
             self._check_may_wait()
-            if batch.state is not BatchState.IN_FLIGHT:
+            if batch.state is not IN_FLIGHT:
                 self.accumulator.hurry(batch)  # a caller that waits has nothing to add
                 self.pump()
         self.make_callbacks()
@@ -263,7 +264,7 @@ class Sender:
         """Have `callback(metadata, error)` called once the record has ended: now if it has, else in whatever thread finds out."""
         with self.lock:
             batch, row = handle.resolve()
-            if batch.state is not BatchState.ENDED:
+            if batch.state is not ENDED:
                 self.check_usable()  # in a child: no answer comes here
                 batch.add_callback(row, callback)
                 self._wake_helper()  # the thread that asks for this waits elsewhere
@@ -302,16 +303,15 @@ class Sender:
     def next_wake_ns(self, now_ns: int) -> int:
         """When there is something to do without an answer."""
         accumulator = self.accumulator
-        times = [now_ns + 1_000 * NS_PER_MS]
-        for time_ns in (self.connection.next_tick_ns(), accumulator.first_linger_ns()):
-            if time_ns is not None:
-                times.append(time_ns)
-        times += accumulator.muted_until_ns(now_ns)
+        wake_ns = now_ns + (100 if accumulator.unended_count else 1_000) * NS_PER_MS
         if self.delivery.waits_for_credit:
-            times.append(now_ns + 20 * NS_PER_MS)
-        if accumulator.unended_count:
-            times.append(now_ns + 100 * NS_PER_MS)
-        return min(times)
+            wake_ns = min(wake_ns, now_ns + 20 * NS_PER_MS)
+        tick_ns, linger_ns = self.connection.next_tick_ns(), accumulator.first_linger_ns()
+        if tick_ns is not None and tick_ns < wake_ns:
+            wake_ns = tick_ns
+        if linger_ns is not None and linger_ns < wake_ns:
+            wake_ns = linger_ns
+        return accumulator.first_retry_ns(now_ns, wake_ns)
 
     def make_callbacks(self) -> None:
         """Make the calls that are due. Without the lock."""
@@ -379,7 +379,7 @@ class Sender:
         self.make_callbacks()
         if self._wake_fd < 0:
             return False  # a callback has closed the producer
-        remaining_ns = max(NS_PER_MS, wake_ns - self.now_ns())
+        remaining_ns = max(HELPER_SLEEP_MIN_NS, wake_ns - self.now_ns())
         if leaves_answers:
             sleep_on((self._wake_fd,), remaining_ns)
         else:

@@ -167,7 +167,9 @@ if TYPE_CHECKING or _native is None:
         quick_send,
     )
     from tailrace.kernel.reference_appends import BatchShape, QuickPartition, is_good_batch, quick_append
+    from tailrace.kernel.reference_encoding import encoded_batch, stamp_batch
 else:
+    encoded_batch, stamp_batch = _native.encoded_batch, _native.stamp_batch
     BatchShape, QuickPartition = _native.BatchShape, _native.QuickPartition
     is_good_batch, quick_append = _native.is_good_batch, _native.quick_append
     Choices, FillingBatch, FillingQueue = _native.Choices, _native.FillingBatch, _native.FillingQueue
