@@ -117,12 +117,13 @@ class Accumulator:
         batch.room += more
         self.buffered_bytes += more
 
-    def close_batch(self, queue: PartitionQueue) -> None:
-        """The queue's open batch, if it has one, takes no more records."""
+    def close_batch(self, queue: PartitionQueue, *, is_visited: bool = False) -> None:
+        """The queue's open batch, if it has one, takes no more records. `is_visited`: by `visit_listed`, whose visitor lists it again if need be."""
         batch = queue.open
         if batch is not None and queue.close_open():
             self.buffered_bytes -= batch.close()
-            self.enlist(queue)
+            if not is_visited:
+                self.enlist(queue)
             if batch.ends_without_key or self.tells_every_batch:
                 self._on_keyless_batch(queue.info)
 

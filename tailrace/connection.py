@@ -267,11 +267,11 @@ class Connection:
 
     # ---- waiting -----------------------------------------------------------------------------------------------------------------------
 
-    def wait(self, timeout_ns: int, wake_fd: int = -1) -> None:
-        """Sleep until something may have come, `wake_fd` is readable, or the time is up. Safe beside a holder of the lock: it touches no
-        socket state.
+    def wait(self, timeout_ns: int, wake_fd: int = -1) -> Sequence[int] | None:
+        """Sleep until something may have come, `wake_fd` is readable, or the time is up; returns what is readable (None: perhaps both). Safe beside a holder of
+        the lock: it touches no socket state.
         """
-        self._environment.sleep_on((self.fileno(), wake_fd), timeout_ns)
+        return self._environment.sleep_on((self.fileno(), wake_fd), timeout_ns)
 
     def call(
         self,

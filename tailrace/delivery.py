@@ -143,9 +143,9 @@ class Delivery:
 
     def _send_all(self, now_ns: int) -> bool:
         """Whether anything was sent: then the socket was used, and is to be asked again."""
-        self.waits_for_credit = False
-        has_sent = False
-        while self._requests.may_send and self._send_request(now_ns):
+        self.waits_for_credit = has_sent = False
+        under_way, has_listed = self._requests, self._accumulator.has_listed
+        while under_way.may_send and has_listed(with_unfilled=under_way.may_send_unfilled) and self._send_request(now_ns):
             has_sent = True
         return has_sent
 
@@ -154,15 +154,11 @@ class Delivery:
     def _send_request(self, now_ns: int) -> bool:
         """Send what may leave together; False: there is nothing, or the connection takes nothing now."""
         may_take_unfilled = self._requests.may_send_unfilled
-        if not self._accumulator.has_listed(with_unfilled=may_take_unfilled):
-            return False
         version = self._connection.session.version(_PRODUCE)
         if self._identity.is_used:
             self._window = REMEMBERED_BATCHES if version > 1 else REMEMBERED_BATCHES_ONCE
         request = OutgoingRequest(version, self._request_bytes_max)
-        self._accumulator.visit_listed(
-            lambda queue: self._gather(queue, request, may_take_unfilled, now_ns), with_unfilled=may_take_unfilled
-        )
+        self._accumulator.visit_listed(partial(self._gather, request, may_take_unfilled, now_ns), with_unfilled=may_take_unfilled)
         if not request.entries:
             return False
         body = request.body(self._acks, self._settings.request_timeout_ms)
@@ -178,7 +174,7 @@ class Delivery:
             self._note_sent(request, now_ns)
         return is_sent
 
-    def _gather(self, queue: PartitionQueue, request: OutgoingRequest, may_take_unfilled: bool, now_ns: int) -> bool:
+    def _gather(self, request: OutgoingRequest, may_take_unfilled: bool, now_ns: int, queue: PartitionQueue) -> bool:
         """Put into the request what the partition may send; False: it takes no more. The queue stays listed when something is left that an answer from its
         partition will not free (credit, room in the request, a retry's pause).
         """
@@ -211,7 +207,7 @@ class Delivery:
                 if not request.has_room(queue.open.reserved_bytes - queue.open.room):
                     accumulator.enlist(queue, as_next=len(request.entries) == count_before)
                     return False
-                accumulator.close_batch(queue)
+                accumulator.close_batch(queue, is_visited=True)
                 request.has_unfilled = True
             batch = queue.ready[position]
             is_numbered = not self._identity.is_used or batch.producer_id >= 0

@@ -114,22 +114,22 @@ class DealerSocket:
         self._socket.close(0)
 
 
-def sleep_on(fds: Sequence[int], timeout_ns: int) -> None:
-    """Until one of `fds` (those below 0 are none) is readable, or closed, or the time is up; long times are rounded up to milliseconds. gevent makes both
-    ways cooperative.
+def sleep_on(fds: Sequence[int], timeout_ns: int) -> list[int]:
+    """Until one of `fds` (those below 0 are none) is readable, or closed, or the time is up; long times are rounded up to milliseconds. Returns those that are
+    readable. gevent makes both ways cooperative.
     """
     if 0 < timeout_ns < FINE_BELOW_NS and max(fds, default=-1) < SELECT_FDS_MAX:
         try:
-            select.select([fd for fd in fds if fd >= 0], (), (), timeout_ns / 1e9)
+            return select.select([fd for fd in fds if fd >= 0], (), (), timeout_ns / 1e9)[0]
         except OSError as error:
             if error.errno != errno.EBADF:
                 raise
-        return
+            return list(fds)
     poll = select.poll()
     for fd in fds:
         if fd >= 0:
             poll.register(fd, select.POLLIN)
-    poll.poll(min(max(0, -(-timeout_ns // 1_000_000)), POLL_MAX_MS))
+    return [fd for fd, _ in poll.poll(min(max(0, -(-timeout_ns // 1_000_000)), POLL_MAX_MS))]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -138,7 +138,8 @@ class Environment:
 
     monotonic_ns: Callable[[], int]
     open_socket: Callable[[str], ClientSocket]
-    sleep_on: Callable[[Sequence[int], int], None]
+    sleep_on: Callable[[Sequence[int], int], Sequence[int] | None]
+    """Returns the descriptors that are readable; None: perhaps all."""
     random: Callable[[], float]
     """Uniform in [0, 1)."""
     has_threads: bool = True

@@ -117,22 +117,17 @@ class RequestsUnderWay:
         self._requests: dict[OutgoingRequest, None] = {}
         self._unfilled_count = 0
         self._slow: list[OutgoingRequest] = []
-
-    @property
-    def may_send(self) -> bool:
+        self.may_send = True
         """Whether one more request may be under way."""
-        return len(self._requests) - len(self._slow) < self._limit
-
-    @property
-    def may_send_unfilled(self) -> bool:
+        self.may_send_unfilled = True
         """Whether it may take batches that are not full."""
-        return self._unfilled_count < UNFILLED_MAX and self.may_send
 
     def add(self, request: OutgoingRequest, now_ns: int) -> None:
         """It was sent."""
         request.sent_ns = now_ns
         self._requests[request] = None
         self._unfilled_count += request.has_unfilled
+        self._note_count()
 
     def remove(self, request: OutgoingRequest) -> None:
         """It was answered, or its connection is lost."""
@@ -141,6 +136,7 @@ class RequestsUnderWay:
             self._slow.remove(request)
         else:
             self._unfilled_count -= request.has_unfilled
+        self._note_count()
 
     def note_slow(self, now_ns: int) -> None:
         """Requests that take long hold nothing back any more but their own partitions."""
@@ -151,6 +147,11 @@ class RequestsUnderWay:
                 request.is_slow = True
                 self._slow.append(request)
                 self._unfilled_count -= request.has_unfilled
+                self._note_count()
+
+    def _note_count(self) -> None:
+        self.may_send = len(self._requests) - len(self._slow) < self._limit
+        self.may_send_unfilled = self.may_send and self._unfilled_count < UNFILLED_MAX
 
     def is_held(self, queue: PartitionQueue) -> bool:
         """Whether a batch of the partition is in a request that takes long."""

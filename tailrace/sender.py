@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import thread_time_ns
 
@@ -74,6 +74,8 @@ class Sender:
         self.failure: TailraceError | None = None
         """What stopped the helper thread for good: nothing can be sent any more."""
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._helper_may_be_rung = True
+        """Whether its last sleep was ended by the descriptor that wakes it: to read that in vain costs an exception for every answer."""
         self._helper_wakes_ns = 0
         self._driving = threading.Lock()
         self._driver = 0
@@ -231,14 +233,15 @@ class Sender:
     def wait_for(self, batch: ProducerBatch, timeout: float | None) -> bool:
         """Until `batch` has ended (or split). The thread that comes first drives the connection, others wait on the batch. False: time is up."""
         deadline_ns = None if timeout is None else self.now_ns() + int(timeout * 1e9)
-        with self.lock:
-            if batch.has_ended():
-                return True
-            self.check_usable()
-            self._check_may_wait()
-            if batch.state is not IN_FLIGHT:
-                self.accumulator.hurry(batch)  # a caller that waits has nothing to add
-                self.pump()
+        if batch.state is not IN_FLIGHT or self._is_pumping:
+            with self.lock:
+                if batch.has_ended():
+                    return True
+                self.check_usable()
+                self._check_may_wait()
+                if batch.state is not IN_FLIGHT:
+                    self.accumulator.hurry(batch)  # a caller that waits has nothing to add
+                    self.pump()
         self.make_callbacks()
         while not batch.has_ended():
             now_ns = self.now_ns()
@@ -366,7 +369,8 @@ class Sender:
         with self.lock:
             if self.closed or self.forked:
                 return False
-            _hush(self._wake_fd)
+            if self._helper_may_be_rung:
+                _hush(self._wake_fd)
             now_ns = self.now_ns()
             linger_ends_ns = self.accumulator.first_linger_ns()
             if now_ns >= self._callers_look_until_ns or (linger_ends_ns is not None and linger_ends_ns <= now_ns):
@@ -380,10 +384,12 @@ class Sender:
         if self._wake_fd < 0:
             return False  # a callback has closed the producer
         remaining_ns = max(HELPER_SLEEP_MIN_NS, wake_ns - self.now_ns())
+        readable: Sequence[int] | None
         if leaves_answers:
-            sleep_on((self._wake_fd,), remaining_ns)
+            readable = sleep_on((self._wake_fd,), remaining_ns)
         else:
-            self.connection.wait(remaining_ns, self._wake_fd)
+            readable = self.connection.wait(remaining_ns, self._wake_fd)
+        self._helper_may_be_rung = readable is None or self._wake_fd in readable
         return True
 
     def _fail(self, error: BaseException) -> None:

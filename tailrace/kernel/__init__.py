@@ -40,11 +40,13 @@ __all__ = [
     "RecordBuffer",
     "RecordRows",
     "compiled",
+    "encoded_batch",
     "is_good_batch",
     "murmur2",
     "new_lock",
     "quick_append",
     "quick_send",
+    "stamp_batch",
 ]
 VARIABLE = "TAILRACE_PURE"
 _HERE = os.path.dirname(os.path.abspath(__file__))

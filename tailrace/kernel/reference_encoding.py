@@ -9,7 +9,7 @@ from tailrace.kernel.reference import RecordBuffer
 
 
 def encoded_batch(rows: RecordBuffer, schema_id: int, seed: int) -> bytearray:
-    """Records of the default schema as a batch, uncompressed and without a producer's identity; there is a record at least. `seed`: of the header's checksum."""
+    """Records of the default schema, one at least, as a batch, not compressed and without a producer's identity. `seed`: of the header's checksum."""
     from tailrace.formats.batch_header import HEADER_BYTES, BatchHeader, fill_header
 
     stamps_us = rows.stamps_us()

@@ -58,7 +58,8 @@ _PRODUCE_ONE = struct.Struct("<iIII16siII4x")
 _PRODUCED_MANY = struct.Struct("<II")
 _PRODUCED_ENTRY = struct.Struct("<HHiqq")
 _PRODUCED_ONE = struct.Struct("<IIHHiqq")
-assert _PRODUCE_ONE.size == _PRODUCE_MANY.size + _PRODUCE_ENTRY.size and _PRODUCED_ONE.size == _PRODUCED_MANY.size + _PRODUCED_ENTRY.size
+assert _PRODUCE_ONE.size == _PRODUCE_MANY.size + _PRODUCE_ENTRY.size
+assert _PRODUCED_ONE.size == _PRODUCED_MANY.size + _PRODUCED_ENTRY.size
 _FETCH = struct.Struct("<IIIIQ")
 _FETCH_ENTRY = struct.Struct("<16siiqII")
 _FETCHED = struct.Struct("<II")

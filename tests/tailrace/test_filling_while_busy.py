@@ -384,3 +384,48 @@ def test_a_send_in_the_midst_of_sending_leaves_with_the_next_request_and_none_tw
     assert [handle.result(0).offset for handle in (first, *nested)] == [0, 1, 0]
     assert sorted(places) == [(0, 0, 1), (0, 1, 1), (1, 0, 1)]
     assert refused
+
+
+def test_what_has_just_become_due_leaves_before_the_socket_is_asked_for_answers(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = made(linger_ms=0)
+    socket: Any = driven.front._socket
+    send(driven, 0)
+    driven.front.answer()
+    driven.turn()
+    done: list[str] = []
+    try_send, try_receive = socket.try_send, socket.try_receive
+
+    def sending(frames: Any, *, copy: bool = True) -> bool:
+        done.append("send")
+        is_sent: bool = try_send(frames, copy=copy)
+        return is_sent
+
+    def receiving() -> Any:
+        done.append("receive")
+        return try_receive()
+
+    monkeypatch.setattr(socket, "try_send", sending)
+    monkeypatch.setattr(socket, "try_receive", receiving)
+    send(driven, 0)
+    assert done == ["send", "receive"], "and it is asked once, or nobody would be woken by the answer"
+
+
+def test_an_answer_that_comes_while_sending_lets_the_next_request_leave_in_the_same_turn(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven = made(produce_version=1, linger_ms=5)
+    socket: Any = driven.front._socket
+    try_send = socket.try_send
+
+    def answered(frames: Any, *, copy: bool = True) -> bool:
+        asked_count = driven.front.asked_count
+        is_sent: bool = try_send(frames, copy=copy)
+        if driven.front.asked_count > asked_count:
+            driven.front.answer()
+        return is_sent
+
+    monkeypatch.setattr(socket, "try_send", answered)
+    handles = [*send(driven, 0), *send(driven, 1), *send(driven, 2)]
+    driven.turn(6)
+    assert driven.front.asked_count == 3
+    assert all(handle.done() for handle in handles)
