@@ -10,7 +10,6 @@ Invariants: batches of a partition are sent in order, several of many partitions
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -38,7 +37,7 @@ from tailrace.producer_identity import ProducerIdentity
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ERROR_TABLE, ErrorCode, code_of
 from tailrace.protocol.session import Response
-from tailrace.protocol.wire import Api, WireError
+from tailrace.protocol.wire import Api
 from tailrace.rerouting import Rerouting
 from tailrace.settings import ProducerSettings
 
@@ -55,7 +54,7 @@ SHARES = 2
 one request are answered together, and would all leave in one again.
 """
 _ACKS = {0: 0, 1: 1, "all": requests.ACKS_ALL}
-_PRODUCE, _OK = Api.PRODUCE, ErrorCode.OK
+_PRODUCE = Api.PRODUCE
 _RESEND_CODES = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE})
 _FATE_UNKNOWN_CODES = frozenset({ErrorCode.TIMED_OUT, ErrorCode.STORAGE_ERROR})
 _NEW_EPOCH_CODES = frozenset({ErrorCode.UNKNOWN_SEQUENCE})
@@ -336,7 +335,7 @@ class Delivery:
         """A request was answered, or (None) its connection lost. Called by `Connection.process`, with the lock held. Raises WireError for an answer to
         another request than this.
         """
-        answers = None if response is None else _answers_in(request, response)
+        answers = None if response is None else request.answers_in(response)
         self._requests.remove(request)
         for position, (queue, batch, _) in enumerate(request.entries):
             if batch.state is IN_FLIGHT and batch in queue.in_flight:
@@ -427,20 +426,6 @@ class Delivery:
             because = f"; the last answer was: {batch.last_refusal}" if batch.last_refusal else ""
             return DeliveryTimeoutError(f"not acknowledged within {seconds:g} s{because}")
         return NotReachableError(f"not sent within {seconds:g} s: no appliance answers at {self._settings.bootstrap}")
-
-
-def _answers_in(request: OutgoingRequest, response: Response) -> Sequence[requests.ProducedEntry | tuple[ErrorCode, str]]:
-    """What a response says of each of a request's batches. Raises WireError."""
-    count = len(request.entries)
-    if response.code is not _OK:
-        return [(response.code, response.detail())] * count
-    if request.version < 2:
-        offset, append_time_us, epoch, flags = requests.decode_produced(response.body[0])
-        return [requests.ProducedEntry(0, flags, epoch, offset, append_time_us)]
-    answers = requests.decode_produced_batches(response.body[0])
-    if len(answers) != count:
-        raise WireError(ErrorCode.MALFORMED_REQUEST, f"a produce response tells of {len(answers)} batches; {count} were sent")
-    return answers
 
 
 def _encoding_error(error: Exception) -> TailraceError:

@@ -98,21 +98,24 @@ class Handle(tuple[ProducerBatch, int], LateFuture[RecordMetadata]):
 
     def exception(self, timeout: float | None = None) -> TailraceError | None:
         """The error that the record ended with, or None. Raises RequestTimeoutError when it has not ended within `timeout` seconds (None: without end)."""
-        timeout_s = None if timeout is None else timeout_s_of(timeout)
-        while True:
-            batch, _ = self.resolve()
-            if batch.state is ENDED:
-                return batch.error
-            if not batch.waits.wait_for(batch, timeout_s):
-                raise RequestTimeoutError(f"the record was not acknowledged within {timeout} s")
+        return self._ended(timeout)[0].error
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Where the record went. Raises its error, or RequestTimeoutError when it has not ended within `timeout` seconds (it may still be delivered)."""
-        error = self.exception(timeout)
-        if error is not None:
-            raise error
-        batch, row = self.resolve()
+        batch, row = self._ended(timeout)
+        if batch.error is not None:
+            raise batch.error
         return batch.metadata(row)
+
+    def _ended(self, timeout: float | None) -> tuple[ProducerBatch, int]:
+        """The batch that had the record when it ended, and its row there. Raises RequestTimeoutError."""
+        timeout_s = None if timeout is None else timeout_s_of(timeout)
+        while True:
+            batch, row = self.resolve()
+            if batch.state is ENDED:
+                return batch, row
+            if not batch.waits.wait_for(batch, timeout_s):
+                raise RequestTimeoutError(f"the record was not acknowledged within {timeout} s")
 
     def add_done_callback(self, fn: Callable[[Handle], object]) -> None:
         """Have `fn(handle)` called once the record has ended: at once if it has, else in whatever thread finds out. What it raises is logged."""

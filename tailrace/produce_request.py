@@ -14,14 +14,18 @@ Invariants: batches of a partition are in a request in their order; a request ha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tailrace.formats.checksum import Readable
 from tailrace.partition_queue import PartitionQueue
 from tailrace.producer_batch import ProducerBatch
 from tailrace.protocol import requests
-from tailrace.protocol.wire import PRODUCE_FRAMES_MAX
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.session import Response
+from tailrace.protocol.wire import PRODUCE_FRAMES_MAX, WireError
 
+_OK = ErrorCode.OK
 UNFILLED_MAX = 1
 SLOW_NS = 1_000_000_000
 OWN_FRAME_BYTES = 32 << 10
@@ -88,6 +92,19 @@ class OutgoingRequest:
         if len(self.entries) == 1:
             return [head_frame, self.entries[0].data]
         return [head_frame, *self._frames()]
+
+    def answers_in(self, response: Response) -> Sequence[requests.ProducedEntry | tuple[ErrorCode, str]]:
+        """What a response says of each of the batches. Raises WireError."""
+        count = len(self.entries)
+        if response.code is not _OK:
+            return [(response.code, response.detail())] * count
+        if self.version < 2:
+            offset, append_time_us, epoch, flags = requests.decode_produced(response.body[0])
+            return [requests.ProducedEntry(0, flags, epoch, offset, append_time_us)]
+        answers = requests.decode_produced_batches(response.body[0])
+        if len(answers) != count:
+            raise WireError(ErrorCode.MALFORMED_REQUEST, f"a produce response tells of {len(answers)} batches; {count} were sent")
+        return answers
 
     def _frames(self) -> list[Readable]:
         frames: list[Readable] = []
