@@ -189,13 +189,20 @@ class Accumulator:
         for _ in range(len(self._listed)):
             queue = self._listed.popleft()
             queue.is_listed = False
-            if not visit(queue):
+            if not self._visited(queue, visit):
                 return
         for _ in range(len(self._due) if with_unfilled else 0):
             queue = self._due.popleft()
             queue.is_listed_as_due = False
-            if not visit(queue):
+            if not self._visited(queue, visit):
                 return
+
+    def _visited(self, queue: PartitionQueue, visit: Callable[[PartitionQueue], bool]) -> bool:
+        try:
+            return visit(queue)
+        except BaseException:  # a signal's handler: what it cut off is to be done again
+            self.enlist(queue)
+            raise
 
     def has_listed(self, *, with_unfilled: bool) -> bool:
         """Whether a queue has something to send."""

@@ -157,13 +157,12 @@ class Delivery:
         if self._identity.is_used:
             self._window = REMEMBERED_BATCHES if version > 1 else REMEMBERED_BATCHES_ONCE
         request = OutgoingRequest(version, self._request_bytes_max)
-        self._accumulator.visit_listed(partial(self._gather, request, may_take_unfilled, now_ns), with_unfilled=may_take_unfilled)
-        if not request.entries:
-            return False
-        body = request.body(self._acks, self._settings.request_timeout_ms)
         is_sent = False
         try:
-            is_sent = self._connection.request(_PRODUCE, body, partial(self._on_answer, request) if self._acks else None)
+            self._accumulator.visit_listed(partial(self._gather, request, may_take_unfilled, now_ns), with_unfilled=may_take_unfilled)
+            if request.entries:
+                body = request.body(self._acks, self._settings.request_timeout_ms)
+                is_sent = self._connection.request(_PRODUCE, body, partial(self._on_answer, request) if self._acks else None)
         finally:
             if not is_sent:
                 for queue, batch, _ in request.entries:

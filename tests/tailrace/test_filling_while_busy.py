@@ -10,6 +10,7 @@ import pytest
 
 from tailrace.errors import DeliveryTimeoutError, TailraceError
 from tailrace.formats.batch_header import REMEMBERED_BATCHES, REMEMBERED_BATCHES_ONCE
+from tailrace.partition_queue import PartitionQueue
 from tailrace.produce_request import OWN_FRAME_BYTES, SLOW_NS, OutgoingRequest
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
@@ -429,3 +430,29 @@ def test_an_answer_that_comes_while_sending_lets_the_next_request_leave_in_the_s
     driven.turn(6)
     assert driven.front.asked_count == 3
     assert all(handle.done() for handle in handles)
+
+
+@pytest.mark.parametrize("place", ["number", "close_open"])
+def test_a_request_that_a_signal_has_cut_off_is_made_again_in_order(made: Made, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    driven = made(linger_ms=5)
+    handles = [*send(driven, 0, 2), *send(driven, 1, 3), *send(driven, 2)]
+    done, calls = getattr(PartitionQueue, place), []
+
+    def cut_off(queue: PartitionQueue, *arguments: Any) -> Any:
+        result = done(queue, *arguments)
+        calls.append(queue.partition)
+        if calls == [0, 1]:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(PartitionQueue, place, cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        driven.turn(6)
+    assert not driven.front.asked
+    handles += send(driven, 0)
+    for _ in range(3):
+        driven.turn(6)
+        while driven.front.asked:
+            driven.front.answer()
+            driven.turn()
+    assert [handle.result(0).offset for handle in handles] == [0, 1, 0, 1, 2, 0, 2]
