@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tailrace.callbacks import Callbacks
 from tailrace.errors import TailraceError
 from tailrace.partition_queue import PartitionQueue
-from tailrace.producer_batch import BATCH_OVERHEAD_BYTES, BatchState, ProducerBatch, Waits
+from tailrace.producer_batch import BATCH_OVERHEAD_BYTES, ENDED, IN_FLIGHT, OPEN, READY, ProducerBatch, Waits
 from tailrace.settings import ProducerSettings
 from tailrace.topics import TopicInfo
 
@@ -117,12 +117,13 @@ class Accumulator:
         batch.room += more
         self.buffered_bytes += more
 
-    def close_batch(self, queue: PartitionQueue) -> None:
-        """The queue's open batch, if it has one, takes no more records."""
+    def close_batch(self, queue: PartitionQueue, *, is_visited: bool = False) -> None:
+        """The queue's open batch, if it has one, takes no more records. `is_visited`: by `visit_listed`, whose visitor lists it again if need be."""
         batch = queue.open
         if batch is not None and queue.close_open():
             self.buffered_bytes -= batch.close()
-            self.enlist(queue)
+            if not is_visited:
+                self.enlist(queue)
             if batch.ends_without_key or self.tells_every_batch:
                 self._on_keyless_batch(queue.info)
 
@@ -149,7 +150,7 @@ class Accumulator:
     def note_due(self, now_ns: int) -> None:
         """Open batches have filled long enough."""
         lingering = self._lingering
-        while lingering and (lingering[0][0] <= now_ns or lingering[0][2].state is not BatchState.OPEN):
+        while lingering and (lingering[0][0] <= now_ns or lingering[0][2].state is not OPEN):
             _, queue, batch = lingering.popleft()
             if queue.open is batch:
                 queue.is_due = True
@@ -188,25 +189,35 @@ class Accumulator:
         for _ in range(len(self._listed)):
             queue = self._listed.popleft()
             queue.is_listed = False
-            if not visit(queue):
+            if not self._visited(queue, visit):
                 return
         for _ in range(len(self._due) if with_unfilled else 0):
             queue = self._due.popleft()
             queue.is_listed_as_due = False
-            if not visit(queue):
+            if not self._visited(queue, visit):
                 return
+
+    def _visited(self, queue: PartitionQueue, visit: Callable[[PartitionQueue], bool]) -> bool:
+        try:
+            return visit(queue)
+        except BaseException:  # a signal's handler: what it cut off is to be done again
+            self.enlist(queue)
+            raise
 
     def has_listed(self, *, with_unfilled: bool) -> bool:
         """Whether a queue has something to send."""
         return bool(self._listed) or (with_unfilled and bool(self._due))
 
-    def muted_until_ns(self, now_ns: int) -> list[int]:
-        """When retries that wait now may be sent."""
-        return [queue.muted_until_ns for queue in self._listed if queue.muted_until_ns > now_ns]
+    def first_retry_ns(self, now_ns: int, before_ns: int) -> int:
+        """When the first of the retries that wait now may be sent; `before_ns` if that is sooner."""
+        for queue in self._listed:
+            if now_ns < queue.muted_until_ns < before_ns:
+                before_ns = queue.muted_until_ns
+        return before_ns
 
     def enter_flight(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
         """The batch was sent and is to be answered."""
-        batch.state = BatchState.IN_FLIGHT
+        batch.state = IN_FLIGHT
         queue.in_flight.append(batch)
         self.in_flight_count += 1
 
@@ -217,7 +228,7 @@ class Accumulator:
 
     def put_back(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
         """The batch is to be sent again."""
-        batch.state = BatchState.READY
+        batch.state = READY
         queue.put_back(batch)
         self.enlist(queue)
 
@@ -229,7 +240,7 @@ class Accumulator:
         self.unended_count += 1
         queue.ready.popleft()
         queue.ready.extendleft(reversed(halves))
-        batch.state = BatchState.ENDED
+        batch.state = ENDED
         if batch.waiter is not None:
             batch.waiter.set()
         return True
@@ -238,9 +249,9 @@ class Accumulator:
 
     def end(self, batch: ProducerBatch, base_offset: int | None, error: TailraceError | None) -> None:
         """Settle a batch, once: its records went to `base_offset` and on (None with acks=0), or failed."""
-        if batch.state is BatchState.ENDED:
+        if batch.state is ENDED:
             return
-        if batch.state is BatchState.OPEN:
+        if batch.state is OPEN:
             self.buffered_bytes -= batch.close()
         if error is not None:
             self.error_count += batch.count

@@ -119,9 +119,14 @@ def timeout_s_of(given: Any, error: type[TailraceError] = InvalidRequestError) -
     return None if given >= FOREVER_S else max(0.0, float(given))
 
 
+_NUMBERS = (int, float)
+
+
 def _is_number(given: object) -> bool:
     """Whether this compares and converts as a number does; those of numpy do."""
-    return not isinstance(given, (bool, str, bytes)) and hasattr(given, "__float__") and hasattr(given, "__ge__")
+    return type(given) in _NUMBERS or (
+        not isinstance(given, (bool, str, bytes)) and hasattr(given, "__float__") and hasattr(given, "__ge__")
+    )
 
 
 def callable_of(what: str, given: Any) -> Callable[..., Any]:

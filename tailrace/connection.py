@@ -45,6 +45,8 @@ UNREACHABLE_AFTER_NS = 60_000_000_000
 SHARED_WAIT_NS = 20_000_000
 """How long `call` sleeps at a time while others may use the connection: the answer may come to them."""
 
+_READY, _LOST = State.READY, State.LOST
+
 OnResponse = Callable[[Response | None], None]
 """Called with the answer, or with None when the connection was lost before one came."""
 
@@ -113,7 +115,7 @@ class Connection:
     @property
     def is_ready(self) -> bool:
         """Whether requests can be sent now: there is a socket, and its handshake was answered."""
-        return self._socket is not None and self.session.state is State.READY
+        return self._socket is not None and self.session.state is _READY
 
     @property
     def is_usable(self) -> bool:
@@ -148,16 +150,16 @@ class Connection:
         """Send a request; False while the connection is not ready. None: no answer is expected. Raises TailraceError when the appliance
         does not know the API.
         """
-        if self._socket is None or not self.is_ready:
+        socket, session = self._socket, self.session
+        if socket is None or session.state is not _READY:
             return False
         try:
-            correlation_id, frames = self.session.request(api, body)
+            correlation_id, frames = session.request(api, body)
         except WireError as error:
             raise error_for(error.code, error.detail) from None
-        now_ns = self.now_ns()
         if not self._pending:
-            self._heard_ns = now_ns
-        if not self._socket.try_send(frames, copy=sum(map(len, body)) < COPY_BELOW_BYTES):
+            self._heard_ns = self.now_ns()
+        if not socket.try_send(frames, copy=sum(map(len, body)) < COPY_BELOW_BYTES):
             return False
         if on_response is not None:
             self._pending[correlation_id] = on_response
@@ -170,23 +172,24 @@ class Connection:
         after any use of the socket: its descriptor tells of changes only.
         """
         count = 0
-        while self._socket is not None:
-            frames = self._socket.try_receive()
+        while (socket := self._socket) is not None:
+            frames = socket.try_receive()
             if frames is None:
                 break
             count += 1
             self.received_count += 1
             self._heard_ns = self.now_ns()
-            was_ready = self.is_ready
+            session = self.session
+            was_ready = session.state is _READY
             try:
-                response = self.session.receive(frames)
+                response = session.receive(frames)
             except Exception as error:
                 self._meet_oddity(error)
                 break
-            if self.session.state is State.LOST:
-                self._lose(self.session.lost_code, self.session.lost_reason)
+            if session.state is _LOST:
+                self._lose(session.lost_code, session.lost_reason)
                 break
-            if self.is_ready and not was_ready:
+            if not was_ready and session.state is _READY:
                 self._failures = self._waited_since_ns = self._unanswered = 0
                 self._has_said_so = False
                 self._oddity = ""
@@ -264,11 +267,11 @@ class Connection:
 
     # ---- waiting -----------------------------------------------------------------------------------------------------------------------
 
-    def wait(self, timeout_ns: int, wake_fd: int = -1) -> None:
-        """Sleep until something may have come, `wake_fd` is readable, or the time is up. Safe beside a holder of the lock: it touches no
-        socket state.
+    def wait(self, timeout_ns: int, wake_fd: int = -1) -> Sequence[int] | None:
+        """Sleep until something may have come, `wake_fd` is readable, or the time is up; returns what is readable (None: perhaps both). Safe beside a holder of
+        the lock: it touches no socket state.
         """
-        self._environment.sleep_on((self.fileno(), wake_fd), timeout_ns)
+        return self._environment.sleep_on((self.fileno(), wake_fd), timeout_ns)
 
     def call(
         self,

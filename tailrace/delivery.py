@@ -10,7 +10,6 @@ Invariants: batches of a partition are sent in order, several of many partitions
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -33,18 +32,20 @@ from tailrace.formats.structure import ROWS_FREE, is_too_large_unpacked
 from tailrace.made_again import MadeAgain
 from tailrace.partition_queue import PartitionQueue
 from tailrace.produce_request import Entry, OutgoingRequest, RequestsUnderWay
-from tailrace.producer_batch import BatchState, ProducerBatch
+from tailrace.producer_batch import IN_FLIGHT, ProducerBatch
 from tailrace.producer_identity import ProducerIdentity
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ERROR_TABLE, ErrorCode, code_of
 from tailrace.protocol.session import Response
-from tailrace.protocol.wire import Api, WireError
+from tailrace.protocol.wire import Api
 from tailrace.rerouting import Rerouting
 from tailrace.settings import ProducerSettings
 
 RETRY_BACKOFF_MAX_MS = 1_000
 CREDIT_ASK_NS = 50_000_000
 EXPIRY_CHECK_NS = 20_000_000
+SELDOM_NS = 1_000_000
+"""How long what takes many milliseconds anyway (silence, slow requests) is not looked at again: answers come ten times as often."""
 RECEIVED_TIMEOUT_MS = 5_000
 RESENDS_BEFORE_NEW_EPOCH = 3
 """So often the first batch of a partition may be out of order; then what came before it is lost, and only a new epoch helps."""
@@ -53,6 +54,7 @@ SHARES = 2
 one request are answered together, and would all leave in one again.
 """
 _ACKS = {0: 0, 1: 1, "all": requests.ACKS_ALL}
+_PRODUCE = Api.PRODUCE
 _RESEND_CODES = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE})
 _FATE_UNKNOWN_CODES = frozenset({ErrorCode.TIMED_OUT, ErrorCode.STORAGE_ERROR})
 _NEW_EPOCH_CODES = frozenset({ErrorCode.UNKNOWN_SEQUENCE})
@@ -82,6 +84,7 @@ class Delivery:
         """With acks=0: something was sent that the front may not have read."""
         self._asked_credit_ns = 0
         self._expiry_checked_ns = 0
+        self._seldom_at_ns = 0
         self._counters = {"records_sent": 0, "batches_sent": 0, "bytes_sent": 0, "requests_sent": 0, "retries": 0}
 
     @property
@@ -102,16 +105,35 @@ class Delivery:
         """Whether a batch of the partition might be sent before an answer comes."""
         return self._requests.may_send and len(queue.in_flight) < self._window
 
-    def turn(self, now_ns: int) -> None:
-        """Take in answers, give up what has waited long enough, send what is due."""
-        connection, accumulator = self._connection, self._accumulator
-        connection.process()
-        accumulator.note_due(now_ns)
-        if now_ns - self._expiry_checked_ns > EXPIRY_CHECK_NS:
-            self._expire(now_ns)
-        connection.tick(now_ns)
-        if not connection.is_ready:
-            return
+    def turn(self, now_ns: int, *, sends_first: bool = False) -> None:
+        """Take in answers, give up what has waited long enough, send what is due. `sends_first`: something has just become due, which leaves before the socket
+        is asked for answers, because to ask takes as long as to send.
+        """
+        connection = self._connection
+        if not sends_first or self._needs_thought():
+            connection.process()
+            if not self._see_to_time(now_ns):
+                return
+        while self._send_all(now_ns) and connection.process() and self._see_to_time(now_ns):
+            pass  # what came may let more leave
+
+    def _needs_thought(self) -> bool:
+        """Whether something is to be done before anything may be sent."""
+        return not self._connection.is_ready or self._identity.is_missing or self.rerouting.is_waiting or self.made_again.is_waiting
+
+    def _see_to_time(self, now_ns: int) -> bool:
+        """What answers have not done by themselves; False: nothing can be sent now."""
+        connection = self._connection
+        self._accumulator.note_due(now_ns)
+        if now_ns >= self._seldom_at_ns or not connection.is_ready:
+            if now_ns - self._expiry_checked_ns > EXPIRY_CHECK_NS:
+                self._expire(now_ns)
+            connection.tick(now_ns)
+            self._requests.note_slow(now_ns)
+            if not connection.is_ready:
+                return False
+            tick_ns = connection.next_tick_ns()  # what comes and is sent meanwhile makes it later, never sooner
+            self._seldom_at_ns = now_ns + SELDOM_NS if tick_ns is None else min(tick_ns, now_ns + SELDOM_NS)
         if self.rerouting.is_waiting:
             self.rerouting.step(now_ns)
         if self.made_again.is_waiting:
@@ -119,35 +141,32 @@ class Delivery:
         if self._identity.is_missing:
             self._obtain_epoch()
             if not self._identity.is_known:
-                return
-        self._requests.note_slow(now_ns)
-        self.waits_for_credit = False
-        has_sent = False
-        while self._requests.may_send and self._send_request(now_ns):
+                return False
+        return True
+
+    def _send_all(self, now_ns: int) -> bool:
+        """Whether anything was sent: then the socket was used, and is to be asked again."""
+        self.waits_for_credit = has_sent = False
+        under_way, has_listed = self._requests, self._accumulator.has_listed
+        while under_way.may_send and has_listed(with_unfilled=under_way.may_send_unfilled) and self._send_request(now_ns):
             has_sent = True
-        if has_sent:
-            connection.process()
+        return has_sent
 
     # ---- sending ---------------------------------------------------------------------------------------------------------------------
 
     def _send_request(self, now_ns: int) -> bool:
         """Send what may leave together; False: there is nothing, or the connection takes nothing now."""
         may_take_unfilled = self._requests.may_send_unfilled
-        if not self._accumulator.has_listed(with_unfilled=may_take_unfilled):
-            return False
-        version = self._connection.session.version(Api.PRODUCE)
+        version = self._connection.session.version(_PRODUCE)
         if self._identity.is_used:
             self._window = REMEMBERED_BATCHES if version > 1 else REMEMBERED_BATCHES_ONCE
         request = OutgoingRequest(version, self._request_bytes_max)
-        self._accumulator.visit_listed(
-            lambda queue: self._gather(queue, request, may_take_unfilled, now_ns), with_unfilled=may_take_unfilled
-        )
-        if not request.entries:
-            return False
-        body = request.body(self._acks, self._settings.request_timeout_ms)
         is_sent = False
         try:
-            is_sent = self._connection.request(Api.PRODUCE, body, partial(self._on_answer, request) if self._acks else None)
+            self._accumulator.visit_listed(partial(self._gather, request, may_take_unfilled, now_ns), with_unfilled=may_take_unfilled)
+            if request.entries:
+                body = request.body(self._acks, self._settings.request_timeout_ms)
+                is_sent = self._connection.request(_PRODUCE, body, partial(self._on_answer, request) if self._acks else None)
         finally:
             if not is_sent:
                 for queue, batch, _ in request.entries:
@@ -157,7 +176,7 @@ class Delivery:
             self._note_sent(request, now_ns)
         return is_sent
 
-    def _gather(self, queue: PartitionQueue, request: OutgoingRequest, may_take_unfilled: bool, now_ns: int) -> bool:
+    def _gather(self, request: OutgoingRequest, may_take_unfilled: bool, now_ns: int, queue: PartitionQueue) -> bool:
         """Put into the request what the partition may send; False: it takes no more. The queue stays listed when something is left that an answer from its
         partition will not free (credit, room in the request, a retry's pause).
         """
@@ -190,7 +209,7 @@ class Delivery:
                 if not request.has_room(queue.open.reserved_bytes - queue.open.room):
                     accumulator.enlist(queue, as_next=len(request.entries) == count_before)
                     return False
-                accumulator.close_batch(queue)
+                accumulator.close_batch(queue, is_visited=True)
                 request.has_unfilled = True
             batch = queue.ready[position]
             is_numbered = not self._identity.is_used or batch.producer_id >= 0
@@ -319,10 +338,10 @@ class Delivery:
         """A request was answered, or (None) its connection lost. Called by `Connection.process`, with the lock held. Raises WireError for an answer to
         another request than this.
         """
-        answers = None if response is None else _answers_in(request, response)
+        answers = None if response is None else request.answers_in(response)
         self._requests.remove(request)
         for position, (queue, batch, _) in enumerate(request.entries):
-            if batch.state is BatchState.IN_FLIGHT and batch in queue.in_flight:
+            if batch.state is IN_FLIGHT and batch in queue.in_flight:
                 self._settle(queue, batch, None if answers is None else answers[position])
             if queue.has_work:
                 self._accumulator.enlist(queue)
@@ -410,20 +429,6 @@ class Delivery:
             because = f"; the last answer was: {batch.last_refusal}" if batch.last_refusal else ""
             return DeliveryTimeoutError(f"not acknowledged within {seconds:g} s{because}")
         return NotReachableError(f"not sent within {seconds:g} s: no appliance answers at {self._settings.bootstrap}")
-
-
-def _answers_in(request: OutgoingRequest, response: Response) -> Sequence[requests.ProducedEntry | tuple[ErrorCode, str]]:
-    """What a response says of each of a request's batches. Raises WireError."""
-    count = len(request.entries)
-    if response.code is not ErrorCode.OK:
-        return [(response.code, response.detail())] * count
-    if request.version < 2:
-        offset, append_time_us, epoch, flags = requests.decode_produced(response.body[0])
-        return [requests.ProducedEntry(0, flags, epoch, offset, append_time_us)]
-    answers = requests.decode_produced_batches(response.body[0])
-    if len(answers) != count:
-        raise WireError(ErrorCode.MALFORMED_REQUEST, f"a produce response tells of {len(answers)} batches; {count} were sent")
-    return answers
 
 
 def _encoding_error(error: Exception) -> TailraceError:

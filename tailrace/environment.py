@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import select
 import time
@@ -26,6 +27,10 @@ RECONNECT_MAX_MS = 60
 COPY_BELOW_BYTES = 64 << 10
 """Smaller frames that come are copied: more than 8 KiB, so that larger ones begin at a multiple of 8, where Arrow wants columns."""
 POLL_MAX_MS = 2**31 - 1
+FINE_BELOW_NS = 20_000_000
+"""Shorter sleeps are exact: `poll` counts milliseconds, and one too many is a fifth of the default linger_ms."""
+SELECT_FDS_MAX = 1024
+"""Descriptors from here on are none for select(2) (FD_SETSIZE)."""
 _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 """As plain numbers: an operation on members of an enumeration is Python code."""
@@ -109,13 +114,22 @@ class DealerSocket:
         self._socket.close(0)
 
 
-def sleep_on(fds: Sequence[int], timeout_ns: int) -> None:
-    """Until one of `fds` (those below 0 are none) is readable, or the time is up; rounded up to milliseconds. `poll`, which gevent makes cooperative."""
+def sleep_on(fds: Sequence[int], timeout_ns: int) -> list[int]:
+    """Until one of `fds` (those below 0 are none) is readable, or closed, or the time is up; long times are rounded up to milliseconds. Returns those that are
+    readable. gevent makes both ways cooperative.
+    """
+    if 0 < timeout_ns < FINE_BELOW_NS and max(fds, default=-1) < SELECT_FDS_MAX:
+        try:
+            return select.select([fd for fd in fds if fd >= 0], (), (), timeout_ns / 1e9)[0]
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                raise
+            return list(fds)
     poll = select.poll()
     for fd in fds:
         if fd >= 0:
             poll.register(fd, select.POLLIN)
-    poll.poll(min(max(0, -(-timeout_ns // 1_000_000)), POLL_MAX_MS))
+    return [fd for fd, _ in poll.poll(min(max(0, -(-timeout_ns // 1_000_000)), POLL_MAX_MS))]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -124,7 +138,8 @@ class Environment:
 
     monotonic_ns: Callable[[], int]
     open_socket: Callable[[str], ClientSocket]
-    sleep_on: Callable[[Sequence[int], int], None]
+    sleep_on: Callable[[Sequence[int], int], Sequence[int] | None]
+    """Returns the descriptors that are readable; None: perhaps all."""
     random: Callable[[], float]
     """Uniform in [0, 1)."""
     has_threads: bool = True

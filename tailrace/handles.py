@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tailrace.arguments import callable_of, timeout_s_of
 from tailrace.errors import RequestTimeoutError, TailraceError
-from tailrace.producer_batch import BatchState, ProducerBatch
+from tailrace.producer_batch import ENDED, ProducerBatch
 from tailrace.records import BatchMetadata, RecordMetadata
 
 Value = TypeVar("Value")
@@ -94,25 +94,28 @@ class Handle(tuple[ProducerBatch, int], LateFuture[RecordMetadata]):
 
     def done(self) -> bool:
         """Whether the record has been acknowledged, or has failed."""
-        return self.resolve()[0].state is BatchState.ENDED
+        return self.resolve()[0].state is ENDED
 
     def exception(self, timeout: float | None = None) -> TailraceError | None:
         """The error that the record ended with, or None. Raises RequestTimeoutError when it has not ended within `timeout` seconds (None: without end)."""
-        timeout_s = None if timeout is None else timeout_s_of(timeout)
-        while True:
-            batch, _ = self.resolve()
-            if batch.state is BatchState.ENDED:
-                return batch.error
-            if not batch.waits.wait_for(batch, timeout_s):
-                raise RequestTimeoutError(f"the record was not acknowledged within {timeout} s")
+        return self._ended(timeout)[0].error
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Where the record went. Raises its error, or RequestTimeoutError when it has not ended within `timeout` seconds (it may still be delivered)."""
-        error = self.exception(timeout)
-        if error is not None:
-            raise error
-        batch, row = self.resolve()
+        batch, row = self._ended(timeout)
+        if batch.error is not None:
+            raise batch.error
         return batch.metadata(row)
+
+    def _ended(self, timeout: float | None) -> tuple[ProducerBatch, int]:
+        """The batch that had the record when it ended, and its row there. Raises RequestTimeoutError."""
+        timeout_s = None if timeout is None else timeout_s_of(timeout)
+        while True:
+            batch, row = self.resolve()
+            if batch.state is ENDED:
+                return batch, row
+            if not batch.waits.wait_for(batch, timeout_s):
+                raise RequestTimeoutError(f"the record was not acknowledged within {timeout} s")
 
     def add_done_callback(self, fn: Callable[[Handle], object]) -> None:
         """Have `fn(handle)` called once the record has ended: at once if it has, else in whatever thread finds out. What it raises is logged."""
@@ -145,7 +148,7 @@ class BatchesHandle(LateFuture[list[BatchMetadata]]):
 
     def done(self) -> bool:
         """Whether all batches have been acknowledged, or have failed."""
-        return all(batch.state is BatchState.ENDED for batch in _leaves(self._handles))
+        return all(batch.state is ENDED for batch in _leaves(self._handles))
 
     def exception(self, timeout: float | None = None) -> TailraceError | None:
         """The first error among the batches, or None. Raises RequestTimeoutError when not all have ended within `timeout` seconds."""
@@ -167,7 +170,7 @@ class BatchesHandle(LateFuture[list[BatchMetadata]]):
     def unended(self) -> Iterator[Handle]:
         """Each batch that has not ended, by its first row, for those who wait for one after the other; one that was split is looked at again."""
         for handle in self._handles:
-            while (leaf := next((leaf for leaf in _leaves([handle]) if leaf.state is not BatchState.ENDED), None)) is not None:
+            while (leaf := next((leaf for leaf in _leaves([handle]) if leaf.state is not ENDED), None)) is not None:
                 yield Handle((leaf, 0))
 
     def _follow(self) -> None:

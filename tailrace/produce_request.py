@@ -14,14 +14,18 @@ Invariants: batches of a partition are in a request in their order; a request ha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tailrace.formats.checksum import Readable
 from tailrace.partition_queue import PartitionQueue
 from tailrace.producer_batch import ProducerBatch
 from tailrace.protocol import requests
-from tailrace.protocol.wire import PRODUCE_FRAMES_MAX
+from tailrace.protocol.errors import ErrorCode
+from tailrace.protocol.session import Response
+from tailrace.protocol.wire import PRODUCE_FRAMES_MAX, WireError
 
+_OK = ErrorCode.OK
 UNFILLED_MAX = 1
 SLOW_NS = 1_000_000_000
 OWN_FRAME_BYTES = 32 << 10
@@ -83,14 +87,24 @@ class OutgoingRequest:
             info = queue.info
             head = requests.ProduceRequest(info.topic_id, queue.partition, acks, timeout_ms, info.slot_map_version)
             return [requests.encode_produce(head), data]
-        entries: list[tuple[bytes, int, int, int]] = []
-        for queue, _, data in self.entries:
-            info = queue.info
-            entries.append((info.topic_id, queue.partition, info.slot_map_version, len(data)))
+        entries = [(queue.info.topic_id, queue.partition, queue.info.slot_map_version, len(data)) for queue, _, data in self.entries]
         head_frame = requests.encode_produce_batches(requests.ProduceBatches(acks, timeout_ms, entries))
         if len(self.entries) == 1:
             return [head_frame, self.entries[0].data]
         return [head_frame, *self._frames()]
+
+    def answers_in(self, response: Response) -> Sequence[requests.ProducedEntry | tuple[ErrorCode, str]]:
+        """What a response says of each of the batches. Raises WireError."""
+        count = len(self.entries)
+        if response.code is not _OK:
+            return [(response.code, response.detail())] * count
+        if self.version < 2:
+            offset, append_time_us, epoch, flags = requests.decode_produced(response.body[0])
+            return [requests.ProducedEntry(0, flags, epoch, offset, append_time_us)]
+        answers = requests.decode_produced_batches(response.body[0])
+        if len(answers) != count:
+            raise WireError(ErrorCode.MALFORMED_REQUEST, f"a produce response tells of {len(answers)} batches; {count} were sent")
+        return answers
 
     def _frames(self) -> list[Readable]:
         frames: list[Readable] = []
@@ -120,22 +134,17 @@ class RequestsUnderWay:
         self._requests: dict[OutgoingRequest, None] = {}
         self._unfilled_count = 0
         self._slow: list[OutgoingRequest] = []
-
-    @property
-    def may_send(self) -> bool:
+        self.may_send = True
         """Whether one more request may be under way."""
-        return len(self._requests) - len(self._slow) < self._limit
-
-    @property
-    def may_send_unfilled(self) -> bool:
+        self.may_send_unfilled = True
         """Whether it may take batches that are not full."""
-        return self._unfilled_count < UNFILLED_MAX and self.may_send
 
     def add(self, request: OutgoingRequest, now_ns: int) -> None:
         """It was sent."""
         request.sent_ns = now_ns
         self._requests[request] = None
         self._unfilled_count += request.has_unfilled
+        self._note_count()
 
     def remove(self, request: OutgoingRequest) -> None:
         """It was answered, or its connection is lost."""
@@ -144,6 +153,7 @@ class RequestsUnderWay:
             self._slow.remove(request)
         else:
             self._unfilled_count -= request.has_unfilled
+        self._note_count()
 
     def note_slow(self, now_ns: int) -> None:
         """Requests that take long hold nothing back any more but their own partitions."""
@@ -154,6 +164,11 @@ class RequestsUnderWay:
                 request.is_slow = True
                 self._slow.append(request)
                 self._unfilled_count -= request.has_unfilled
+                self._note_count()
+
+    def _note_count(self) -> None:
+        self.may_send = len(self._requests) - len(self._slow) < self._limit
+        self.may_send_unfilled = self.may_send and self._unfilled_count < UNFILLED_MAX
 
     def is_held(self, queue: PartitionQueue) -> bool:
         """Whether a batch of the partition is in a request that takes long."""

@@ -22,10 +22,10 @@ import numpy as np
 from tailrace.delays import DUE_COLUMN, DelayIds, delay_id
 from tailrace.errors import TailraceError
 from tailrace.formats import arrow_batch
-from tailrace.formats.batch_header import HEADER_BYTES, NO_PRODUCER, NO_SEQUENCE, BatchHeader, fill_header, stamp_producer
+from tailrace.formats.batch_header import HEADER_BYTES, NO_PRODUCER, NO_SEQUENCE, BatchHeader, fill_header
 from tailrace.hash_slots import slot_of
 from tailrace.kernel import RECORD_OVERHEAD_BYTES as RECORD_OVERHEAD_BYTES
-from tailrace.kernel import FillingBatch, ObjectBuffer, keep_message
+from tailrace.kernel import FillingBatch, ObjectBuffer, encoded_batch, keep_message, stamp_batch
 from tailrace.plain_rows import PlainRows
 from tailrace.records import BatchMetadata, RecordMetadata
 from tailrace.topics import TopicInfo
@@ -55,6 +55,10 @@ class BatchState(Enum):
     READY = 2
     IN_FLIGHT = 3
     ENDED = 4
+
+
+OPEN, READY, IN_FLIGHT, ENDED = BatchState.OPEN, BatchState.READY, BatchState.IN_FLIGHT, BatchState.ENDED
+"""By themselves: to look a member of an enumeration up by its name takes as long as a function."""
 
 
 class Waits(Protocol):
@@ -116,7 +120,7 @@ class ProducerBatch(FillingBatch):
         self.created_ns = created_ns
         self.order = order
         """Its place among the producer's batches; halves of a split one come where it was."""
-        self.state = BatchState.OPEN
+        self.state = OPEN
         self.count = 0
         """How many records it has; known once it is closed."""
         self.reserved_bytes = BATCH_OVERHEAD_BYTES
@@ -160,7 +164,7 @@ class ProducerBatch(FillingBatch):
         batch.stamps_us = piece.stamps_us
         batch.reserved_bytes = BATCH_OVERHEAD_BYTES + piece.byte_count
         batch.slots = piece.slots
-        batch.state = BatchState.READY
+        batch.state = READY
         return batch
 
     def pin(self, row: int) -> None:
@@ -170,7 +174,7 @@ class ProducerBatch(FillingBatch):
 
     def close(self) -> int:
         """It takes no more records; returns how many bytes of its reservation it did not need."""
-        self.state = BatchState.READY
+        self.state = READY
         self.count = len(self.rows)
         if self.info.slot_map_version:
             pinned = self.pinned or ()
@@ -181,7 +185,7 @@ class ProducerBatch(FillingBatch):
 
     def has_ended(self) -> bool:
         """Whether its fate is known, or it was split (its halves then have the records)."""
-        return self.state is BatchState.ENDED
+        return self.state is ENDED
 
     @property
     def ends_without_key(self) -> bool:
@@ -201,21 +205,24 @@ class ProducerBatch(FillingBatch):
     def encode(self, compression: str) -> bytearray:
         """The batch as bytes, kept for retries. Raises InvalidRecordError."""
         if self.data is None:
-            if self.rows:
-                self.stamps_us = self.rows.stamps_us()
-            header = BatchHeader(
-                record_count=self.count, last_offset_delta=self.count - 1, first_timestamp_us=int(self.stamps_us[0]),
-                max_timestamp_us=_largest(self.stamps_us), schema_id=self.info.schema_id,
-            )  # fmt: skip
-            seed = self.info.seeds[self.partition]
-            if self.rows and compression == "none" and not self.info.typed and not self.info.delay_of:
-                self.data = fill_header(self.rows.message(HEADER_BYTES), header, seed)
-            elif compression == "none" and isinstance(self.frame, PlainRows):
-                message, body_crc = self.frame.message(HEADER_BYTES)
-                self.data = fill_header(message, header, seed, body_crc)
+            info, rows = self.info, self.rows
+            has_rows = len(rows) > 0
+            if has_rows:
+                self.stamps_us = rows.stamps_us()
+            seed = info.seeds[self.partition]
+            if has_rows and compression == "none" and not info.typed and not info.delay_of:
+                self.data = encoded_batch(rows, info.schema_id, seed)
             else:
-                frame = self._from_rows() if self.frame is None else self.frame_again()
-                self.data = arrow_batch.encode_as(frame, header, seed, compression)
+                header = BatchHeader(
+                    record_count=self.count, last_offset_delta=self.count - 1, first_timestamp_us=int(self.stamps_us[0]),
+                    max_timestamp_us=_largest(self.stamps_us), schema_id=info.schema_id,
+                )  # fmt: skip
+                if compression == "none" and isinstance(self.frame, PlainRows):
+                    message, body_crc = self.frame.message(HEADER_BYTES)
+                    self.data = fill_header(message, header, seed, body_crc)
+                else:
+                    frame = self._from_rows() if self.frame is None else self.frame_again()
+                    self.data = arrow_batch.encode_as(frame, header, seed, compression)
         self.rows.clear()
         self.repeats = None
         return self.data
@@ -227,10 +234,7 @@ class ProducerBatch(FillingBatch):
         # A fresh copy: ZeroMQ may still be sending the old bytes.
         if self.attempts:
             self.data = bytearray(self.data)
-        with memoryview(self.data) as view:
-            stamp_producer(
-                view, producer_id=producer_id, producer_epoch=epoch, base_sequence=base_sequence, seed=self.info.seeds[self.partition]
-            )
+        stamp_batch(self.data, producer_id, epoch, base_sequence, self.info.seeds[self.partition])
 
     def split(self) -> tuple[ProducerBatch, ProducerBatch] | None:
         """Two batches with half of the rows each, or None for a single row. It may have been encoded or not."""
@@ -262,7 +266,7 @@ class ProducerBatch(FillingBatch):
         half.dues_us = self.dues_us[start:end]
         half.slots = None if self.slots is None else self.slots[start:end]
         half.reserved_bytes = self.reserved_bytes // 2 if side else self.reserved_bytes - self.reserved_bytes // 2
-        half.state = BatchState.READY
+        half.state = READY
         return half
 
     def take_rows(self, whole: ProducerBatch, start: int, end: int) -> None:
@@ -318,7 +322,7 @@ class ProducerBatch(FillingBatch):
 
     def end(self, base_offset: int | None, error: TailraceError | None) -> list[DueCallback]:
         """Settle the batch; returns the callbacks to make, which the caller does without its lock."""
-        self.state = BatchState.ENDED
+        self.state = ENDED
         self.base_offset = base_offset
         self.error = error
         if self.data is not None and len(self.data) >= LARGE_BYTES:

@@ -24,7 +24,7 @@ from tailrace.errors import TailraceError
 from tailrace.formats.batch_header import NO_PRODUCER
 from tailrace.hash_slots import Owners
 from tailrace.partition_queue import PartitionQueue
-from tailrace.producer_batch import STAYS, BatchState, ProducerBatch
+from tailrace.producer_batch import ENDED, READY, STAYS, ProducerBatch
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.session import Response
@@ -181,7 +181,7 @@ class Rerouting:
             return [(wanted[0], batch)]
         parts = _scatter(batch, targets, wanted)
         self._accumulator.unended_count += len(parts) - 1
-        batch.state = BatchState.ENDED
+        batch.state = ENDED
         batch.rows.clear()
         batch.data = batch.frame = None
         if batch.waiter is not None:
@@ -218,7 +218,7 @@ def _scatter(batch: ProducerBatch, targets: list[int], wanted: list[int]) -> lis
         rows = rows_of[partition]
         part = ProducerBatch(batch.waits, batch.info, partition, batch.created_ns, (*batch.order, index))
         part.count = len(rows)
-        part.state = BatchState.READY
+        part.state = READY
         part.reserved_bytes = unshared if index == len(wanted) - 1 else batch.reserved_bytes * len(rows) // batch.count
         unshared -= part.reserved_bytes
         part.slots = [int(batch.slots[row]) for row in rows] if batch.slots is not None else None

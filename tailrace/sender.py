@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import thread_time_ns
 
@@ -32,7 +32,7 @@ from tailrace.environment import REAL, Environment, sleep_on
 from tailrace.errors import BufferExhaustedError, ClientClosedError, RecordTooLargeError, TailraceError
 from tailrace.handles import Handle
 from tailrace.partition_queue import PartitionQueue
-from tailrace.producer_batch import BATCH_OVERHEAD_BYTES, BatchState, OnDelivery, ProducerBatch
+from tailrace.producer_batch import BATCH_OVERHEAD_BYTES, ENDED, IN_FLIGHT, OnDelivery, ProducerBatch
 from tailrace.settings import ProducerSettings
 from tailrace.topics import TopicInfo
 
@@ -40,6 +40,7 @@ NEVER_NS = 2**63 - 1
 HELPER_FAILURES_MAX = 10
 """So often in a row the helper thread may fail in what nobody expected; then the producer fails."""
 HELPER_PAUSE_NS = 100 * NS_PER_MS
+HELPER_SLEEP_MIN_NS = 100_000
 CALLER_IS_ACTIVE_NS = 3 * NS_PER_MS
 """So long after a caller looked at the socket that sleeps on it, or does not sleep at all, the helper thread leaves it to callers."""
 LOOK_EVERY_NS = 200_000
@@ -73,6 +74,8 @@ class Sender:
         self.failure: TailraceError | None = None
         """What stopped the helper thread for good: nothing can be sent any more."""
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._helper_may_be_rung = True
+        """Whether its last sleep was ended by the descriptor that wakes it: to read that in vain costs an exception for every answer."""
         self._helper_wakes_ns = 0
         self._driving = threading.Lock()
         self._driver = 0
@@ -136,7 +139,7 @@ class Sender:
         """A batch was opened: send it at once, if it may be; else have the helper look at it in time."""
         if queue.is_due:
             if self.delivery.may_send_unfilled:
-                self.pump()
+                self.pump(sends_first=True)
         elif (ends_ns := self.accumulator.first_linger_ns()) is not None and ends_ns < self._helper_wakes_ns:
             self._wake_helper()
 
@@ -180,9 +183,9 @@ class Sender:
         self.accumulator.close_all()
         self.pump()
 
-    def pump(self) -> None:
-        """Everything that can be done now: take in answers, send what is due. Begun by a signal's handler or a destructor in the midst of this thread's own
-        turn, it is left to the helper: a turn within a turn could number or send a batch twice.
+    def pump(self, *, sends_first: bool = False) -> None:
+        """Everything that can be done now: take in answers, send what is due (`sends_first`: the other way round). Begun by a signal's handler or a destructor
+        in the midst of this thread's own turn, it is left to the helper: a turn within a turn could number or send a batch twice.
         """
         if self._is_pumping:
             self._wake_helper()
@@ -191,7 +194,7 @@ class Sender:
         received = self.connection.received_count
         self._is_pumping = True
         try:
-            self.delivery.turn(now_ns)
+            self.delivery.turn(now_ns, sends_first=sends_first)
         finally:
             self._is_pumping = False
         if self._driver and self.connection.received_count != received and self._driver != get_ident():
@@ -232,14 +235,15 @@ class Sender:
     def wait_for(self, batch: ProducerBatch, timeout: float | None) -> bool:
         """Until `batch` has ended (or split). The thread that comes first drives the connection, others wait on the batch. False: time is up."""
         deadline_ns = None if timeout is None else self.now_ns() + int(timeout * 1e9)
-        with self.lock:
-            if batch.has_ended():
-                return True
-            self.check_usable()
-            self._check_may_wait()
-            if batch.state is not BatchState.IN_FLIGHT:
-                self.accumulator.hurry(batch)  # a caller that waits has nothing to add
-                self.pump()
+        if batch.state is not IN_FLIGHT or self._is_pumping:
+            with self.lock:
+                if batch.has_ended():
+                    return True
+                self.check_usable()
+                self._check_may_wait()
+                if batch.state is not IN_FLIGHT:
+                    self.accumulator.hurry(batch)  # a caller that waits has nothing to add
+                    self.pump()
         self.make_callbacks()
         while not batch.has_ended():
             now_ns = self.now_ns()
@@ -265,7 +269,7 @@ class Sender:
         """Have `callback(metadata, error)` called once the record has ended: now if it has, else in whatever thread finds out."""
         with self.lock:
             batch, row = handle.resolve()
-            if batch.state is not BatchState.ENDED:
+            if batch.state is not ENDED:
                 self.check_usable()  # in a child: no answer comes here
                 batch.add_callback(row, callback)
                 self._wake_helper()  # the thread that asks for this waits elsewhere
@@ -304,16 +308,15 @@ class Sender:
     def next_wake_ns(self, now_ns: int) -> int:
         """When there is something to do without an answer."""
         accumulator = self.accumulator
-        times = [now_ns + 1_000 * NS_PER_MS]
-        for time_ns in (self.connection.next_tick_ns(), accumulator.first_linger_ns()):
-            if time_ns is not None:
-                times.append(time_ns)
-        times += accumulator.muted_until_ns(now_ns)
+        wake_ns = now_ns + (100 if accumulator.unended_count else 1_000) * NS_PER_MS
         if self.delivery.waits_for_credit:
-            times.append(now_ns + 20 * NS_PER_MS)
-        if accumulator.unended_count:
-            times.append(now_ns + 100 * NS_PER_MS)
-        return min(times)
+            wake_ns = min(wake_ns, now_ns + 20 * NS_PER_MS)
+        tick_ns, linger_ns = self.connection.next_tick_ns(), accumulator.first_linger_ns()
+        if tick_ns is not None and tick_ns < wake_ns:
+            wake_ns = tick_ns
+        if linger_ns is not None and linger_ns < wake_ns:
+            wake_ns = linger_ns
+        return accumulator.first_retry_ns(now_ns, wake_ns)
 
     def make_callbacks(self) -> None:
         """Make the calls that are due. Without the lock."""
@@ -368,7 +371,8 @@ class Sender:
         with self.lock:
             if self.closed or self.forked:
                 return False
-            _hush(self._wake_fd)
+            if self._helper_may_be_rung:
+                _hush(self._wake_fd)
             now_ns = self.now_ns()
             linger_ends_ns = self.accumulator.first_linger_ns()
             if now_ns >= self._callers_look_until_ns or (linger_ends_ns is not None and linger_ends_ns <= now_ns):
@@ -381,11 +385,13 @@ class Sender:
         self.make_callbacks()
         if self._wake_fd < 0:
             return False  # a callback has closed the producer
-        remaining_ns = max(NS_PER_MS, wake_ns - self.now_ns())
+        remaining_ns = max(HELPER_SLEEP_MIN_NS, wake_ns - self.now_ns())
+        readable: Sequence[int] | None
         if leaves_answers:
-            sleep_on((self._wake_fd,), remaining_ns)
+            readable = sleep_on((self._wake_fd,), remaining_ns)
         else:
-            self.connection.wait(remaining_ns, self._wake_fd)
+            readable = self.connection.wait(remaining_ns, self._wake_fd)
+        self._helper_may_be_rung = readable is None or self._wake_fd in readable
         return True
 
     def _fail(self, error: BaseException) -> None:

@@ -40,6 +40,7 @@ __all__ = [
     "RecordBuffer",
     "RecordRows",
     "compiled",
+    "encoded_batch",
     "fetched_rows",
     "is_good_batch",
     "keep_message",
@@ -49,6 +50,7 @@ __all__ = [
     "quick_append",
     "quick_send",
     "read_produce",
+    "stamp_batch",
 ]
 VARIABLE = "TAILRACE_PURE"
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -171,10 +173,12 @@ if TYPE_CHECKING or _native is None:
         quick_send,
     )
     from tailrace.kernel.reference_appends import BatchShape, QuickPartition, is_good_batch, quick_append
+    from tailrace.kernel.reference_encoding import encoded_batch, stamp_batch
+    from tailrace.kernel.reference_fetched import fetched_rows
     from tailrace.kernel.reference_frames import keep_message, lay_message
     from tailrace.kernel.reference_requests import read_produce
-    from tailrace.kernel.reference_fetched import fetched_rows
 else:
+    encoded_batch, stamp_batch = _native.encoded_batch, _native.stamp_batch
     BatchShape, QuickPartition = _native.BatchShape, _native.QuickPartition
     is_good_batch, quick_append = _native.is_good_batch, _native.quick_append
     keep_message, lay_message, read_produce = _native.keep_message, _native.lay_message, _native.read_produce

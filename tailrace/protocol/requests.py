@@ -53,8 +53,13 @@ _PRODUCE = struct.Struct("<16siiII")
 _PRODUCED = struct.Struct("<qqiI")
 _PRODUCE_MANY = struct.Struct("<iIII")
 _PRODUCE_ENTRY = struct.Struct("<16siII4x")
+_PRODUCE_ONE = struct.Struct("<iIII16siII4x")
+"""_PRODUCE_MANY and one _PRODUCE_ENTRY."""
 _PRODUCED_MANY = struct.Struct("<II")
 _PRODUCED_ENTRY = struct.Struct("<HHiqq")
+_PRODUCED_ONE = struct.Struct("<IIHHiqq")
+assert _PRODUCE_ONE.size == _PRODUCE_MANY.size + _PRODUCE_ENTRY.size
+assert _PRODUCED_ONE.size == _PRODUCED_MANY.size + _PRODUCED_ENTRY.size
 _FETCH = struct.Struct("<IIIIQ")
 _FETCH_ENTRY = struct.Struct("<16siiqII")
 _FETCHED = struct.Struct("<II")
@@ -183,6 +188,8 @@ def decode_produced(frame: Readable) -> ProduceResponse:
 
 def encode_produce_batches(request: ProduceBatches) -> bytes:
     """The frame before the batches."""
+    if len(request.entries) == 1:
+        return _PRODUCE_ONE.pack(request.acks, request.timeout_ms, 1, 0, *request.entries[0])
     head = _PRODUCE_MANY.pack(request.acks, request.timeout_ms, len(request.entries), 0)
     return head + b"".join([_PRODUCE_ENTRY.pack(*entry) for entry in request.entries])
 
@@ -254,6 +261,8 @@ def encode_produced_batches(entries: Sequence[ProducedEntry]) -> bytes:
 
 def decode_produced_batches(frame: Readable) -> list[ProducedEntry]:
     """The body of a PRODUCE response of version 2. Raises WireError."""
+    if len(frame) == _PRODUCED_ONE.size and (fields := _PRODUCED_ONE.unpack(frame))[0] == 1:
+        return [ProducedEntry(*fields[2:])]
     if (
         len(frame) < _PRODUCED_MANY.size
         or len(frame) != _PRODUCED_MANY.size + _PRODUCED_MANY.unpack_from(frame, 0)[0] * _PRODUCED_ENTRY.size

@@ -130,7 +130,7 @@ class ResponseHeader:
 
 def encode_request(api: int, version: int, correlation_id: int, body: Sequence[Readable] = ()) -> list[Readable]:
     """The frames of a request."""
-    return [RequestHeader(api, version, correlation_id, sum(map(len, body))).to_bytes(), *body]
+    return [_REQUEST.pack(REQUEST_MAGIC, api, version, correlation_id, 0, sum(map(len, body))), *body]
 
 
 def encode_response(
@@ -163,13 +163,19 @@ def undecodable_request(frame: Readable) -> RequestHeader | None:
     return RequestHeader(api, version, correlation_id, body_length, flags)
 
 
-def decode_response_header(frame: Readable) -> ResponseHeader:
-    """Parse frame 1 of a response. Raises WireError."""
+def response_fields(frame: Readable) -> tuple[int, ...]:
+    """What frame 1 of a response holds, in its order, magic and reserved with them. Raises WireError."""
     if len(frame) != RESPONSE_HEADER_BYTES:
         raise WireError(ErrorCode.MALFORMED_REQUEST, f"a response header has {RESPONSE_HEADER_BYTES} bytes, this one {len(frame)}")
-    magic, api, version, correlation_id, error, flags, body_length, credit_limit, generation, _ = _RESPONSE.unpack(frame)
-    if magic != RESPONSE_MAGIC:
-        raise WireError(ErrorCode.MALFORMED_REQUEST, f"response magic is 0x{magic:08x}, expected 0x{RESPONSE_MAGIC:08x}")
+    fields = _RESPONSE.unpack(frame)
+    if fields[0] != RESPONSE_MAGIC:
+        raise WireError(ErrorCode.MALFORMED_REQUEST, f"response magic is 0x{fields[0]:08x}, expected 0x{RESPONSE_MAGIC:08x}")
+    return fields
+
+
+def decode_response_header(frame: Readable) -> ResponseHeader:
+    """Parse frame 1 of a response. Raises WireError."""
+    _, api, version, correlation_id, error, flags, body_length, credit_limit, generation, _ = response_fields(frame)
     return ResponseHeader(api, version, correlation_id, error, body_length, credit_limit, generation, flags)
 
 

@@ -151,7 +151,7 @@ def test_a_helper_that_fails_again_and_again_ends_every_handle(
     producer = Producer(appliance.address, linger_ms=200)
     producer.send(made, b"good").result(60)
 
-    def broken(now_ns: int) -> None:
+    def broken(now_ns: int, *, sends_first: bool = False) -> None:
         raise LookupError("what nobody expected")
 
     with caplog.at_level(logging.ERROR, "tailrace"):

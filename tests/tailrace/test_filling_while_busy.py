@@ -10,6 +10,7 @@ import pytest
 
 from tailrace.errors import DeliveryTimeoutError, TailraceError
 from tailrace.formats.batch_header import REMEMBERED_BATCHES, REMEMBERED_BATCHES_ONCE
+from tailrace.partition_queue import PartitionQueue
 from tailrace.produce_request import OWN_FRAME_BYTES, SLOW_NS, OutgoingRequest
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ErrorCode
@@ -384,3 +385,74 @@ def test_a_send_in_the_midst_of_sending_leaves_with_the_next_request_and_none_tw
     assert [handle.result(0).offset for handle in (first, *nested)] == [0, 1, 0]
     assert sorted(places) == [(0, 0, 1), (0, 1, 1), (1, 0, 1)]
     assert refused
+
+
+def test_what_has_just_become_due_leaves_before_the_socket_is_asked_for_answers(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = made(linger_ms=0)
+    socket: Any = driven.front._socket
+    send(driven, 0)
+    driven.front.answer()
+    driven.turn()
+    done: list[str] = []
+    try_send, try_receive = socket.try_send, socket.try_receive
+
+    def sending(frames: Any, *, copy: bool = True) -> bool:
+        done.append("send")
+        is_sent: bool = try_send(frames, copy=copy)
+        return is_sent
+
+    def receiving() -> Any:
+        done.append("receive")
+        return try_receive()
+
+    monkeypatch.setattr(socket, "try_send", sending)
+    monkeypatch.setattr(socket, "try_receive", receiving)
+    send(driven, 0)
+    assert done == ["send", "receive"], "and it is asked once, or nobody would be woken by the answer"
+
+
+def test_an_answer_that_comes_while_sending_lets_the_next_request_leave_in_the_same_turn(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven = made(produce_version=1, linger_ms=5)
+    socket: Any = driven.front._socket
+    try_send = socket.try_send
+
+    def answered(frames: Any, *, copy: bool = True) -> bool:
+        asked_count = driven.front.asked_count
+        is_sent: bool = try_send(frames, copy=copy)
+        if driven.front.asked_count > asked_count:
+            driven.front.answer()
+        return is_sent
+
+    monkeypatch.setattr(socket, "try_send", answered)
+    handles = [*send(driven, 0), *send(driven, 1), *send(driven, 2)]
+    driven.turn(6)
+    assert driven.front.asked_count == 3
+    assert all(handle.done() for handle in handles)
+
+
+@pytest.mark.parametrize("place", ["number", "close_open"])
+def test_a_request_that_a_signal_has_cut_off_is_made_again_in_order(made: Made, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    driven = made(linger_ms=5)
+    handles = [*send(driven, 0, 2), *send(driven, 1, 3), *send(driven, 2)]
+    done, calls = getattr(PartitionQueue, place), []
+
+    def cut_off(queue: PartitionQueue, *arguments: Any) -> Any:
+        result = done(queue, *arguments)
+        calls.append(queue.partition)
+        if calls == [0, 1]:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(PartitionQueue, place, cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        driven.turn(6)
+    assert not driven.front.asked
+    handles += send(driven, 0)
+    for _ in range(3):
+        driven.turn(6)
+        while driven.front.asked:
+            driven.front.answer()
+            driven.turn()
+    assert [handle.result(0).offset for handle in handles] == [0, 1, 0, 1, 2, 0, 2]
