@@ -339,20 +339,21 @@ cdef int64_t plain_head(const uint8_t* batch, int64_t length, BatchHead* head, u
     return position if crc(batch + position + 4, BATCH_HEAD_BYTES - 4, seed) == head.header_crc else 0
 
 
+cdef bint has_right_body(const uint8_t* batch, int64_t length, int64_t position, const BatchHead* head) except -1:
+    """Whether the body of a batch, whose header stands at `position`, has the checksum that the header says."""
+    cdef int64_t body = position + BATCH_HEAD_BYTES
+    return crc(batch + body, length - body, crc(batch, position, 0)) == head.body_crc
+
+
 def is_good_batch(batch, uint32_t seed, BatchShape shape not None, int64_t max_message_bytes):
     """Whether a client's batch is plainly good: `verify_batch` and `check_structure` take it. False: ask them."""
     cdef Py_buffer view
     cdef BatchHead head
-    cdef const uint8_t* at
-    cdef int64_t position, body
+    cdef int64_t position
     PyObject_GetBuffer(batch, &view, PyBUF_SIMPLE)
     try:
-        at = <const uint8_t*>view.buf
-        position = plain_head(at, view.len, &head, seed, shape, max_message_bytes)
-        if not position:
-            return False
-        body = position + BATCH_HEAD_BYTES
-        return crc(at + body, view.len - body, crc(at, position, 0)) == head.body_crc
+        position = plain_head(<const uint8_t*>view.buf, view.len, &head, seed, shape, max_message_bytes)
+        return position > 0 and has_right_body(<const uint8_t*>view.buf, view.len, position, &head)
     finally:
         PyBuffer_Release(&view)
 
