@@ -16,6 +16,8 @@ import termios
 from collections.abc import Callable
 from typing import Protocol
 
+from tailrace.environment import NEAR_SEND_BUFFER_BYTES
+
 _TCP_INFO_BYTES = 136
 _RECEIVED_AT = 128
 """Of `tcpi_bytes_received` in `struct tcp_info` (linux/tcp.h), which only ever grows at its end."""
@@ -27,9 +29,6 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 16 << 20
 MAPPED_APART_BYTES = 32 << 20
 """What is so large has a mapping of its own and is given back at once: the largest that glibc takes."""
-NEAR_SEND_BUFFER_BYTES = 256 << 10
-"""Of a connection within this host. (The kernel counts each byte of it double.) By itself the kernel lets some 4 MiB wait there: then both copies of each byte,
-into the connection and out of it, go through memory that no cache of the core holds any more, and take twice to three times as long."""
 _ADDRESS_BYTES = 128
 """Of `struct sockaddr_storage`."""
 _FAMILIES: dict[int, slice] = {socket.AF_INET: slice(4, 8), socket.AF_INET6: slice(8, 24)}

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from netfront.peer_sockets import NEAR_SEND_BUFFER_BYTES, KernelPeerSockets
+from netfront.peer_sockets import KernelPeerSockets
+from tailrace.environment import NEAR_SEND_BUFFER_BYTES
 
 
 @pytest.fixture
@@ -75,6 +76,8 @@ def test_a_connection_of_another_address_a_unix_socket_and_one_that_is_gone_keep
 WITHOUT_DESCRIPTORS = """
 import os, resource, socket
 from netfront.peer_sockets import KernelPeerSockets
+from tailrace.environment import NEAR_SEND_BUFFER_BYTES
+from tailrace.environment import NEAR_SEND_BUFFER_BYTES
 server = socket.create_server(("127.0.0.1", 0))
 client = socket.create_connection(server.getsockname(), 30)
 accepted, _ = server.accept()

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import zmq
 
-from tailrace.environment import FINE_BELOW_NS, SELECT_FDS_MAX, sleep_on
+from tailrace.environment import FINE_BELOW_NS, NEAR_SEND_BUFFER_BYTES, SELECT_FDS_MAX, DealerSocket, sleep_on
 
 SHORT_NS, LONG_NS = FINE_BELOW_NS // 2, FINE_BELOW_NS * 500
 
@@ -70,3 +71,18 @@ def test_more_descriptors_than_select_takes_are_slept_on_too(fds: tuple[int, int
             os.close(high)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("tcp://127.0.0.1:7420", NEAR_SEND_BUFFER_BYTES),
+        ("tcp://localhost:7420", NEAR_SEND_BUFFER_BYTES),
+        ("tcp://192.0.2.1:7420", -1),
+        ("tcp://localhost.example:7420", -1),
+    ],
+)
+def test_only_a_connection_within_the_host_has_a_small_buffer(address: str, expected: int) -> None:
+    socket = DealerSocket(address)
+    assert socket._socket.getsockopt(zmq.SNDBUF) == expected
+    socket.close()
