@@ -14,12 +14,13 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_bridge.planner import ReadOptions, load_topics, parse_options, plan_leased
 from spark_bridge.reader import kafka_schema, read_task
+from spark_bridge.stream_options import without_stream_options
 from tailrace.admin import Admin
 from tailrace.errors import NotSupportedError
 from tailrace.scanning.planner import ScanPlan
@@ -51,7 +52,8 @@ class TailraceDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Columns of the first topic; all topics of one read have the same. Raises UnknownTopicError, SchemaMismatchError."""
-        options = self._options()
+        # Whether they are a batch read's or a stream's is not known here.
+        options = parse_options(without_stream_options(dict(self.options)))
         with Admin(options.bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
             infos = load_topics(admin, options)
         first = next(iter(infos.values()))
@@ -71,11 +73,12 @@ class TailraceDataSource(DataSource):
         """Not in this version. Raises NotSupportedError."""
         raise NotSupportedError("writing from Spark is not part of this version: send with tailrace.Producer, in foreachBatch for example")
 
-    def streamReader(self, schema: StructType) -> NoReturn:  # noqa: N802
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(
-            "Spark streams are not part of this version: read batches with spark.read, from startingOffsets to endingOffsets"
-        )
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """A reader of topics as a stream, of the columns in `schema`. Raises InvalidSettingError."""
+        from spark_bridge.stream_options import parse_stream_options
+        from spark_bridge.stream_reader import TopicStreamReader
+
+        return TopicStreamReader(parse_stream_options(dict(self.options)), schema.fieldNames())
 
 
 class TopicReader(DataSourceReader):
