@@ -137,14 +137,6 @@ def plan(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo]) -> 
     return ranges
 
 
-def initial_offsets(options: ReadOptions, held: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
-    """Where a stream begins in partitions that hold offsets `beginning` to `end - 1`. Raises InvalidSettingError."""
-    return {
-        key: _resolve(options.starting, key, beginning, end, "startingOffsets", LATEST if options.starting == "latest" else EARLIEST)
-        for key, (beginning, end) in held.items()
-    }
-
-
 def plan_leased(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo], columns: list[str], lease: str) -> list[ScanPlan]:
     """A plan for each task, under a lease that keeps what it reads from retention for LEASE_MS; tasks renew it. Raises InvalidSettingError,
     OffsetOutOfRangeError.

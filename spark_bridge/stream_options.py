@@ -12,8 +12,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spark_bridge.planner import KNOWN_OPTIONS, ReadOptions, parse_options
+from spark_bridge.planner import EARLIEST, KNOWN_OPTIONS, LATEST, ReadOptions, parse_options
 from tailrace.errors import InvalidSettingError
+from tailrace.records import TopicPartition
 from tailrace.units import whole_number
 
 STREAM_OPTIONS = {
@@ -88,6 +89,23 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
         _flag(options, "failOnDataLoss", True),
         _count(options, "requestTimeoutMs") or REQUEST_TIMEOUT_MS,
     )
+
+
+def initial_offsets(options: ReadOptions, held: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
+    """Where a new query begins in partitions that hold offsets `beginning` to `end - 1`; one that startingOffsets does not name, at its beginning. Raises
+    InvalidSettingError.
+    """
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    result = {}
+    for key, (beginning, end) in held.items():
+        wanted = words[options.starting] if isinstance(options.starting, str) else options.starting.get(key, EARLIEST)
+        offset = {EARLIEST: beginning, LATEST: end}.get(wanted, wanted)
+        if not beginning <= offset <= end:
+            raise InvalidSettingError(
+                f"startingOffsets asks for offset {offset} of {key.topic}-{key.partition}, which holds {beginning} to {end}"
+            )
+        result[key] = offset
+    return result
 
 
 def _count(options: Mapping[str, str], name: str) -> int | None:

@@ -28,11 +28,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from spark_bridge.planner import LEASE_MS, initial_offsets
+from spark_bridge.planner import LEASE_MS
 from spark_bridge.stream_bytes import limited_by_bytes
 from spark_bridge.stream_losses import Losses
 from spark_bridge.stream_offsets import Delay, Position, decode, limited
-from spark_bridge.stream_options import StreamOptions
+from spark_bridge.stream_options import StreamOptions, initial_offsets
 from spark_bridge.stream_progress import behind
 from spark_bridge.stream_tasks import StreamTask, divided, read_stream_task
 from spark_bridge.stream_view import CLIENT_ID, Appliance, View
