@@ -2,7 +2,8 @@
 
 Names, meanings and refusals are those of Spark's Kafka source (https://spark.apache.org/docs/latest/streaming/structured-streaming-kafka-integration.html):
 kafka.bootstrap.servers; subscribe, subscribePattern or assign; startingTimestamp before startingOffsetsByTimestamp before startingOffsets, and the same for
-the end; failOnDataLoss; minPartitions; maxRecordsPerPartition; includeHeaders; groupIdPrefix. Tailrace's own are in OWN_OPTIONS; docs/spark.md says what each means.
+the end; failOnDataLoss; minPartitions; maxRecordsPerPartition; includeHeaders; groupIdPrefix. Tailrace's own are in OWN_OPTIONS, and explained in
+docs/spark.md.
 
 Invariants: all options are strings, names in any case. What is unknown, misspelt or out of range raises InvalidSettingError that names the option as it is
     written. What only a stream or only a batch read takes is checked by who knows which it is (`check_batch_options`).
