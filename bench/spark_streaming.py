@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from pyspark.sql.types import BinaryType, StructType
+
 from bench.measure import machine
 from bench.suite import RESULTS
 from spark_bridge.session import local_session
@@ -118,7 +120,7 @@ def question_us(running: EmbeddedAppliance) -> tuple[float, float]:
         parse_stream_options(
             {"bootstrap": running.address, "subscribe": "filled", "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(ROWS)}
         ),
-        ["key", "value"],
+        StructType().add("key", BinaryType()).add("value", BinaryType()),
     )
     position = reader.initialOffset()
     cpu, wall = [], []

@@ -27,19 +27,21 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import StructType
 
-from spark_bridge.planner import LEASE_MS
+from spark_bridge.planner import LEASE_MS, ReadTask, _bounds, load_topics, scan_settings
+from spark_bridge.spark_types import arrow_target, check_asked, conformed
 from spark_bridge.stream_bytes import limited_by_bytes
 from spark_bridge.stream_losses import Losses
 from spark_bridge.stream_offsets import Delay, Position, decode, limited
-from spark_bridge.stream_options import StreamOptions, initial_offsets
+from spark_bridge.stream_options import StreamOptions
 from spark_bridge.stream_progress import behind
 from spark_bridge.stream_tasks import StreamTask, divided, read_stream_task
-from spark_bridge.stream_view import CLIENT_ID, Appliance, View
+from spark_bridge.stream_view import Appliance, View
 from tailrace.client_log import logger
 from tailrace.errors import OffsetOutOfRangeError, TailraceError, UnknownTopicError
 from tailrace.records import TopicPartition
-from tailrace.scanning.options import ScanSettings
+from tailrace.scanning.columns import LOG_COLUMNS, arrow_schema, own_columns
 from tailrace.scanning.planner import PartitionRange, plan_of
 
 if TYPE_CHECKING:
@@ -52,18 +54,18 @@ LEASE_ATTEMPTS = 3
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads topics as a stream. See the module's docstring."""
 
-    def __init__(self, options: StreamOptions, columns: list[str]) -> None:
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options = options
-        self._columns = columns
-        self._appliance = Appliance(options)
-        self._losses = Losses(options.fail_on_data_loss)
+        self._schema = schema
+        self._appliance = Appliance(options.read)
+        self._losses = Losses(options.read.fail_on_data_loss)
         self._delay = Delay(options.min_offsets, options.max_trigger_delay_ms)
         self._initial: dict[str, Any] | None = None
         self._target: View | None = None
         """With Trigger.AvailableNow: what there was at its beginning."""
         self._seen: View | None = None
         self._end: Position | None = None
-        self._lease = f"{CLIENT_ID}-{uuid.uuid4().hex}"
+        self._lease = f"{options.read.client_id}-stream-{uuid.uuid4().hex}"
         self._leased: dict[TopicPartition, int] = {}
         self._leased_s = 0.0
 
@@ -73,11 +75,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a new query begins; the same however often Spark asks. Raises TailraceError."""
         if self._initial is None:
             view = self._look()
-            missing = [name for name in self._options.read.wanted if name not in view.infos]
-            if missing:
-                raise UnknownTopicError(f"there is no topic {missing[0]!r}")
+            load_topics(self._appliance.admin, self._options.read)  # all that are named are there, and alike
             held = {key: (of.beginning, of.end) for key, of in view.held.items()}
-            self._initial = Position(initial_offsets(self._options.read, held), view.topic_ids, is_first=True).encode()
+            starts = _bounds(self._appliance.admin, self._options.read, held, "start")
+            self._initial = Position(starts, view.topic_ids, is_first=True).encode()
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -159,9 +160,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if attempt == LEASE_ATTEMPTS - 1:  # retention moved the beginning between look and lease each time
                     raise
                 view = self._look()
-        options = self._options
+        options = self._options.read
         average = {(key.topic, key.partition): held.bytes_per_offset for key, held in view.held.items()}
-        tasks = divided(ranges, average, options.task_count_max, options.min_partitions or 1, options.max_records_per_partition)
+        tasks = divided(ranges, average, self._options.task_count_max, options.min_partitions or 1, options.max_records_per_partition)
         return [self._task(task, view) for task in tasks]
 
     def _ranges(self, begin: Position, until: Position, view: View) -> list[PartitionRange]:
@@ -195,31 +196,26 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._leased, self._leased_s = wanted, time.monotonic()
 
     def _task(self, ranges: list[PartitionRange], view: View) -> StreamTask:
-        options = self._options
-        settings = ScanSettings(
-            client_id=CLIENT_ID,
-            max_unpacked_batch_bytes=options.read.max_unpacked_batch_bytes,
-            request_timeout_ms=options.request_timeout_ms,
-            skip_damaged=not options.fail_on_data_loss,
-        )
-        made = {
-            topic: plan_of(
-                view.infos[topic],
-                options.read.bootstrap,
-                [r for r in ranges if r.topic == topic],
+        options, parts = self._options.read, []
+        for topic in dict.fromkeys(r.topic for r in ranges):
+            info, of_topic = view.infos[topic], [r for r in ranges if r.topic == topic]
+            check_asked(self._schema, arrow_schema((*LOG_COLUMNS, *own_columns(info.schema, typed=info.typed))), topic)
+            made = plan_of(
+                info,
+                options.bootstrap,
+                of_topic,
                 self._appliance.data_dirs(),
-                self._columns,
-                settings,
+                self._schema.fieldNames(),
+                scan_settings(options),
                 self._lease,
             )
-            for topic in dict.fromkeys(r.topic for r in ranges)
-        }
-        return StreamTask(list(made.values()), {r.key: self._leased.get(r.key, r.start) for r in ranges}, options.fail_on_data_loss)
+            parts.append(ReadTask(made, {r.key: self._leased.get(r.key, r.start) for r in of_topic}, options.fail_on_data_loss))
+        return StreamTask(parts)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task. Raises TailraceError."""
         assert isinstance(partition, StreamTask)
-        return read_stream_task(partition)
+        return conformed(read_stream_task(partition), arrow_target(self._schema))
 
     # ---- its end -----------------------------------------------------------------------------------------------------------------------
 

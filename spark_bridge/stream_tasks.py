@@ -3,8 +3,7 @@
 A wave of tasks costs Spark tens of milliseconds, so there are as many as cores, and fewer for a batch that is small (where Spark's Kafka source has one for
 each partition); minPartitions asks for more.
 
-Invariants: together the tasks read each offset of the batch once; a task's ranges are fixed, so that a repeated batch has the same rows. With
-    failOnDataLoss=false what is gone when a task comes to it is left out, and logged.
+Invariants: together the tasks read each offset of the batch once; a task's ranges are fixed, so that a repeated batch has the same rows.
 """
 
 from __future__ import annotations
@@ -16,14 +15,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from tailrace.admin import Admin
-from tailrace.client_log import logger
-from tailrace.errors import OffsetOutOfRangeError, TailraceError, UnknownTopicError
-from tailrace.offset_lookup import check_offsets_answer
-from tailrace.records import TopicPartition
-from tailrace.scanning.lease import Lease
-from tailrace.scanning.planner import PartitionRange, ScanPlan
-from tailrace.scanning.reader import read
+from spark_bridge.planner import ReadTask
+from spark_bridge.reader import read_task
+from tailrace.scanning.planner import PartitionRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,14 +30,11 @@ DATA_LOSS_ADVICE = "the query fails rather than leave out what it was to read (f
 
 
 class StreamTask(InputPartition):
-    """What one task of a micro-batch reads: plans of one topic each, in order."""
+    """What one task of a micro-batch reads: parts of one topic each, in order."""
 
-    def __init__(self, plans: Sequence[ScanPlan], leased: Mapping[TopicPartition, int], fail_on_data_loss: bool) -> None:
-        """`leased`: from where on the batch's lease keeps the partitions; other tasks read parts of the same ones."""
+    def __init__(self, parts: Sequence[ReadTask]) -> None:
         super().__init__(None)
-        self.plans = list(plans)
-        self.leased = dict(leased)
-        self.fail_on_data_loss = fail_on_data_loss
+        self.parts = list(parts)
 
 
 def divided(
@@ -87,47 +78,6 @@ def divided(
 
 
 def read_stream_task(task: StreamTask) -> Iterator[pa.RecordBatch]:
-    """The rows of a task. Raises TailraceError; with failOnDataLoss=false neither UnknownTopicError nor OffsetOutOfRangeError."""
-    for plan in task.plans:
-        lease = Lease(plan.bootstrap, plan.lease, {r.key: task.leased[r.key] for r in plan.ranges if r.key in task.leased})
-        for piece in plan.ranges:
-            yield from _read_range(plan, piece, lease, task.fail_on_data_loss)
-
-
-def _read_range(plan: ScanPlan, piece: PartitionRange, lease: Lease, fail_on_data_loss: bool) -> Iterator[pa.RecordBatch]:
-    rest: PartitionRange | None = piece
-    while rest is not None:
-        try:
-            for batch in read(replace(plan, ranges=(rest,))):
-                yield batch
-                _renew(lease, fail_on_data_loss)
-            return
-        except (OffsetOutOfRangeError, UnknownTopicError) as error:
-            if fail_on_data_loss:
-                raise type(error)(f"{error.detail}: {DATA_LOSS_ADVICE}") from error
-            rest = _what_is_left(plan, rest, error)
-
-
-def _renew(lease: Lease, fail_on_data_loss: bool) -> None:
-    try:
-        lease.renew_when_due()
-    except (OffsetOutOfRangeError, UnknownTopicError) as error:
-        if fail_on_data_loss:
-            raise
-        logger.warning("stream_lease_not_renewed reason=%r", error.detail)
-
-
-def _what_is_left(plan: ScanPlan, r: PartitionRange, error: TailraceError) -> PartitionRange | None:
-    """Of a range whose beginning is gone; None: nothing. What was read of it before lies below the log's new beginning."""
-    beginning = r.end
-    if isinstance(error, OffsetOutOfRangeError):
-        with Admin(plan.bootstrap, client_id=plan.settings.client_id, request_timeout_ms=plan.settings.request_timeout_ms) as admin:
-            try:
-                beginning = check_offsets_answer(admin.offsets({r.key: "earliest"})[r.key])["beginning"]
-            except UnknownTopicError:
-                pass
-    start = max(r.start + 1, beginning)  # on, whatever the appliance says
-    logger.warning(
-        "stream_data_lost partition=%s-%d from=%d to=%d reason=%r", r.topic, r.partition, r.start, min(start, r.end), error.detail
-    )
-    return replace(r, start=start) if start < r.end else None
+    """The rows of a task. Raises TailraceError."""
+    for part in task.parts:
+        yield from read_task(part)

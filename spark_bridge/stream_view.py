@@ -7,11 +7,12 @@ Invariants: an appliance that is away is waited for, requestTimeoutMs for each q
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from spark_bridge.stream_options import StreamOptions
+from spark_bridge.planner import ReadOptions
 from tailrace.admin import Admin
 from tailrace.errors import PartitionOutOfRangeError, TailraceError, UnknownTopicError
 from tailrace.offset_lookup import check_offsets_answer
@@ -21,7 +22,6 @@ from tailrace.scanning.planner import own_directories
 from tailrace.topics import TopicInfo
 
 RETRY_S = 0.1
-CLIENT_ID = "spark-stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class View:
 class Appliance:
     """The appliance that a query reads from."""
 
-    def __init__(self, options: StreamOptions) -> None:
+    def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._admin: Admin | None = None
         self._data_dirs: list[str] | None = None
@@ -68,7 +68,9 @@ class Appliance:
     def admin(self) -> Admin:
         """Opened when it is first needed: a reader is also made where nothing but a task is read."""
         if self._admin is None:
-            self._admin = Admin(self._options.read.bootstrap, client_id=CLIENT_ID, request_timeout_ms=self._options.request_timeout_ms)
+            self._admin = Admin(
+                self._options.bootstrap, client_id=self._options.client_id, request_timeout_ms=self._options.request_timeout_ms
+            )
         return self._admin
 
     def close(self) -> None:
@@ -80,7 +82,7 @@ class Appliance:
     def data_dirs(self) -> list[str]:
         """The appliance's data directories that are on this host. Asked once: readers hold a directory against its topic before they use it."""
         if self._data_dirs is None:
-            self._data_dirs = own_directories(self.admin)
+            self._data_dirs = [] if self._options.from_files is False else own_directories(self.admin)
         return self._data_dirs
 
     def look(self) -> View:
@@ -98,11 +100,11 @@ class Appliance:
                 time.sleep(RETRY_S)
 
     def _look(self) -> View:
-        wanted = self._options.read.wanted
-        infos = self._infos(list(wanted))
+        wanted, pattern = self._options.wanted, self._options.pattern
+        infos = self._infos([name for name in self.admin.list_topics() if re.fullmatch(pattern, name)] if pattern else list(wanted))
         keys = []
         for name, info in infos.items():
-            count, chosen = len(info.partitions), wanted[name]
+            count, chosen = len(info.partitions), wanted.get(name)
             if chosen is not None and (beyond := [number for number in chosen if number >= count]):
                 raise PartitionOutOfRangeError(f"option assign names {name}-{beyond[0]}; topic {name!r} has partitions 0 to {count - 1}")
             keys += [TopicPartition(name, number) for number in (range(count) if chosen is None else chosen)]
@@ -115,7 +117,7 @@ class Appliance:
 
     def _infos(self, names: list[str]) -> dict[str, TopicInfo]:
         try:
-            return self.admin.topic_info(names)
+            return self.admin.topic_info(names) if names else {}
         except UnknownTopicError:
             there = self.admin.partition_counts()
             rest = [name for name in names if name in there]
@@ -127,5 +129,5 @@ class Appliance:
 
     def end_lease(self, name: str, offsets: dict[TopicPartition, int]) -> None:
         """Give it back, without waiting long. Raises TailraceError."""
-        with Admin(self._options.read.bootstrap, client_id=CLIENT_ID, request_timeout_ms=lease.ENDING_TIMEOUT_MS) as admin:
+        with Admin(self._options.bootstrap, client_id=self._options.client_id, request_timeout_ms=lease.ENDING_TIMEOUT_MS) as admin:
             admin.lease_offsets(name, offsets, 0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spark_bridge.stream_losses import Losses
 from spark_bridge.stream_offsets import Delay, Position, decode, limited
-from spark_bridge.stream_options import parse_stream_options, without_stream_options
+from spark_bridge.stream_options import parse_stream_options
 from spark_bridge.stream_progress import behind
 from spark_bridge.stream_tasks import TASK_BYTES, divided
 from spark_bridge.stream_view import Held, View
@@ -41,9 +41,9 @@ def view(topic_id: bytes = ID, **held: tuple[int, int]) -> View:
 
 def test_a_stream_begins_at_the_end_and_fails_on_data_loss_unless_it_is_told_otherwise() -> None:
     options = parse_stream_options({"subscribe": "t"})
-    assert (options.read.starting, options.fail_on_data_loss, options.max_offsets, options.max_bytes) == ("latest", True, None, None)
+    assert (options.read.starting, options.read.fail_on_data_loss, options.max_offsets, options.max_bytes) == ("latest", True, None, None)
     told = parse_stream_options({"subscribe": "t", "STARTINGOFFSETS": "earliest", "failondataloss": "False"})
-    assert (told.read.starting, told.fail_on_data_loss) == ("earliest", False)
+    assert (told.read.starting, told.read.fail_on_data_loss) == ("earliest", False)
 
 
 def test_limits_are_read_with_their_units() -> None:
@@ -61,7 +61,7 @@ def test_limits_are_read_with_their_units() -> None:
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    [({"maxOffsetPerTrigger": "5"}, "'maxOffsetPerTrigger'.*did you mean maxOffsetsPerTrigger"), ({"failOnDataLos": "true"}, "did you mean failOnDataLoss"),
+    [({"maxOffsetPerTrigger": "5"}, "'maxoffsetpertrigger'.*did you mean maxOffsetsPerTrigger"), ({"failOnDataLos": "true"}, "did you mean failOnDataLoss"),
      ({"startingOfsets": "earliest"}, "did you mean startingOffsets"), ({"maxOffsetsPerTrigger": "many"}, "option maxOffsetsPerTrigger is 'many'"),
      ({"maxOffsetsPerTrigger": "0"}, "from 1 on"), ({"failOnDataLoss": "maybe"}, "takes true or false"),
      ({"maxTriggerDelay": "soon"}, "option maxTriggerDelay is 'soon'.*15m"), ({"maxBytesPerTrigger": "big"}, "option maxBytesPerTrigger.*64MiB"),
@@ -71,10 +71,6 @@ def test_limits_are_read_with_their_units() -> None:
 def test_wrong_options_are_refused_by_name(options: dict[str, str], sentence: str) -> None:
     with pytest.raises(InvalidSettingError, match=sentence):
         parse_stream_options({"subscribe": "t", **options})
-
-
-def test_options_of_a_stream_do_not_keep_the_schema_from_being_found() -> None:
-    assert without_stream_options({"subscribe": "t", "MaxOffsetsPerTrigger": "5", "failOnDataLoss": "true"}) == {"subscribe": "t"}
 
 
 # ---- positions ---------------------------------------------------------------------------------------------------------------------------------
