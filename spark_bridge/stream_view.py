@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from spark_bridge.planner import ReadOptions
 from tailrace.admin import Admin
-from tailrace.errors import PartitionOutOfRangeError, TailraceError, UnknownTopicError
+from tailrace.errors import NotReachableError, PartitionOutOfRangeError, RequestTimeoutError, TailraceError, UnknownTopicError
 from tailrace.offset_lookup import check_offsets_answer
 from tailrace.records import TopicPartition
 from tailrace.scanning import lease
@@ -22,6 +23,9 @@ from tailrace.scanning.planner import own_directories
 from tailrace.topics import TopicInfo
 
 RETRY_S = 0.1
+QUESTION_MS = 5_000
+"""A question that has no answer by then is asked again on a connection of its own: one that outlived a restart of the appliance may have lost it."""
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +72,8 @@ class Appliance:
     def admin(self) -> Admin:
         """Opened when it is first needed: a reader is also made where nothing but a task is read."""
         if self._admin is None:
-            self._admin = Admin(
-                self._options.bootstrap, client_id=self._options.client_id, request_timeout_ms=self._options.request_timeout_ms
-            )
+            patience_ms = min(QUESTION_MS, self._options.request_timeout_ms)
+            self._admin = Admin(self._options.bootstrap, client_id=self._options.client_id, request_timeout_ms=patience_ms)
         return self._admin
 
     def close(self) -> None:
@@ -82,22 +85,34 @@ class Appliance:
     def data_dirs(self) -> list[str]:
         """The appliance's data directories that are on this host. Asked once: readers hold a directory against its topic before they use it."""
         if self._data_dirs is None:
-            self._data_dirs = [] if self._options.from_files is False else own_directories(self.admin)
+            self._data_dirs = [] if self._options.from_files is False else self._asked(lambda: own_directories(self.admin))
         return self._data_dirs
 
     def look(self) -> View:
         """What is there; a topic that is not there is left out. Raises NotReachableError, PartitionOutOfRangeError, and what the appliance says for longer
         than requestTimeoutMs.
         """
+        return self._asked(self._look, UnknownTopicError)  # of a topic that was deleted between two questions
+
+    def _asked(self, question: Callable[[], Answer], *also: type[TailraceError]) -> Answer:
+        """Its answer, asked again when that may help: what is `retriable` (a partition that a restarted appliance is still opening), and `also`."""
         deadline_s = time.monotonic() + self._options.request_timeout_ms / 1000
         while True:
             try:
-                return self._look()
+                return question()
             except TailraceError as error:
-                # A partition that a restarted appliance is still opening; a topic that was deleted between two questions.
-                if not (error.retriable or isinstance(error, UnknownTopicError)) or time.monotonic() >= deadline_s:
+                is_away = isinstance(error, RequestTimeoutError | NotReachableError)
+                if not (is_away or error.retriable or isinstance(error, also)):
                     raise
+                if time.monotonic() >= deadline_s:
+                    raise self._away(error) if is_away else error from None
+                if is_away:
+                    self.close()
                 time.sleep(RETRY_S)
+
+    def _away(self, error: TailraceError) -> NotReachableError:
+        waited = f"requestTimeoutMs={self._options.request_timeout_ms}"
+        return NotReachableError(f"the appliance at {self._options.bootstrap} has not answered the query for {waited}: {error.detail}")
 
     def _look(self) -> View:
         wanted, pattern = self._options.wanted, self._options.pattern
@@ -125,6 +140,9 @@ class Appliance:
 
     def take_lease(self, name: str, offsets: dict[TopicPartition, int], ttl_ms: int) -> None:
         """Have retention keep everything from these offsets on. Raises OffsetOutOfRangeError, UnknownTopicError, NotReachableError."""
+        self._asked(lambda: self._take_lease(name, offsets, ttl_ms))
+
+    def _take_lease(self, name: str, offsets: dict[TopicPartition, int], ttl_ms: int) -> None:
         lease.take(self.admin, name, offsets, ttl_ms)
 
     def end_lease(self, name: str, offsets: dict[TopicPartition, int]) -> None:
