@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import stat
@@ -59,8 +60,8 @@ def test_a_java_that_is_too_old_is_named_with_its_version(monkeypatch: pytest.Mo
 
 def test_no_pandas_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    real = environment.importlib.util.find_spec
-    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None if name == "pandas" else real(name))
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pandas" else real(name))
     with pytest.raises(NotSupportedError, match=r"needs pandas, and .* has none: pip install 'tailrace\[spark\]'"):
         check_here()
 
@@ -87,6 +88,7 @@ def test_a_home_without_the_zip_has_everything_else(tmp_path: pathlib.Path) -> N
 # ---- programs ------------------------------------------------------------------------------------------------------------------------------
 
 USERS_SESSION = """
+import importlib.util
 import os
 from pyspark.sql import SparkSession
 builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.driver.bindAddress", "127.0.0.1")
@@ -101,6 +103,7 @@ print("ROWS", frame.count())
 spark.stop()
 """
 OWN_SESSION = """
+import importlib.util
 import os
 import spark_bridge
 before = dict(os.environ)
@@ -110,6 +113,7 @@ with spark_bridge.session(master="local[2]", config={"spark.driver.memory": "700
     print("ROWS", frame.count())
 """
 SUBMITTED = """
+import importlib.util
 import os
 import sys
 from pyspark.sql import SparkSession
