@@ -22,7 +22,7 @@ from tailrace.private_appliance import EmbeddedAppliance
 
 pytestmark = pytest.mark.spark
 ROOT = pathlib.Path(spark_bridge.__file__).parent.parent
-PROGRAM_TIMEOUT_S = 200
+PROGRAM_TIMEOUT_S = 220
 
 
 # ---- what a machine lacks ------------------------------------------------------------------------------------------------------------------
