@@ -18,17 +18,15 @@ from typing import TYPE_CHECKING, NoReturn
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from spark_bridge.environment import check_here
-from spark_bridge.planner import ReadOptions, ReadTask, check_batch_options, columns_of, load_topics, parse_options, plan_leased
-from spark_bridge.reader import read_task
-from spark_bridge.spark_types import arrow_target, check_asked, conformed, spark_schema
-from tailrace.admin import Admin
 from tailrace.errors import NotSupportedError
-from tailrace.scanning.columns import LOG_COLUMNS, arrow_schema, own_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from spark_bridge.planner import ReadTask
+    from spark_bridge.read_options import ReadOptions
+
+# The rest is imported where it is used: Spark imports this module in four kinds of process, most of which do one thing.
 CONNECT_TIMEOUT_MS = 10_000
 
 
@@ -50,6 +48,12 @@ class TailraceDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Columns of the first topic; all topics of one read have the same. Raises UnknownTopicError, SchemaMismatchError."""
+        from spark_bridge.environment import check_here
+        from spark_bridge.planner import columns_of, load_topics
+        from spark_bridge.read_options import parse_options
+        from spark_bridge.spark_types import spark_schema
+        from tailrace.admin import Admin
+
         check_here()
         options = parse_options(dict(self.options))
         with Admin(options.bootstrap, client_id=options.client_id, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
@@ -57,6 +61,9 @@ class TailraceDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the columns in `schema`, in that order. Raises InvalidSettingError."""
+        from spark_bridge.environment import check_here
+        from spark_bridge.read_options import check_batch_options, parse_options
+
         check_here()
         options = parse_options(dict(self.options))
         check_batch_options(dict(self.options), options)
@@ -90,6 +97,11 @@ class TopicReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """What each task reads; the ranges are fixed here. Raises TailraceError."""
+        from spark_bridge.planner import load_topics, plan_leased
+        from spark_bridge.spark_types import check_asked
+        from tailrace.admin import Admin
+        from tailrace.scanning.columns import LOG_COLUMNS, arrow_schema, own_columns
+
         options = self._options
         with Admin(options.bootstrap, client_id=options.client_id, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
             infos = load_topics(admin, options)
@@ -100,6 +112,9 @@ class TopicReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task's ranges. Raises TailraceError."""
+        from spark_bridge.reader import read_task
+        from spark_bridge.spark_types import arrow_target, conformed
+
         assert isinstance(partition, TopicRange)
         if partition.task is None:
             return iter(())

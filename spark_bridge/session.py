@@ -46,6 +46,7 @@ logger.gateway.level = error
 LOG_FILE = "spark.log"
 LINES_SHOWN = 20
 END_TIMEOUT_S = 20.0
+TEMPORARY_PATH_MAX = 40
 
 
 def settings(scratch: str, java_options: Sequence[str] = ()) -> dict[str, str]:
@@ -146,8 +147,8 @@ def _start_in_scratch(
 ) -> tuple[str, SparkSession]:
     """A session and its directory. Raises RuntimeError."""
     find_java()
-    # Short: Unix socket paths have 107 bytes.
-    scratch = tempfile.mkdtemp(prefix="trspark-")
+    # Short: Unix socket paths have 107 bytes, and Spark's names in it 45.
+    scratch = tempfile.mkdtemp(prefix="trspark-", dir=None if len(tempfile.gettempdir()) <= TEMPORARY_PATH_MAX else "/tmp")
     try:
         with open(f"{scratch}/log4j2.properties", "w", encoding="ascii") as file:
             file.write(QUIET_LOGGING)

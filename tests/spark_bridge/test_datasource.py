@@ -9,9 +9,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from spark_bridge.planner import parse_options
 from tailrace import Admin, NewTopic, Producer
-from tailrace.errors import InvalidSettingError
 from tailrace.private_appliance import EmbeddedAppliance
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
@@ -87,6 +85,19 @@ def test_columns_can_be_chosen(spark: Any, filled: EmbeddedAppliance) -> None:
     assert frame.agg({"offset": "max"}).collect()[0][0] == 499
 
 
+def test_a_job_of_kafkas_source_reads_with_its_own_options(spark: Any, filled: EmbeddedAppliance) -> None:
+    reader = spark.read.format("tailrace").option("kafka.bootstrap.servers", filled.address.removeprefix("tcp://"))
+    frame = reader.option("subscribePattern", "pl.*").option("startingTimestamp", "990").option("minPartitions", "4").load()
+    assert frame.rdd.getNumPartitions() == 4
+    assert sorted(int(row.value) for row in frame.select("value").collect()) == list(range(990, 1000))
+
+
+def test_what_the_log_knows_of_a_typed_topic_comes_on_request(spark: Any, filled: EmbeddedAppliance) -> None:
+    frame = load(spark, filled, subscribe="typed", includeMetadata="true")
+    assert frame.columns == ["n", "word", "_topic", "_partition", "_offset", "_timestamp"]
+    assert frame.select("_partition", "_offset").distinct().count() == 1000
+
+
 def test_an_empty_topic_gives_no_rows(spark: Any, filled: EmbeddedAppliance) -> None:
     assert load(spark, filled, subscribe="empty").count() == 0
 
@@ -96,22 +107,10 @@ def test_what_is_wrong_is_said(spark: Any, filled: EmbeddedAppliance) -> None:
         ({"subscribe": "nosuch"}, "there is no topic"),
         ({"subscribe": "typed,other"}, "have different columns"),
         ({"subscribe": "plain", "startingOffsets": '{"plain": {"0": 9999}}'}, "asks for offset 9999"),
+        ({"subscribe": "plain", "startingOfsets": "latest"}, "did you mean startingOffsets"),
         ({"subscribe": "plain", "startingOffsets": "latest"}, "startingOffsets can't be latest for batch queries"),
     ):
         with pytest.raises(Exception, match=sentence):
             load(spark, filled, **options).count()
     with pytest.raises(Exception, match="writing from Spark is not part of this version"):
         spark.range(3).write.format("tailrace").option("bootstrap", filled.address).mode("append").save()
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [({}, "name what to read"), ({"subscribe": "a", "assign": "{}"}, "one of the two"), ({"subscribe": "a", "startingOffsets": "x"}, "startingOffsets"),
-     ({"subscribe": "a", "startingOfsets": "x"}, "unknown option"), ({"assign": "[1]"}, "JSON object"),
-     ({"subscribe": "a", "maxUnpackedBatchBytes": "much"}, "maxUnpackedBatchBytes"),
-     ({"subscribe": "a", "maxUnpackedBatchBytes": "5"}, "max_unpacked_batch_bytes"),
-     ({"subscribe": " , "}, "names no topic")],
-)  # fmt: skip
-def test_wrong_options_name_the_option(options: dict[str, str], sentence: str) -> None:
-    with pytest.raises(InvalidSettingError, match=sentence):
-        parse_options(options)
