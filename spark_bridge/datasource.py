@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamWriter, DataSourceWriter, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -61,15 +61,17 @@ class TailraceDataSource(DataSource):
         """A reader of the columns in `schema`, in that order."""
         return TopicReader(self._options(), schema.fieldNames())
 
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(
-            "writing from Spark is not part of this version: send with tailrace.Producer, in foreachPartition for example"
-        )
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """`df.write`: see `spark_bridge.sink`. Raises TailraceError."""
+        from spark_bridge.sink_entry import batch_sink
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError("writing from Spark is not part of this version: send with tailrace.Producer, in foreachBatch for example")
+        return batch_sink(dict(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """`df.writeStream`: see `spark_bridge.sink`. Raises TailraceError."""
+        from spark_bridge.sink_entry import stream_sink
+
+        return stream_sink(dict(self.options), schema)
 
     def streamReader(self, schema: StructType) -> NoReturn:  # noqa: N802
         """Not in this version. Raises NotSupportedError."""
