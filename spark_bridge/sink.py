@@ -158,7 +158,9 @@ def forget_query(query_id: str, bootstrap: str | None = None) -> None:
 def forget(identity: str, bootstrap: str | None) -> None:
     """Delete the log and the staging topics of a sink. Raises TailraceError."""
     with Admin(bootstrap) as admin:
-        names = [name for name in admin.partition_counts() if name == log_topic(identity) or name.startswith(stage_prefix(identity))]
+        names = [
+            name for name in admin.partition_counts(internal=True) if name == log_topic(identity) or name.startswith(stage_prefix(identity))
+        ]
         try:
             if names:
                 admin.delete_topics(names)

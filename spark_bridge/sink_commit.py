@@ -51,11 +51,15 @@ class Fenced(InvalidRequestError):
 
 def crash_point(name: str, batch_id: int) -> None:
     """Kill the driver, if the test that runs it wants that here."""
-    wanted = os.environ.get(CRASH_VARIABLE, "")
-    if wanted in (name, f"{name}:{batch_id}"):
+    if is_armed(name, batch_id):
         for process in _ancestors_of_java() or [os.getpid()]:
             os.kill(process, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_armed(name: str, batch_id: int) -> bool:
+    """Whether the driver is to be killed at this place."""
+    return os.environ.get(CRASH_VARIABLE, "") in (name, f"{name}:{batch_id}")
 
 
 def _ancestors_of_java() -> list[int]:
@@ -180,8 +184,14 @@ class Committer:
         """Send what is not there, then say so. Whoever is disturbed returns, and looks again."""
         sender = BatchSender(self._bootstrap, CLIENT_ID, self._timeout_ms)
         self._senders.append(sender)
+
+        def at(place: str) -> None:
+            if is_armed(place, manifest.batch_id):
+                sender.drain()  # what was sent until now is to be there
+                crash_point(place, manifest.batch_id)
+
         try:
-            publish(manifest, self._infos(manifest), self.sources.of, sender, present, lambda name: crash_point(name, manifest.batch_id))
+            publish(manifest, self._infos(manifest), self.sources.of, sender, present, at)
         except UndecidedError as error:
             logger.warning("sink_undecided batch=%d reason=%r", manifest.batch_id, str(error))
             lane = (error.lane.topic.topic_id.hex(), error.lane.partition)
