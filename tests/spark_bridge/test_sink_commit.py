@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,13 +18,15 @@ import pytest
 import tailrace
 from spark_bridge import sink_commit
 from spark_bridge.sink import StagedTask, commit_staged, forget, forget_query
-from spark_bridge.sink_commit import CRASH_VARIABLE, Fenced
+from spark_bridge.sink_commit import CRASH_VARIABLE, Committer, Fenced
+from spark_bridge.sink_log import Manifest
 from spark_bridge.sink_options import SinkOptions, parse_sink_options
 from spark_bridge.sink_stage import Stager, log_topic, stage_prefix
 from tailrace import Admin, NewTopic, Producer
 from tailrace.errors import SchemaMismatchError, TailraceError, UnknownTopicError
 from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tailrace.records import TopicPartition
+from tailrace.topics import TopicInfo
 
 ROWS = 500
 COMMIT = """
@@ -113,7 +116,8 @@ def test_keys_lie_where_a_producer_puts_them_and_in_order(appliance: EmbeddedApp
     assert {int(row["key"]): row["partition"] for row in rows if row["value"] != b"produced"} == wanted
     for partition in range(4):
         numbers = [int(row["key"]) for row in rows if row["partition"] == partition and row["value"] != b"produced"]
-        assert numbers == sorted(numbers) and numbers
+        assert numbers
+        assert numbers == sorted(numbers)
 
 
 def test_hash_slots_are_obeyed(appliance: EmbeddedAppliance, topic: str) -> None:
@@ -173,16 +177,25 @@ def test_a_driver_killed_at_each_place_publishes_each_row_once(
     check_once(appliance, topic, 3)
 
 
-def test_a_batch_of_which_a_part_was_published_goes_on_after_its_producer_was_forgotten(topic: str, tmp_path: Path) -> None:
-    running = start_embedded(auto_create_topics=False, settings={"producer_id_expiration_ms": 1000})
+def test_a_batch_of_which_a_part_was_published_goes_on_after_its_producer_was_forgotten(
+    topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    ask = Committer._is_forgotten
+
+    def note(committer: Committer, manifest: Manifest, infos: Mapping[str, TopicInfo]) -> bool:
+        asked.append(ask(committer, manifest, infos))
+        return asked[-1]
+
+    monkeypatch.setattr(Committer, "_is_forgotten", note)
+    running = start_embedded(auto_create_topics=False, settings={"producer.id.expiration.ms": 1})
     try:
-        make(running, topic)
+        make(running, topic, 1)
         options, sink = options_of(running, topic), f"query:{topic}"
         commit_and_die(options, stage(options, 0, sink), 0, "in_publish", tmp_path / "commit")
-        before = len(values_in(running, topic))
-        assert 0 < before < ROWS
-        threading.Event().wait(1.5)  # the appliance's clock is what forgets
+        assert 0 < len(values_in(running, topic)) < ROWS
         commit_staged(options, stage(options, 0, sink, "run-2"), 0)
+        assert True in asked
         check_once(running, topic, 1)
     finally:
         running.stop()
@@ -289,16 +302,15 @@ def test_a_topic_that_is_not_there_and_columns_that_do_not_fit_are_said_by_the_t
 
 def test_an_appliance_killed_and_restarted_while_a_batch_is_decided_publishes_each_row_once(topic: str, tmp_path: Path) -> None:
     """See tests/crash/spark_sink.py for kills at random."""
-    running = start_embedded(auto_create_topics=False)
+    data_dir, listen = str(tmp_path / "data"), f"ipc://{tmp_path}/socket"
+    running = start_embedded(auto_create_topics=False, data_dir=data_dir, listen=listen)
     try:
         make(running, topic)
         options, sink = options_of(running, topic), f"query:{topic}"
         commit_and_die(options, stage(options, 0, sink), 0, "in_publish", tmp_path / "commit")
-        with Admin(running.address) as admin:
-            processes = admin.describe_cluster()["processes"]
-        for process in processes:
-            if process["role"] in ("worker", "flusher", "front"):
-                os.kill(process["pid"], 9)
+        os.kill(running.pid, signal.SIGKILL)
+        running.stop()
+        running = start_embedded(auto_create_topics=False, data_dir=data_dir, listen=listen)
         commit_staged(options, stage(options, 0, sink, "run-2"), 0)
         check_once(running, topic, 1)
     finally:
