@@ -272,5 +272,5 @@ class Committer:
 
 def _cannot_be_finished(error: TailraceError) -> bool:
     return isinstance(error, (OtherTopicError, StagedRowsGoneError, SchemaMismatchError)) or error.code in (
-        ErrorCode.STALE_SLOT_MAP, ErrorCode.UNKNOWN_TOPIC, ErrorCode.PARTITION_OUT_OF_RANGE,
+        ErrorCode.STALE_SLOT_MAP, ErrorCode.UNKNOWN_TOPIC, ErrorCode.PARTITION_OUT_OF_RANGE, ErrorCode.RECORD_TOO_LARGE,
     )  # fmt: skip

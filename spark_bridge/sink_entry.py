@@ -5,6 +5,7 @@ Owner: Spark, which asks in the driver's planning, and again in the process that
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 
 from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
@@ -41,7 +42,9 @@ def stream_sink(given: Mapping[str, str], schema: StructType) -> DataSourceStrea
 
 
 def _check(options: SinkOptions, schema: StructType) -> None:
-    columns = to_arrow_schema(schema)
+    # A Spark that asks for a zone takes UTC: only the types are looked at.
+    zone = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+    columns = to_arrow_schema(schema, **zone)
     if options.topic is None:
         check_columns(columns, None, options.key_column)
         return
