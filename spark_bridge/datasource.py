@@ -13,12 +13,17 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)  # fmt: skip
 from pyspark.sql.types import StructType
-
-from tailrace.errors import NotSupportedError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,18 +74,21 @@ class TailraceDataSource(DataSource):
         check_batch_options(dict(self.options), options)
         return TopicReader(options, schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(
-            "writing from Spark is not part of this version: send with tailrace.Producer, in foreachPartition for example"
-        )
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """`df.write`: see `spark_bridge.sink`. Raises TailraceError."""
+        from spark_bridge.sink_entry import batch_sink
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError("writing from Spark is not part of this version: send with tailrace.Producer, in foreachBatch for example")
+        return batch_sink(dict(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """`df.writeStream`: see `spark_bridge.sink`. Raises TailraceError."""
+        from spark_bridge.sink_entry import stream_sink
+
+        return stream_sink(dict(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader of topics as a stream, of the columns in `schema`. Raises InvalidSettingError."""
+        from spark_bridge.environment import check_here
         from spark_bridge.stream_options import parse_stream_options
         from spark_bridge.stream_reader import TopicStreamReader
 

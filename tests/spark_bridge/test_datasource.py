@@ -112,5 +112,3 @@ def test_what_is_wrong_is_said(spark: Any, filled: EmbeddedAppliance) -> None:
     ):
         with pytest.raises(Exception, match=sentence):
             load(spark, filled, **options).count()
-    with pytest.raises(Exception, match="writing from Spark is not part of this version"):
-        spark.range(3).write.format("tailrace").option("bootstrap", filled.address).mode("append").save()
