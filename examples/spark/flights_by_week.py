@@ -122,8 +122,9 @@ def run(address: str, checkpoint: str, offsets_max: int, drain: bool) -> None:
             for progress in query.recentProgress:
                 if progress.batchId > seen:
                     seen = progress.batchId
-                    behind = sum(source["offsetsBehindLatest"] for source in metrics(progress))
-                    print(f"batch {seen}: {progress.numInputRows} flights, {behind} to come", flush=True)
+                    # None is told of a batch that is repeated after a kill.
+                    behind = ", ".join(f"{source['offsetsBehindLatest']} to come" for source in metrics(progress)) or "repeated"
+                    print(f"batch {seen}: {progress.numInputRows} flights, {behind}", flush=True)
 
 
 def show(address: str) -> None:
