@@ -87,7 +87,11 @@ class StateReader(Collector):
             with Admin(
                 self._address(), client_id="tailrace-console", request_timeout_ms=ASK_TIMEOUT_MS, connect_timeout_ms=ASK_TIMEOUT_MS
             ) as admin:
-                partitions = {TopicPartition(topic, p): "latest" for topic, count in admin.partition_counts().items() for p in range(count)}
+                partitions = {
+                    TopicPartition(topic, p): "latest"
+                    for topic, count in admin.partition_counts(internal=True).items()
+                    for p in range(count)
+                }
                 return Observed(
                     processes,
                     self._version,

@@ -1,39 +1,44 @@
 """`spark.read.format("tailrace")`: topics as DataFrames, in batch reads. Spark finds it through `pyspark_tailrace`; nothing has to be registered.
 
-    spark.read.format("tailrace").option("bootstrap", address).option("subscribe", "flights").load()
+    spark.read.format("tailrace").option("kafka.bootstrap.servers", address).option("subscribe", "flights").load()
 
 Columns: those of a typed topic; for others those of Spark's Kafka source (key, value, topic, partition, offset, timestamp, timestampType[, headers]).
-`.schema("offset bigint")` before `.load()` reads only the columns named. Filters are not pushed down: with Spark 4.3's plan cache that gives wrong results.
+`.schema("offset bigint")` before `.load()`, or `.option("columns", "offset")`, reads only the columns named. Filters are not pushed down: with Spark 4.3's plan
+cache that gives wrong results.
 
-Owner: Spark, which calls `schema` and `partitions` in the driver and `read` in one Python process per task.
+Owner: Spark, which calls `schema` and `partitions` in processes of its own and `read` in one Python process per task: nothing is shared through `self`.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)  # fmt: skip
 from pyspark.sql.types import StructType
-
-from spark_bridge.planner import ReadOptions, load_topics, parse_options, plan_leased
-from spark_bridge.reader import kafka_schema, read_task
-from tailrace.admin import Admin
-from tailrace.errors import NotSupportedError
-from tailrace.scanning.planner import ScanPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from spark_bridge.planner import ReadTask
+    from spark_bridge.read_options import ReadOptions
+
+# The rest is imported where it is used: Spark imports this module in four kinds of process, most of which do one thing.
 CONNECT_TIMEOUT_MS = 10_000
 
 
 class TopicRange(InputPartition):
-    """What one task reads."""
+    """What one task reads; None: nothing. An empty list would become one partition without a task."""
 
-    def __init__(self, task: ScanPlan) -> None:
+    def __init__(self, task: ReadTask | None) -> None:
         super().__init__(task)
         self.task = task
 
@@ -46,53 +51,79 @@ class TailraceDataSource(DataSource):
         """What `spark.read.format` is given."""
         return "tailrace"
 
-    def _options(self) -> ReadOptions:
-        return parse_options(dict(self.options))
-
     def schema(self) -> StructType:
         """Columns of the first topic; all topics of one read have the same. Raises UnknownTopicError, SchemaMismatchError."""
-        options = self._options()
-        with Admin(options.bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
-            infos = load_topics(admin, options)
-        first = next(iter(infos.values()))
-        return from_arrow_schema(first.schema if first.typed else kafka_schema(options.include_headers), prefer_timestamp_ntz=False)
+        from spark_bridge.environment import check_here
+        from spark_bridge.planner import columns_of, load_topics
+        from spark_bridge.read_options import parse_options
+        from spark_bridge.spark_types import spark_schema
+        from tailrace.admin import Admin
+
+        check_here()
+        options = parse_options(dict(self.options))
+        with Admin(options.bootstrap, client_id=options.client_id, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+            return spark_schema(columns_of(options, load_topics(admin, options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the columns in `schema`, in that order."""
-        return TopicReader(self._options(), schema.fieldNames())
+        """A reader of the columns in `schema`, in that order. Raises InvalidSettingError."""
+        from spark_bridge.environment import check_here
+        from spark_bridge.read_options import check_batch_options, parse_options
 
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(
-            "writing from Spark is not part of this version: send with tailrace.Producer, in foreachPartition for example"
-        )
+        check_here()
+        options = parse_options(dict(self.options))
+        check_batch_options(dict(self.options), options)
+        return TopicReader(options, schema)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError("writing from Spark is not part of this version: send with tailrace.Producer, in foreachBatch for example")
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """`df.write`: see `spark_bridge.sink`. Raises TailraceError."""
+        from spark_bridge.sink_entry import batch_sink
 
-    def streamReader(self, schema: StructType) -> NoReturn:  # noqa: N802
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(
-            "Spark streams are not part of this version: read batches with spark.read, from startingOffsets to endingOffsets"
-        )
+        return batch_sink(dict(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """`df.writeStream`: see `spark_bridge.sink`. Raises TailraceError."""
+        from spark_bridge.sink_entry import stream_sink
+
+        return stream_sink(dict(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """A reader of topics as a stream, of the columns in `schema`. Raises InvalidSettingError."""
+        from spark_bridge.environment import check_here
+        from spark_bridge.stream_options import parse_stream_options
+        from spark_bridge.stream_reader import TopicStreamReader
+
+        check_here()
+        return TopicStreamReader(parse_stream_options(dict(self.options)), schema)
 
 
 class TopicReader(DataSourceReader):
     """A batch read. Spark pickles it before it calls `partitions`, so everything that tasks need is in their plans."""
 
-    def __init__(self, options: ReadOptions, columns: list[str]) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
-        self._columns = columns
+        self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        """One task for each range of a partition; the ranges are fixed here. Raises TailraceError."""
-        with Admin(self._options.bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
-            infos = load_topics(admin, self._options)
-            tasks = plan_leased(admin, self._options, infos, self._columns, f"spark-{uuid.uuid4().hex}")
-        return [TopicRange(task) for task in tasks]
+        """What each task reads; the ranges are fixed here. Raises TailraceError."""
+        from spark_bridge.planner import load_topics, plan_leased
+        from spark_bridge.spark_types import check_asked
+        from tailrace.admin import Admin
+        from tailrace.scanning.columns import LOG_COLUMNS, arrow_schema, own_columns
+
+        options = self._options
+        with Admin(options.bootstrap, client_id=options.client_id, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+            infos = load_topics(admin, options)
+            for info in infos.values():
+                check_asked(self._schema, arrow_schema((*LOG_COLUMNS, *own_columns(info.schema, typed=info.typed))), info.name)
+            tasks = plan_leased(admin, options, infos, self._schema.fieldNames(), f"{options.client_id}-{uuid.uuid4().hex}")
+        return [TopicRange(task) for task in tasks] or [TopicRange(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task's range. Raises TailraceError."""
+        """The rows of one task's ranges. Raises TailraceError."""
+        from spark_bridge.reader import read_task
+        from spark_bridge.spark_types import arrow_target, conformed
+
         assert isinstance(partition, TopicRange)
-        return read_task(partition.task)
+        if partition.task is None:
+            return iter(())
+        return conformed(read_task(partition.task), arrow_target(self._schema))

@@ -1,170 +1,290 @@
 """Which offsets a Spark read covers, and how they are divided into tasks. Pure decisions: the `Admin` that is passed in tells what exists.
 
-Options are those of Spark's Kafka source (strings, names in any case): kafka.bootstrap.servers; subscribe or assign; startingOffsets and endingOffsets
-("earliest", "latest" or JSON {"topic": {"0": 23, "1": -2}}, where -2 means earliest and -1 latest); includeHeaders. Tailrace's own are bootstrap, the same
-as kafka.bootstrap.servers, and maxUnpackedBatchBytes, the consumer's setting.
-Invariants: one task for each range of a partition; the ranges are fixed when the plan is made, so that a retried task reads the same rows.
+What each option means: `spark_bridge.read_options`. How ranges are divided is Kafka's KafkaOffsetRangeCalculator's idea: first by maxRecordsPerPartition, then
+in proportion to their sizes until there are minPartitions. Where minPartitions is not given, large ranges are divided for the cores of this host, and small
+ranges of one topic are read by one task: a task costs some 13 ms.
+
+Invariants: every offset between start and end is in one task, in none twice; the ranges are fixed when the plan is made, so that a retried task reads the
+    same rows. Tasks renew the lease of the whole read, not of their own part: it would let go of what the others have yet to read.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import difflib
+import itertools
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import pyarrow as pa
+
+from spark_bridge.read_options import (
+    EARLIEST,
+    KNOWN_OPTIONS,
+    LATEST,
+    OffsetsByPartition,
+    ReadOptions,
+    check_batch_options,
+    parse_options,
+)
 from tailrace.admin import Admin
-from tailrace.errors import InvalidSettingError, OffsetOutOfRangeError, SchemaMismatchError
+from tailrace.client_log import logger
+from tailrace.errors import InvalidSettingError, OffsetOutOfRangeError, PartitionOutOfRangeError, SchemaMismatchError, UnknownTopicError
 from tailrace.offset_lookup import check_offsets_answer
 from tailrace.records import TopicPartition
-from tailrace.scanning.options import ScanSettings
-from tailrace.scanning.planner import PartitionRange, ScanPlan, own_directories, plan_of
-from tailrace.settings import DEFAULT_BOOTSTRAP, ConsumerSettings, build
+from tailrace.scanning import lease as leases
+from tailrace.scanning.columns import KAFKA_COLUMNS, LOG_COLUMNS, arrow_schema
+from tailrace.scanning.options import AtTime, ScanSettings
+from tailrace.scanning.planner import PartitionRange, ScanPlan, _offsets_at, own_directories, plan_of
 from tailrace.topics import TopicInfo
 
-EARLIEST = -2
-LATEST = -1
+__all__ = [
+    "EARLIEST", "KNOWN_OPTIONS", "LATEST", "LEASE_MS", "ReadOptions", "ReadTask", "check_batch_options", "columns_of", "divide", "kafka_schema", "load_topics",
+    "parse_options", "plan", "plan_leased",
+]  # fmt: skip
+
 LEASE_MS = 600_000
 LEASE_ATTEMPTS = 3
-KNOWN_OPTIONS = ("bootstrap", "subscribe", "assign", "startingoffsets", "endingoffsets", "includeheaders", "maxunpackedbatchbytes", "path")
+TASK_OFFSETS = 262_144
+"""A range is not divided for the cores into smaller ones, and smaller ones of one topic are read by one task."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """The options of a read, checked."""
+class ReadTask:
+    """What one Spark task reads."""
 
-    bootstrap: str
-    wanted: dict[str, list[int] | None]
-    """topic -> partitions; None: all."""
-    starting: str | dict[TopicPartition, int]
-    ending: str | dict[TopicPartition, int]
-    include_headers: bool
-    max_unpacked_batch_bytes: int
+    plan: ScanPlan
+    leased: Mapping[TopicPartition, int]
+    """The lease of the whole read, as far as it is of this task's partitions."""
+    fail_on_data_loss: bool = True
 
 
-def parse_options(given: Mapping[str, str]) -> ReadOptions:
-    """Check the options of spark.read. Raises InvalidSettingError, which names the option."""
-    options = {name.lower(): value for name, value in given.items()}
-    if "kafka.bootstrap.servers" in options:  # the name in Spark's Kafka source
-        servers = options.pop("kafka.bootstrap.servers")
-        if options.setdefault("bootstrap", servers) != servers:
-            raise InvalidSettingError("the options bootstrap and kafka.bootstrap.servers name two appliances; give one of them")
-    for name in options:
-        if name not in KNOWN_OPTIONS:
-            raise InvalidSettingError(
-                f"unknown option {name!r} of the tailrace data source; known are bootstrap, subscribe, assign, startingOffsets, endingOffsets, includeHeaders, "
-                "maxUnpackedBatchBytes"
-            )
-    subscribe = options.get("subscribe", options.get("path"))
-    assign = options.get("assign")
-    if (subscribe is None) == (assign is None):
-        raise InvalidSettingError(
-            'name what to read: .option("subscribe", "topic1,topic2") or .option("assign", \'{"topic": [0, 1]}\'), one of the two'
-        )
-    wanted: dict[str, list[int] | None]
-    if subscribe is not None:
-        wanted = {name.strip(): None for name in subscribe.split(",") if name.strip()}
-    else:
-        wanted = {topic: [int(p) for p in partitions] for topic, partitions in _json_object("assign", str(assign)).items()}
-    if not wanted:
-        raise InvalidSettingError("the option subscribe names no topic")
-    return ReadOptions(
-        options.get("bootstrap") or DEFAULT_BOOTSTRAP,
-        wanted,
-        _offsets_option("startingOffsets", options.get("startingoffsets", "earliest")),
-        _offsets_option("endingOffsets", options.get("endingoffsets", "latest")),
-        options.get("includeheaders", "false").lower() == "true",
-        _bytes_option("maxUnpackedBatchBytes", options.get("maxunpackedbatchbytes")),
-    )
+def kafka_schema(include_headers: bool) -> pa.Schema:
+    """Columns of a default-schema topic, as Spark's Kafka source names them."""
+    return arrow_schema([column for column in KAFKA_COLUMNS if include_headers or column.name != "headers"])
 
 
-def _json_object(name: str, text: str) -> dict[str, list[int]]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InvalidSettingError(f"option {name} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InvalidSettingError(f"option {name} must be a JSON object")
-    return value
-
-
-def _offsets_option(name: str, text: str) -> str | dict[TopicPartition, int]:
-    if text in ("earliest", "latest"):
-        return text
-    try:
-        return {
-            TopicPartition(topic, int(partition)): int(offset)
-            for topic, partitions in json.loads(text).items()
-            for partition, offset in partitions.items()
-        }
-    except (json.JSONDecodeError, AttributeError, ValueError, TypeError):
-        raise InvalidSettingError(
-            f'option {name} is {text!r}; it takes "earliest", "latest" or JSON such as {{"topic": {{"0": 23, "1": -2}}}}'
-        ) from None
-
-
-def _bytes_option(name: str, text: str | None) -> int:
-    try:
-        wanted = {} if text is None else {"max_unpacked_batch_bytes": int(text)}
-    except ValueError:
-        raise InvalidSettingError(f"option {name} is {text!r}; it takes a number of bytes") from None
-    return build(ConsumerSettings, wanted).max_unpacked_batch_bytes
+def columns_of(options: ReadOptions, infos: Mapping[str, TopicInfo]) -> pa.Schema:
+    """What the read gives unless `.schema` says it. Raises InvalidSettingError for a name in `columns` that is none."""
+    first = next(iter(infos.values()), None)
+    own = first.schema if first is not None and first.typed else kafka_schema(options.include_headers)
+    log = [field for field in arrow_schema(LOG_COLUMNS) if field.name not in own.names]
+    if options.columns is None:
+        return pa.schema([*own, *log]) if options.include_metadata else own
+    every = {field.name: field for field in (*(own if first is not None and first.typed else kafka_schema(True)), *log)}
+    for name in options.columns:
+        if name not in every:
+            near = difflib.get_close_matches(name, every, 1, 0.5)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(every)}"
+            raise InvalidSettingError(f"option columns names {name!r}, which is no column; {hint}")
+    return pa.schema([every[name] for name in options.columns])
 
 
 def load_topics(admin: Admin, options: ReadOptions) -> dict[str, TopicInfo]:
-    """The topics to read. Raises UnknownTopicError; SchemaMismatchError when their columns differ, so that one DataFrame cannot hold them."""
-    infos = admin.topic_info(list(options.wanted))
-    first = next(iter(infos.values()))
+    """The topics to read; none when no name matches subscribePattern. Raises UnknownTopicError, with the name that is near; SchemaMismatchError when their
+    columns differ, so that one DataFrame cannot hold them.
+    """
+    names = list(options.wanted)
+    if options.pattern:
+        names = [name for name in admin.list_topics() if re.fullmatch(options.pattern, name)]
+    try:
+        infos = admin.topic_info(names) if names else {}
+    except UnknownTopicError as error:
+        there = admin.list_topics()
+        missing = next((name for name in names if name not in there), names[0])
+        near = difflib.get_close_matches(missing, there, 1, 0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(there[:10])}" if there else "there is none yet"
+        raise UnknownTopicError(f"there is no topic {missing!r}; {hint}") from error
+    first = next(iter(infos.values()), None)
     for info in infos.values():
+        assert first is not None
         if info.typed != first.typed or (info.typed and info.schema != first.schema):
             raise SchemaMismatchError(
-                f"topics {first.name!r} and {info.name!r} have different columns; read each in a DataFrame of its own"
+                f"topics {first.name!r} and {info.name!r} have different columns{_difference(first, info)}; read each in a DataFrame of its own"
             )
     return infos
 
 
+def _difference(first: TopicInfo, other: TopicInfo) -> str:
+    """Which column is the first that differs."""
+    for info, against in ((first, other), (other, first)):
+        for field in info.schema:
+            number = against.schema.get_field_index(field.name)
+            if number < 0 or against.schema.field(number).type != field.type:
+                there = "does not have" if number < 0 else f"has as {against.schema.field(number).type}"
+                return f" ({info.name!r} has {field.name!r} as {field.type}, which {against.name!r} {there})"
+    return ""
+
+
 def plan(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo]) -> list[PartitionRange]:
-    """The ranges to read, without empty ones. Raises InvalidSettingError for offsets outside the log."""
-    ranges = []
-    for topic, info in infos.items():
-        chosen = options.wanted[topic]
-        for partition in range(len(info.partitions)) if chosen is None else chosen:
-            key = TopicPartition(topic, partition)
-            found = check_offsets_answer(admin.offsets({key: "latest"})[key])
-            start = _resolve(options.starting, key, found["beginning"], found["end"], "startingOffsets", EARLIEST)
-            end = _resolve(options.ending, key, found["beginning"], found["end"], "endingOffsets", LATEST)
-            if start < end:
-                ranges.append(PartitionRange(topic, info.topic_id, partition, start, end))
-    return ranges
+    """The ranges to read, without empty ones. Raises InvalidSettingError for offsets outside the log, PartitionOutOfRangeError."""
+    keys = [TopicPartition(topic, partition) for topic, info in infos.items() for partition in _partitions(options, info)]
+    held = {}
+    for key, answer in (admin.offsets(dict.fromkeys(keys, "latest")) if keys else {}).items():
+        found = check_offsets_answer(answer)
+        held[key] = found["beginning"], found["end"]
+    starts, ends = (_bounds(admin, options, held, which) for which in ("start", "end"))
+    return [
+        PartitionRange(key.topic, infos[key.topic].topic_id, key.partition, starts[key], ends[key])
+        for key in keys
+        if starts[key] < ends[key]
+    ]
 
 
-def plan_leased(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo], columns: list[str], lease: str) -> list[ScanPlan]:
-    """A plan for each task, under a lease that keeps what it reads from retention for LEASE_MS; tasks renew it. Raises InvalidSettingError,
-    OffsetOutOfRangeError.
+def _partitions(options: ReadOptions, info: TopicInfo) -> Sequence[int]:
+    count, chosen = len(info.partitions), options.wanted.get(info.name)
+    if chosen is None:
+        return range(count)
+    if chosen[-1] >= count:
+        raise PartitionOutOfRangeError(f"option assign names partition {chosen[-1]} of topic {info.name!r}, which has 0 to {count - 1}")
+    return chosen
+
+
+def _bounds(admin: Admin, options: ReadOptions, held: Mapping[TopicPartition, tuple[int, int]], which: str) -> dict[TopicPartition, int]:
+    """Where each partition's range begins (`which` is "start") or ends ("end"): by time before by offset, as Kafka's source."""
+    is_start = which == "start"
+    times = options.starting_ms if is_start else options.ending_ms
+    if times is not None:
+        return _bounds_by_time(admin, options, held, which, times)
+    name = f"{which}ingOffsets"
+    given, default = (options.starting, EARLIEST) if is_start else (options.ending, LATEST)
+    lenient = not options.fail_on_data_loss
+    found = {key: _resolve(given, key, *bounds, name, default, lenient=lenient) for key, bounds in held.items()}
+    if isinstance(given, dict):
+        _check_complete(name, given, held)
+    return found
+
+
+def _bounds_by_time(
+    admin: Admin,
+    options: ReadOptions,
+    held: Mapping[TopicPartition, tuple[int, int]],
+    which: str,
+    times: int | dict[TopicPartition, int],
+) -> dict[TopicPartition, int]:
+    name = f"{which}ingTimestamp" if isinstance(times, int) else f"{which}ingOffsetsByTimestamp"
+    if isinstance(times, dict):
+        _check_complete(name, times, held)
+    of_each = dict.fromkeys(held, times) if isinstance(times, int) else times
+    asked = {(which, key): AtTime(of_each[key] * 1000) for key in held}
+    at_times = _offsets_at(admin, asked, scan_settings(options)) if asked else {}
+    found = {}
+    for key, (beginning, end) in held.items():
+        offset = at_times.get((which, key))
+        if offset is None and which == "start" and not options.no_record_is_latest:
+            raise InvalidSettingError(
+                f"no record of {key.topic}-{key.partition} is of the time {of_each[key]} or later, which {name} asks for; "
+                "with startingOffsetsByTimestampStrategy=latest nothing is read of it"
+            )
+        found[key] = end if offset is None else min(max(offset, beginning), end)
+    return found
+
+
+def _check_complete(name: str, given: Mapping[TopicPartition, int], held: Mapping[TopicPartition, object]) -> None:
+    """As Kafka's source asks: a partition that was forgotten would be read whole."""
+    forgotten, unknown = sorted(set(held) - set(given)), sorted(set(given) - set(held))
+    if forgotten:
+        raise InvalidSettingError(
+            f"{name} leaves out {forgotten[0].topic}-{forgotten[0].partition}: it names all partitions that are read, or none "
+            "(-2 means earliest and -1 latest)"
+        )
+    if unknown:
+        raise InvalidSettingError(f"{name} names {unknown[0].topic}-{unknown[0].partition}, which this read does not cover")
+
+
+def scan_settings(options: ReadOptions) -> ScanSettings:
+    """How the tasks read."""
+    return ScanSettings(
+        client_id=options.client_id, max_unpacked_batch_bytes=options.max_unpacked_batch_bytes, request_timeout_ms=options.request_timeout_ms,
+        skip_damaged=options.skip_damaged, from_files=options.from_files, check_batches=options.check_batches,
+    )  # fmt: skip
+
+
+def plan_leased(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo], columns: list[str], lease: str) -> list[ReadTask]:
+    """What each task reads, under a lease that keeps it from retention for LEASE_MS; tasks renew it. Empty: there is nothing to read. Raises
+    InvalidSettingError, OffsetOutOfRangeError.
     """
     for attempt in range(LEASE_ATTEMPTS):
         ranges = plan(admin, options, infos)
         try:
-            admin.lease_offsets(lease, {r.key: r.start for r in ranges}, LEASE_MS)
+            if ranges and not leases.take(admin, lease, {r.key: r.start for r in ranges}, LEASE_MS):
+                lease = ""
             break
         except OffsetOutOfRangeError:
             if attempt == LEASE_ATTEMPTS - 1:  # retention moved the beginning between plan and lease each time
                 raise
-    data_dirs = own_directories(admin) if ranges else []
-    settings = ScanSettings(client_id="spark", max_unpacked_batch_bytes=options.max_unpacked_batch_bytes)
+    settings = scan_settings(options)
+    data_dirs = own_directories(admin) if ranges and options.from_files is not False else []
+    starts = {r.key: r.start for r in ranges}
+    tasks = []
+    for topic, info in infos.items():
+        # The directories are looked for once, not for each part.
+        whole = plan_of(info, options.bootstrap, [r for r in ranges if r.topic == topic], data_dirs, columns, settings, lease)
+        share = sum(r.end - r.start for r in whole.ranges) / max(1, sum(r.end - r.start for r in ranges))
+        for part in divide(whole.ranges, options.min_partitions, options.max_records_per_partition, share, _cores()):
+            leased = {r.key: starts[r.key] for r in part}
+            tasks.append(ReadTask(replace(whole, ranges=part), leased, options.fail_on_data_loss))
+    return tasks
 
-    def task(topic: str, *of_task: PartitionRange) -> ScanPlan:
-        return plan_of(infos[topic], options.bootstrap, of_task, data_dirs, columns, settings, lease)
 
-    # Spark would turn an empty list into one task without a plan, so an empty one stands in for it.
-    return [task(r.topic, r) for r in ranges] or [task(next(iter(infos)))]
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
-def _resolve(option: str | dict[TopicPartition, int], key: TopicPartition, beginning: int, end: int, name: str, default: int) -> int:
+def divide(
+    ranges: Sequence[PartitionRange], least: int | None, offsets_max: int | None, share: float, cores: int
+) -> list[tuple[PartitionRange, ...]]:
+    """The ranges of each task. `least`: minPartitions, `offsets_max`: maxRecordsPerPartition, None where they are not given; `share`: of the whole read that
+    these ranges are.
+    """
+    total = sum(r.end - r.start for r in ranges)
+    if not total:
+        return []
+    if least is None and offsets_max is None:
+        wanted = min(share * cores, total / TASK_OFFSETS)
+        return _united([piece for r in ranges for piece in _pieces(r, round(wanted * (r.end - r.start) / total))], total, cores)
+    pieces = [piece for r in ranges for piece in _pieces(r, -((r.start - r.end) // offsets_max) if offsets_max else 1)]
+    wanted = (least or 0) * share
+    if len(pieces) < wanted:
+        pieces = [part for piece in pieces for part in _pieces(piece, round(wanted * (piece.end - piece.start) / total))]
+    return [(piece,) for piece in pieces]
+
+
+def _pieces(r: PartitionRange, count: int) -> list[PartitionRange]:
+    """`count` ranges of nearly the same size which together are this one."""
+    size = r.end - r.start
+    count = min(max(1, count), size)
+    edges = [r.start + size * n // count for n in range(count + 1)]
+    return [replace(r, start=start, end=end) for start, end in itertools.pairwise(edges)]
+
+
+def _united(pieces: list[PartitionRange], total: int, cores: int) -> list[tuple[PartitionRange, ...]]:
+    """Neighbours in one task, while that has fewer than TASK_OFFSETS, or than a core's part of a small read."""
+    enough = min(TASK_OFFSETS, -(-total // cores))
+    tasks: list[list[PartitionRange]] = []
+    room = 0
+    for piece in pieces:
+        if room <= 0:
+            tasks.append([])
+            room = enough
+        tasks[-1].append(piece)
+        room -= piece.end - piece.start
+    return [tuple(task) for task in tasks]
+
+
+def _resolve(
+    option: OffsetsByPartition, key: TopicPartition, beginning: int, end: int, name: str, default: int, *, lenient: bool = False
+) -> int:
     wanted = {"earliest": EARLIEST, "latest": LATEST}[option] if isinstance(option, str) else option.get(key, default)
     if wanted == EARLIEST:
         return beginning
     if wanted == LATEST:
         return end
     if not beginning <= wanted <= end:
-        raise InvalidSettingError(f"{name} asks for offset {wanted} of {key.topic}-{key.partition}, which holds {beginning} to {end}")
+        where = f"{name} asks for offset {wanted} of {key.topic}-{key.partition}, which holds {beginning} to {end}"
+        if not lenient:
+            raise InvalidSettingError(f"{where}; with failOnDataLoss=false what is there is read")
+        logger.warning("spark_read_less %s", where)
+        return min(max(wanted, beginning), end)
     return wanted

@@ -1,28 +1,114 @@
 """One Spark task: reads its plan (`tailrace.scanning`), from the log's files where they are on the executor's host, and gives its batches as Arrow.
 
-Invariants: every offset of the plan's range is returned once, in order, and no other.
+An appliance that is away is waited for, requestTimeoutMs at a time, and asked for the rest when it is back (`tailrace.scanning.remote`).
+
+Invariants: every offset of the plan's ranges is returned once, in order, and no other. With failOnDataLoss=false what is lost meanwhile is left out, counted
+    and said in the executor's log; otherwise it is an error that says which option goes on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 
-from tailrace.scanning.columns import KAFKA_COLUMNS, arrow_schema
+from spark_bridge.planner import ReadTask, kafka_schema
+from tailrace.admin import Admin
+from tailrace.client_log import logger
+from tailrace.errors import CorruptBatchError, OffsetOutOfRangeError, UnknownTopicError
+from tailrace.offset_lookup import check_offsets_answer
+from tailrace.scanning.columns import LOG_COLUMNS, Column, Origin
 from tailrace.scanning.lease import Lease
-from tailrace.scanning.planner import ScanPlan
+from tailrace.scanning.planner import PartitionRange, ScanPlan
 from tailrace.scanning.reader import read
 
-
-def kafka_schema(include_headers: bool) -> pa.Schema:
-    """Columns of a default-schema topic, as Spark's Kafka source names them."""
-    return arrow_schema([column for column in KAFKA_COLUMNS if include_headers or column.name != "headers"])
+__all__ = ["kafka_schema", "read_task"]
 
 
-def read_task(task: ScanPlan) -> Iterator[pa.RecordBatch]:
+class _Lost:
+    """Counts offsets that were damaged or deleted, of one task."""
+
+    def __init__(self) -> None:
+        self.offsets = self.ranges = 0
+
+    def add(self, first: int | None, following: int | None) -> None:
+        if first is not None and following is not None:
+            self.offsets += following - first
+            self.ranges += 1
+
+    def say(self, task: ReadTask) -> None:
+        if self.ranges:
+            logger.warning("spark_read_skipped topic=%s offsets=%d ranges=%d", task.plan.topic, self.offsets, self.ranges)
+
+
+def read_task(task: ReadTask) -> Iterator[pa.RecordBatch]:
     """The rows of a task, with the plan's columns in that order; renews its lease while it reads. Raises TailraceError."""
-    lease = Lease(task.bootstrap, task.lease, {r.key: r.start for r in task.ranges})
-    for batch in read(task):
-        lease.renew_when_due()
-        yield batch
+    lost = _Lost()
+
+    def on_damage(error: CorruptBatchError) -> None:
+        lost.add(error.first_offset, error.next_offset)
+
+    lease = Lease(task.plan.bootstrap, task.plan.lease, dict(task.leased))
+    made = replace(task.plan, settings=replace(task.plan.settings, on_damage=on_damage))
+    for r in made.ranges:
+        batches = _checked(made, r) if task.fail_on_data_loss else _what_is_left(made, r, lost)
+        for batch in batches:
+            lease.renew_when_due()
+            yield batch
+    lost.say(task)
+
+
+def _checked(made: ScanPlan, r: PartitionRange) -> Iterator[pa.RecordBatch]:
+    """Errors say what may be done in Spark."""
+    try:
+        yield from read(replace(made, ranges=(r,)))
+    except CorruptBatchError as error:
+        error.add_note("In Spark: .option('skipDamaged', 'true') leaves them out, and counts them in the executor's log.")
+        raise
+    except (OffsetOutOfRangeError, UnknownTopicError) as error:
+        error.add_note("In Spark: .option('failOnDataLoss', 'false') reads what is left.")
+        raise
+
+
+def _what_is_left(made: ScanPlan, r: PartitionRange, lost: _Lost) -> Iterator[pa.RecordBatch]:
+    """The range, without what is deleted while it is read."""
+    columns, number = _with_offset(made.columns)
+    position = r.start
+    while position < r.end:
+        try:
+            for batch in read(replace(made, columns=columns, ranges=(replace(r, start=position),))):
+                position = batch.column(number)[-1].as_py() + 1
+                yield batch if len(columns) == len(made.columns) else batch.select(range(number))
+            return
+        except OffsetOutOfRangeError as error:
+            logger.warning("spark_read_lost %s", error.detail)
+            begins = _beginning(made, r)
+            lost.add(position, min(begins, r.end))
+            if begins <= position:
+                raise
+            position = begins
+        except UnknownTopicError as error:
+            logger.warning("spark_read_lost %s", error.detail)
+            lost.add(position, r.end)
+            return
+
+
+def _with_offset(columns: tuple[Column, ...]) -> tuple[tuple[Column, ...], int]:
+    """The columns with one that says the offset, and which that is: the last, where it is added."""
+    for number, column in enumerate(columns):
+        if column.origin is Origin.OFFSET:
+            return columns, number
+    return (*columns, next(column for column in LOG_COLUMNS if column.origin is Origin.OFFSET)), len(columns)
+
+
+def _beginning(made: ScanPlan, r: PartitionRange) -> int:
+    """Where the partition begins now; the range's end, when its topic is another one."""
+    with Admin(made.bootstrap, client_id=made.settings.client_id, request_timeout_ms=made.settings.request_timeout_ms) as admin:
+        try:
+            if admin.topic_info([r.topic])[r.topic].topic_id != r.topic_id:
+                return r.end
+            return int(check_offsets_answer(admin.offsets({r.key: "earliest"})[r.key])["beginning"])
+        except UnknownTopicError as error:
+            logger.warning("spark_read_lost %s", error.detail)
+            return r.end

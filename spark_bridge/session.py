@@ -1,19 +1,32 @@
 """A Spark session on this machine that says nothing and leaves nothing behind: its settings, its temporary directory, its end.
 
+    spark = spark_bridge.session()         # a new local one, or the one that is there, with the format "tailrace" in it
+    spark_bridge.session(spark)            # a session that the caller made
+
 What the JVM and Spark's Python workers write to standard error goes into a file in that directory: warnings that nobody can act on (incubator modules), and a
 BrokenPipeError with its traceback for each worker that the JVM hangs up on. Its last lines are a note of the error that ends the block.
+
+Spark takes `python3` from the PATH for its Python processes, which is not the Python of an environment that is not activated, and finds neither PySpark nor
+`tailrace` there: here they are started with this Python, and told where this process has its packages from.
+
+Owner: the process that starts the session; it ends with `stop()`, with the block or the process, and its directory with it.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from spark_bridge import spark_home
+from spark_bridge.environment import check_here, find_java, import_paths
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,9 +45,11 @@ logger.gateway.level = error
 """
 LOG_FILE = "spark.log"
 LINES_SHOWN = 20
+END_TIMEOUT_S = 20.0
+TEMPORARY_PATH_MAX = 40
 
 
-def settings(scratch: str) -> dict[str, str]:
+def settings(scratch: str, java_options: Sequence[str] = ()) -> dict[str, str]:
     """What a local session needs: no port to the world, no console bar, every temporary file in `scratch`."""
     return {
         "spark.ui.enabled": "false",
@@ -49,49 +64,130 @@ def settings(scratch: str) -> dict[str, str]:
                 f"-Djava.io.tmpdir={scratch}",
                 f"-Dderby.system.home={scratch}",
                 f"-Dlog4j2.configurationFile={scratch}/log4j2.properties",
+                *java_options,
             )
         ),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.python.unix.domain.socket.dir": scratch,
     }
 
 
-@contextlib.contextmanager
-def local_session(master: str = "local[2]", name: str = "tailrace") -> Iterator[SparkSession]:
-    """A session for the block. Raises RuntimeError with what to do when there is no Java 17."""
-    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
-        raise RuntimeError("Spark needs a Java 17 runtime: install openjdk-17-jre-headless, or set JAVA_HOME")
-    # Short: Unix socket paths have 107 bytes.
-    scratch = tempfile.mkdtemp(prefix="trspark-")
-    saved = {
-        key: os.environ.get(key) for key in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "TMPDIR", "SPARK_LOCAL_IP", "SPARK_LAUNCHER_OPTS")
-    }
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # The launcher is a JVM of its own, started before any of the settings holds.
-    os.environ["SPARK_LAUNCHER_OPTS"] = f"-XX:-UsePerfData -Djava.io.tmpdir={scratch}"
-    os.environ["TMPDIR"] = scratch
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    with open(f"{scratch}/log4j2.properties", "w", encoding="ascii") as file:
-        file.write(QUIET_LOGGING)
+def session(
+    spark: SparkSession | None = None, *, master: str = "local[*]", name: str = "tailrace", config: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session in which `spark.read.format("tailrace")` works: `spark`, the active one, or a new local one with `config` beside our settings.
+
+    A new one is the caller's: `stop()` ends it, or the end of the process; it is a context manager, too. Raises RuntimeError with what to do when there is no
+    Java 17; NotSupportedError without pandas.
+    """
+    from pyspark.sql import SparkSession
+
+    check_here()
+    found = spark if spark is not None else SparkSession.getActiveSession()
+    if found is not None:
+        return register(found)
+    scratch, started = _start_in_scratch(master, name, dict(config or {}))
+    atexit.register(_end_at_exit, started, scratch, os.getpid())
+    return started
+
+
+def register(spark: SparkSession) -> SparkSession:
+    """Make the format "tailrace" known to a session that exists, whatever Python its processes would be started with. Returns it.
+
+    Its Python processes for this source run this Python, with this process's packages; those of other sources and of functions stay as they are.
+    """
+    from spark_bridge.datasource import TailraceDataSource
+
+    check_here()
+    context = getattr(spark, "sparkContext", None)
+    if context is None or not hasattr(context, "pythonExec"):  # Spark Connect: the server's Python processes are the server's
+        spark.dataSource.register(TailraceDataSource)
+        return spark
+    before = context.pythonExec, dict(context.environment)
+    paths = [*import_paths(), *filter(None, [context.environment.get("PYTHONPATH", "")])]
+    if str(context.master).startswith("local"):  # elsewhere, executors have a Python of their own
+        context.pythonExec = sys.executable
+        if paths:
+            context.environment["PYTHONPATH"] = os.pathsep.join(paths)
     try:
-        session = _start({"spark.master": master, "spark.app.name": name, **settings(scratch)}, f"{scratch}/{LOG_FILE}")
-        try:
-            yield session
-        finally:
-            _end(session)
+        spark.dataSource.register(TailraceDataSource)
+    finally:
+        context.pythonExec, context.environment = before
+    return spark
+
+
+@contextlib.contextmanager
+def local_session(
+    master: str = "local[2]",
+    name: str = "tailrace",
+    *,
+    java_options: Sequence[str] = (),
+    home: str | None = None,
+    end_timeout_s: float = END_TIMEOUT_S,
+) -> Iterator[SparkSession]:
+    """A new session for the block; at its end, so long is waited for the JVM. Raises RuntimeError with what to do when there is no Java 17."""
+    scratch, started = _start_in_scratch(master, name, {}, java_options, home)
+    try:
+        yield started
     except Exception as error:
-        if lines := _last_lines(f"{scratch}/{LOG_FILE}"):
-            error.add_note("\n".join(["What Spark wrote to standard error, its end:", *lines]))
+        _note_log(error, scratch)
         raise
+    finally:
+        try:
+            _end(started, end_timeout_s)
+        finally:
+            _remove(scratch)
+
+
+def _start_in_scratch(
+    master: str, name: str, config: dict[str, str], java_options: Sequence[str] = (), home: str | None = None
+) -> tuple[str, SparkSession]:
+    """A session and its directory. Raises RuntimeError."""
+    find_java()
+    # Short: Unix socket paths have 107 bytes, and Spark's names in it 45.
+    scratch = tempfile.mkdtemp(prefix="trspark-", dir=None if len(tempfile.gettempdir()) <= TEMPORARY_PATH_MAX else "/tmp")
+    try:
+        with open(f"{scratch}/log4j2.properties", "w", encoding="ascii") as file:
+            file.write(QUIET_LOGGING)
+        if home is None and (ready := spark_home.prepared()) is not None:
+            home, java_options = ready[0], (*java_options, *ready[1])
+        home = home or spark_home.make_home(f"{scratch}/home")
+        with _environment(scratch, home):
+            given = {"spark.master": master, "spark.app.name": name, **settings(scratch, java_options), **config}
+            return scratch, _start(given, f"{scratch}/{LOG_FILE}")
+    except BaseException as error:
+        _note_log(error, scratch)
+        _remove(scratch)
+        raise
+
+
+@contextlib.contextmanager
+def _environment(scratch: str, home: str | None) -> Iterator[None]:
+    """What the JVM gets, and its Python processes from it; this process has it for the block only."""
+    paths = [*import_paths(), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+    wanted = {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        # The launcher is a JVM of its own, started before any of the settings holds.
+        "SPARK_LAUNCHER_OPTS": f"-XX:-UsePerfData -Djava.io.tmpdir={scratch}",
+        "TMPDIR": scratch,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {}),
+        **({"SPARK_HOME": home} if home is not None else {}),
+    }
+    saved = {key: os.environ.get(key) for key in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
     finally:
         for key, before in saved.items():
             if before is None:
                 os.environ.pop(key, None)
             else:
                 os.environ[key] = before
-        _remove(scratch)
 
 
 def _start(given: dict[str, str], log_path: str) -> SparkSession:
@@ -106,6 +202,11 @@ def _start(given: dict[str, str], log_path: str) -> SparkSession:
     session = SparkSession.builder.config(conf=conf).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _note_log(error: BaseException, scratch: str) -> None:
+    if lines := _last_lines(f"{scratch}/{LOG_FILE}"):
+        error.add_note("\n".join(["What Spark wrote to standard error, its end:", *lines]))
 
 
 def _last_lines(path: str) -> list[str]:
@@ -124,7 +225,14 @@ def _remove(directory: str) -> None:
         time.sleep(0.05)
 
 
-def _end(session: SparkSession) -> None:
+def _end_at_exit(started: SparkSession, scratch: str, pid: int) -> None:
+    """Of the process that started it, not of one that it forked."""
+    if os.getpid() == pid:
+        _end(started)
+        _remove(scratch)
+
+
+def _end(session: SparkSession, timeout_s: float = END_TIMEOUT_S) -> None:
     """Stop Spark and its JVM: it would otherwise live as long as this process."""
     from pyspark import SparkContext
 
@@ -138,7 +246,17 @@ def _end(session: SparkSession) -> None:
         if process is not None:
             process.stdin.close()
             try:
-                process.wait(20)
+                process.wait(timeout_s)
             except Exception:
                 process.kill()
                 process.wait()
+
+
+class _CallableModule(types.ModuleType):
+    """So that `spark_bridge.session()` gives a session, and `spark_bridge.session` stays the module that it is, too."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> SparkSession:
+        return session(*arguments, **named)
+
+
+sys.modules[__name__].__class__ = _CallableModule

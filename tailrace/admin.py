@@ -36,7 +36,7 @@ from tailrace.protocol.wire import Api
 from tailrace.records import TopicPartition, to_timestamp_us
 from tailrace.recurrence import Recurrence
 from tailrace.settings import AdminSettings, build, documented, merged
-from tailrace.topics import TopicInfo, topics_from_metadata
+from tailrace.topics import TopicInfo, is_internal, topics_from_metadata
 
 TOPICS_AT_ONCE = 256
 DELAYS_PAGE = 1_000
@@ -57,13 +57,15 @@ class PendingDelay(NamedTuple):
     repeat: Recurrence | None
 
 
-def partition_counts(call: Callable[[Api, dict[str, Any]], dict[str, Any]]) -> dict[str, int]:
-    """Topic -> how many partitions it has, names ascending, asked for page by page through `call(api, request)`."""
+def partition_counts(call: Callable[[Api, dict[str, Any]], dict[str, Any]], internal: bool = False) -> dict[str, int]:
+    """Topic -> how many partitions it has, names ascending, asked for page by page through `call(api, request)`. `internal`: also of topics that are not a
+    user's (see `tailrace.topics`).
+    """
     counts: dict[str, int] = {}
     after: str | None = ""
     while after is not None:
         answer = call(Api.METADATA, {"topics": None, "names_only": True, "after": after})
-        counts.update((topic["name"], topic["partitions"]) for topic in answer["topics"])
+        counts.update((topic["name"], topic["partitions"]) for topic in answer["topics"] if internal or not is_internal(topic["name"]))
         after = answer.get("after")
     return counts
 
@@ -187,13 +189,13 @@ class Admin(GroupAdmin, OtherNames):
         wanted = mapping_of("counts", counts, '{"orders": 8}').items()
         self._change(Api.ALTER_TOPICS, [{"name": name_of("the name of a topic", name), "partitions": count} for name, count in wanted])
 
-    def list_topics(self) -> list[str]:
-        """Names of all topics, ascending."""
-        return list(self.partition_counts())
+    def list_topics(self, *, internal: bool = False) -> list[str]:
+        """Names of all topics, ascending; `internal`: also of those that Spark's sink stages rows in, and the like."""
+        return list(self.partition_counts(internal=internal))
 
-    def partition_counts(self) -> dict[str, int]:
-        """How many partitions each topic has; names ascending."""
-        return partition_counts(self._call)
+    def partition_counts(self, *, internal: bool = False) -> dict[str, int]:
+        """How many partitions each topic has; names ascending. `internal`: as of `list_topics`."""
+        return partition_counts(self._call, internal)
 
     def topic_info(self, names: str | Iterable[str]) -> dict[str, TopicInfo]:
         """Schemas, settings and partition counts. Raises UnknownTopicError."""

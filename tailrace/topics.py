@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+INTERNAL_PREFIX = "__tailrace_"
+"""What the names of topics begin with that programs of Tailrace keep for themselves: lists leave them out, as Kafka's do with its own."""
 UNKNOWN_MAP = -1
 """In the place of a slot map's version: there is one, and it is not known."""
 
@@ -71,6 +73,11 @@ class TopicInfo:
         if self._columns is None:
             self._columns = frozenset(self.schema.names).difference(DELAY_COLUMNS if self.delay_of else ())
         return self._columns
+
+
+def is_internal(name: str) -> bool:
+    """Whether a topic is not a user's: see INTERNAL_PREFIX."""
+    return name.startswith(INTERNAL_PREFIX)
 
 
 def topics_from_metadata(answer: dict[str, Any], *wanted: str) -> dict[str, TopicInfo]:

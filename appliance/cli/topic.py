@@ -77,8 +77,11 @@ def create(
 
 @command.command(name="list")
 @bootstrap_option
+@click.option(
+    "--internal", is_flag=True, help="Also topics that programs of Tailrace keep for themselves, such as what Spark's sink stages."
+)
 @json_option
-def list_(bootstrap: str, as_json: bool) -> None:
+def list_(bootstrap: str, internal: bool, as_json: bool) -> None:
     """List topics.
 
     \b
@@ -86,7 +89,7 @@ def list_(bootstrap: str, as_json: bool) -> None:
       tailrace topic list --json
     """
     with connect(bootstrap) as admin:
-        described = admin.describe_topics()
+        described = admin.describe_topics(admin.list_topics(internal=internal))
     rows = [
         {
             "name": t["name"],

@@ -144,7 +144,7 @@ class Rows:
         if times is not None:
             return times.view(TIMESTAMP)
         stamp = header.append_time_us if header.attributes & ATTRIBUTE_LOG_APPEND_TIME else header.max_timestamp_us
-        return pa.repeat(pa.scalar(stamp, pa.int64()), count).view(TIMESTAMP)
+        return _constant(stamp, pa.int64(), count).view(TIMESTAMP)
 
     def _take(self) -> pa.RecordBatch:
         pieces, count = self._pieces, self._row_count
@@ -169,7 +169,7 @@ class Rows:
         """`value`, `count` times: a part of one array, which all batches share."""
         known = self._constants.get((value, kind))
         if known is None or len(known) < count:
-            known = self._constants[value, kind] = pa.repeat(pa.scalar(value, kind), max(count, BATCH_ROWS))
+            known = self._constants[value, kind] = _constant(value, kind, max(count, BATCH_ROWS))
         return known.slice(0, count)
 
 
@@ -189,7 +189,21 @@ def _runs(pieces: list[_Piece]) -> list[tuple[int, int]]:
 
 
 def _offsets(start: int, count: int) -> Any:
-    return pa.array(np.arange(start, start + count, dtype=np.int64))
+    return _of_numbers(np.arange(start, start + count, dtype=np.int64), pa.int64())
+
+
+def _constant(value: Any, kind: pa.DataType, count: int) -> Any:
+    """A text or a whole number, `count` times."""
+    if kind != pa.utf8():
+        return _of_numbers(np.full(count, value, dtype=kind.to_pandas_dtype()), kind)
+    data = value.encode()
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(offsets), pa.py_buffer(data * count)])
+
+
+def _of_numbers(numbers: Any, kind: pa.DataType) -> Any:
+    """By its buffer: pa.array and pa.scalar import pandas the first time, for a third of a second in each of Spark's Python processes."""
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def _decode(header: BatchHeader, data: Any, schema: pa.Schema, names: list[str], max_unpacked_bytes: int, *, trust: bool) -> pa.RecordBatch:

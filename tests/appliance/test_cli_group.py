@@ -121,7 +121,7 @@ def test_spans_are_readable() -> None:
 class FakeAdmin(Admin):
     """Topics a and b, with two partitions each, of offsets 10 to 20; a time is at offset 15 of a, and later than all of b."""
 
-    def partition_counts(self) -> dict[str, int]:
+    def partition_counts(self, *, internal: bool = False) -> dict[str, int]:
         return {"a": 2, "b": 2}
 
     def offsets(self, wanted: Any) -> dict[TopicPartition, dict[str, Any]]:

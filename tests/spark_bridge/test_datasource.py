@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import pyarrow as pa
 import pytest
 
-from spark_bridge.planner import parse_options
 from tailrace import Admin, NewTopic, Producer
-from tailrace.errors import InvalidSettingError
 from tailrace.private_appliance import EmbeddedAppliance
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    from spark_bridge.session import local_session
-
-    before = set(os.listdir("/tmp"))
-    with local_session() as session:
-        yield session
-    left = {
-        name
-        for name in set(os.listdir("/tmp")) - before
-        if "spark" in name.lower() or name.startswith(("hsperf", "trspark", "blockmgr", "liblz4"))
-    }
-    assert not left, f"Spark left {left}"
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +77,25 @@ def test_ranges_of_offsets_are_exact_and_plans_do_not_poison_each_other(spark: A
     assert sorted(r.offset for r in frame.collect()) == list(range(37, 137))
     assert frame.filter("offset < 40").count() == 3
     assert frame.count() == 100
-    assert load(spark, filled, subscribe="plain", startingOffsets="latest").count() == 0
 
 
 def test_columns_can_be_chosen(spark: Any, filled: EmbeddedAppliance) -> None:
     frame = spark.read.format("tailrace").schema("offset bigint").option("bootstrap", filled.address).option("subscribe", "plain").load()
     assert frame.columns == ["offset"]
     assert frame.agg({"offset": "max"}).collect()[0][0] == 499
+
+
+def test_a_job_of_kafkas_source_reads_with_its_own_options(spark: Any, filled: EmbeddedAppliance) -> None:
+    reader = spark.read.format("tailrace").option("kafka.bootstrap.servers", filled.address.removeprefix("tcp://"))
+    frame = reader.option("subscribePattern", "pl.*").option("startingTimestamp", "990").option("minPartitions", "4").load()
+    assert frame.rdd.getNumPartitions() == 4
+    assert sorted(int(row.value) for row in frame.select("value").collect()) == list(range(990, 1000))
+
+
+def test_what_the_log_knows_of_a_typed_topic_comes_on_request(spark: Any, filled: EmbeddedAppliance) -> None:
+    frame = load(spark, filled, subscribe="typed", includeMetadata="true")
+    assert frame.columns == ["n", "word", "_topic", "_partition", "_offset", "_timestamp"]
+    assert frame.select("_partition", "_offset").distinct().count() == 1000
 
 
 def test_an_empty_topic_gives_no_rows(spark: Any, filled: EmbeddedAppliance) -> None:
@@ -113,24 +107,8 @@ def test_what_is_wrong_is_said(spark: Any, filled: EmbeddedAppliance) -> None:
         ({"subscribe": "nosuch"}, "there is no topic"),
         ({"subscribe": "typed,other"}, "have different columns"),
         ({"subscribe": "plain", "startingOffsets": '{"plain": {"0": 9999}}'}, "asks for offset 9999"),
+        ({"subscribe": "plain", "startingOfsets": "latest"}, "did you mean startingOffsets"),
+        ({"subscribe": "plain", "startingOffsets": "latest"}, "startingOffsets can't be latest for batch queries"),
     ):
         with pytest.raises(Exception, match=sentence):
             load(spark, filled, **options).count()
-    with pytest.raises(Exception, match="writing from Spark is not part of this version"):
-        spark.range(3).write.format("tailrace").option("bootstrap", filled.address).mode("append").save()
-    stream = spark.readStream.format("tailrace").option("bootstrap", filled.address).option("subscribe", "plain").load()
-    with pytest.raises(Exception, match="Spark streams are not part of this version"):
-        stream.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination()
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [({}, "name what to read"), ({"subscribe": "a", "assign": "{}"}, "one of the two"), ({"subscribe": "a", "startingOffsets": "x"}, "startingOffsets"),
-     ({"subscribe": "a", "startingOfsets": "x"}, "unknown option"), ({"assign": "[1]"}, "JSON object"),
-     ({"subscribe": "a", "maxUnpackedBatchBytes": "much"}, "maxUnpackedBatchBytes"),
-     ({"subscribe": "a", "maxUnpackedBatchBytes": "5"}, "max_unpacked_batch_bytes"),
-     ({"subscribe": " , "}, "names no topic")],
-)  # fmt: skip
-def test_wrong_options_name_the_option(options: dict[str, str], sentence: str) -> None:
-    with pytest.raises(InvalidSettingError, match=sentence):
-        parse_options(options)

@@ -1,0 +1,77 @@
+"""What Spark needs on a machine, checked before Spark fails on it with a sentence of its own: Java, pandas, a PySpark that was tested.
+
+Invariants: each refusal says what to install or set; a version that was not tested is a warning, once in a process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+import warnings
+
+from tailrace.errors import NotSupportedError
+
+JAVA_LEAST = 17
+PYSPARK_TESTED = "4.3"
+_JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+JAVA_ADVICE = "install openjdk-17-jre-headless (or your system's package of it), or set JAVA_HOME to one that is there"
+_warned: set[str] = set()
+
+
+def check_here() -> None:
+    """What each Python process of Spark needs. Raises NotSupportedError without pandas; warns of a PySpark that was not tested."""
+    if importlib.util.find_spec("pandas") is None:
+        raise NotSupportedError(
+            f"Spark's Arrow exchange needs pandas, and {sys.executable} has none: pip install 'tailrace[spark]', or set PYSPARK_PYTHON to a Python that has it"
+        )
+    check_pyspark()
+
+
+def check_pyspark() -> None:
+    """Warn once of a version of PySpark that was not tested."""
+    import pyspark
+
+    version = pyspark.__version__
+    if version.rsplit(".", 1)[0] != PYSPARK_TESTED and version not in _warned:
+        _warned.add(version)
+        warnings.warn(
+            f"Tailrace's Spark bridge was tested with PySpark {PYSPARK_TESTED}, and this is {version}: "
+            f"if something fails, pip install 'pyspark=={PYSPARK_TESTED}.*'",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def find_java() -> str:
+    """The java that Spark's launcher will take, at least of version JAVA_LEAST. Raises RuntimeError with what to do."""
+    home = os.environ.get("JAVA_HOME")
+    path = f"{home}/bin/java" if home else shutil.which("java")
+    if path is None or not os.access(path, os.X_OK):
+        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the PATH"
+        raise RuntimeError(f"Spark needs a Java {JAVA_LEAST} runtime, and {where}: {JAVA_ADVICE}")
+    said = subprocess.run([path, "-XX:-UsePerfData", "-version"], capture_output=True, text=True, timeout=60, check=False)
+    found = _JAVA_VERSION.search(said.stderr + said.stdout)
+    if found is None:
+        raise RuntimeError(f"Spark needs a Java {JAVA_LEAST} runtime, and {path} does not say which it is: {JAVA_ADVICE}")
+    if int(found[1]) < JAVA_LEAST:
+        raise RuntimeError(f"Spark needs Java {JAVA_LEAST} or newer, and {path} is Java {found[1]}: {JAVA_ADVICE}")
+    return path
+
+
+def import_paths() -> list[str]:
+    """Directories or zips that another process of this Python needs on its path, so that it finds the packages that Spark's tasks import."""
+    own = {os.path.realpath(path) for path in (*site.getsitepackages(), site.getusersitepackages())}
+    found = []
+    for name in ("spark_bridge", "tailrace", "pyspark"):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            continue
+        path = os.path.dirname(os.path.dirname(spec.origin))
+        if os.path.realpath(path) not in own and path not in found:
+            found.append(path)
+    return found

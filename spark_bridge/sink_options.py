@@ -1,0 +1,76 @@
+"""Options of `df.write` and `df.writeStream`, checked. Pure.
+
+Those of Spark's Kafka sink: kafka.bootstrap.servers, topic (it overrides the column `topic`). Tailrace's own: bootstrap, the same as kafka.bootstrap.servers;
+keyColumn, of a typed topic, by which rows find their partition; queryId, for a Spark that does not say which query a task belongs to; txnAppId and txnVersion,
+which make a batch write that is repeated harmless (Delta Lake's names, https://docs.delta.io/latest/delta-streaming.html#idempotent-table-writes-in-foreachbatch);
+publishTimeoutMs.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tailrace.errors import InvalidSettingError
+from tailrace.settings import DEFAULT_BOOTSTRAP
+
+NAMES = ("bootstrap", "kafka.bootstrap.servers", "topic", "keyColumn", "queryId", "txnAppId", "txnVersion", "publishTimeoutMs")
+_OF_SPARK = ("path", "checkpointlocation", "queryname", "outputmode")
+"""What Spark itself puts among the options of a sink, or has read before."""
+PUBLISH_TIMEOUT_MS = 120_000
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """The options of a write."""
+
+    bootstrap: str
+    topic: str | None
+    """None: each row says it."""
+    key_column: str | None
+    query_id: str | None
+    app_id: str | None
+    version: int
+    publish_timeout_ms: int
+    """So long an appliance that takes nothing is waited for."""
+
+
+def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
+    """Check the options of a write. Raises InvalidSettingError, which names the option."""
+    known = {name.lower(): name for name in NAMES}
+    options = {name.lower(): value for name, value in given.items() if value is not None}
+    for name in options:
+        if name not in known and name not in _OF_SPARK:
+            near = difflib.get_close_matches(name, known, 1, 0.6)
+            hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(NAMES)}"
+            raise InvalidSettingError(f"unknown option {name!r} of the tailrace sink; {hint}")
+    servers = options.get("kafka.bootstrap.servers")
+    bootstrap = options.get("bootstrap", servers)
+    if servers is not None and bootstrap != servers:
+        raise InvalidSettingError("the options bootstrap and kafka.bootstrap.servers name two appliances; give one of them")
+    topic = options.get("topic", options.get("path"))
+    if topic is not None and not topic.strip():
+        raise InvalidSettingError("the option topic is empty; name a topic, or leave it out and have a column `topic`")
+    app_id, version = options.get("txnappid"), options.get("txnversion")
+    if (app_id is None) != (version is None):
+        raise InvalidSettingError("the options txnAppId and txnVersion belong together: give both, or none")
+    return SinkOptions(
+        bootstrap or DEFAULT_BOOTSTRAP,
+        topic,
+        options.get("keycolumn"),
+        options.get("queryid") or None,
+        app_id,
+        _whole("txnVersion", version or "0", 0),
+        _whole("publishTimeoutMs", options.get("publishtimeoutms", str(PUBLISH_TIMEOUT_MS)), 1),
+    )
+
+
+def _whole(name: str, text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise InvalidSettingError(f"option {name} is {text!r}; it takes a whole number from {least} up")
+    return number

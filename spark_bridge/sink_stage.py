@@ -1,0 +1,188 @@
+"""A task's rows into the appliance, where nobody reads them: encoded, partitioned for their topics, and addressed by offset.
+
+Staging topics are the appliance's own to users' eyes: their names begin with INTERNAL_PREFIX, and lists leave them out. There is one for each query and kind of
+batch (schema, limit, compression), of STAGES partitions; a task writes to one of them, so that its batches lie together.
+
+Owner: one task. Invariants: `finish` returns when all is durable; the ranges that it returns hold exactly the task's rows, whatever failed attempts of it, or
+other tasks, have left beside them; batches for one target lie in the order of its rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from spark_bridge import sink_rows
+from spark_bridge.sink_log import known, made
+from spark_bridge.sink_options import SinkOptions
+from spark_bridge.sink_source import CLIENT_ID
+from tailrace.admin import Admin
+from tailrace.errors import UnknownTopicError, error_for
+from tailrace.handles import BatchesHandle
+from tailrace.new_topic import NewTopic
+from tailrace.producer import Producer
+from tailrace.protocol.errors import ErrorCode
+from tailrace.topics import INTERNAL_PREFIX, TopicInfo
+
+STAGES = 4
+PIECE_BYTES = 900 << 10
+"""Rows for a partition wait for so many bytes: a batch of a MiB has the least cost per row."""
+RETENTION_MS = 7 * 86_400_000
+"""A publication that is not finished within that has lost its rows."""
+BUFFER_BYTES = 64 << 20
+CONNECT_TIMEOUT_MS = 10_000
+
+
+def log_topic(identity: str) -> str:
+    """The topic with the decisions of a sink."""
+    return f"{INTERNAL_PREFIX}sink_{_short(identity)}"
+
+
+def stage_prefix(identity: str) -> str:
+    """What the names of a sink's staging topics begin with."""
+    return f"{INTERNAL_PREFIX}stage_{_short(identity)}_"
+
+
+def _short(identity: str) -> str:
+    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+
+
+def stage_topic(identity: str, info: TopicInfo) -> NewTopic:
+    """Where batches for a topic are staged: it takes what the topic takes."""
+    kept = {name: info.settings[name] for name in ("max.message.bytes", "compression.type")}
+    kind = zlib.crc32(repr((info.schema_message, sorted(kept.items()))).encode())
+    configs = {**kept, "durability": "disk", "retention.ms": RETENTION_MS, "segment.bytes": 64 << 20}
+    return NewTopic(f"{stage_prefix(identity)}{kind:08x}", STAGES, configs, info.schema if info.typed else None)
+
+
+@dataclass(slots=True)
+class Staged:
+    """What a task has staged; picklable."""
+
+    targets: list[tuple[str, str, int, int]] = field(default_factory=list)
+    """(topic, its id, partition, version of the slot map)."""
+    batches: dict[tuple[str, str, int], list[tuple[int, int, int]]] = field(default_factory=dict)
+    """(staging topic, its id, partition) -> (first offset, rows, index of the target)."""
+    rows: int = 0
+
+
+@dataclass(slots=True)
+class _Buffered:
+    info: TopicInfo
+    stage: TopicInfo
+    target: int
+    tables: list[pa.Table] = field(default_factory=list)
+    byte_count: int = 0
+
+
+class Stager:
+    """See the module's docstring."""
+
+    def __init__(self, options: SinkOptions, identity: str, task: int) -> None:
+        """`identity`: the sink's; `task`: the number of the Spark partition."""
+        self._options = options
+        self._identity = identity
+        self._task = task
+        self._admin = Admin(options.bootstrap, client_id=CLIENT_ID, connect_timeout_ms=CONNECT_TIMEOUT_MS)
+        self._producer: Producer | None = None
+        self._infos: dict[str, TopicInfo] = {}
+        self._stages: dict[str, TopicInfo] = {}
+        self._buffered: dict[tuple[str, int], _Buffered] = {}
+        self._sticky = task
+        """Counts on with each batch of rows without a key."""
+        self._sent: list[tuple[TopicInfo, int, BatchesHandle]] = []
+        self.staged = Staged()
+
+    def close(self) -> None:
+        """Give everything back; what is staged and not named in a commit is never published."""
+        if self._producer is not None:
+            self._producer.close(timeout=0)
+        self._admin.close()
+
+    def _info(self, topic: str) -> TopicInfo:
+        info = self._infos.get(topic)
+        if info is None:
+            found = known(self._admin, [topic])
+            if topic not in found:
+                raise UnknownTopicError(f"there is no topic {topic!r} to write to")
+            info = found[topic]
+            if info.slot_map_version and info.owners is None:
+                raise error_for(ErrorCode.NOT_READY, f"the slot map of topic {topic!r} is being changed")
+            self._infos[topic] = info
+            self._stages[topic] = made(self._admin, stage_topic(self._identity, info))
+        return info
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Some rows. Raises TailraceError; SchemaMismatchError and InvalidRecordError name the column."""
+        topic = self._options.topic
+        if not batch.num_rows:
+            return
+        sink_rows.check_columns(batch.schema, None if topic is None else self._info(topic), self._options.key_column)
+        for name, rows in [(topic, batch)] if topic is not None else sink_rows.by_topic(batch):
+            info = self._info(name)
+            if topic is None:
+                sink_rows.check_columns(rows.schema, info, None)
+            self._add_rows(info, rows)
+
+    def _add_rows(self, info: TopicInfo, batch: pa.RecordBatch) -> None:
+        table = sink_rows.typed_rows(batch, info) if info.typed else sink_rows.default_rows(batch)
+        numbers = sink_rows.partitions_of(table, batch, info, self._options.key_column)
+        self.staged.rows += table.num_rows
+        for number, part in sink_rows.split(table, numbers):
+            is_keyless = number == sink_rows.NO_KEY
+            chosen = self._sticky % len(info.partitions) if is_keyless else number
+            if self._buffer(info, chosen, part) and is_keyless:
+                self._sticky += 1
+
+    def _buffer(self, info: TopicInfo, partition: int, part: pa.Table) -> bool:
+        """Whether a batch was sent of what was there."""
+        buffered = self._buffered.get((info.name, partition))
+        if buffered is None:
+            target = (info.name, info.topic_id.hex(), partition, info.slot_map_version)
+            self.staged.targets.append(target)
+            buffered = _Buffered(info, self._stages[info.name], len(self.staged.targets) - 1)
+            self._buffered[info.name, partition] = buffered
+        size = part.nbytes
+        has_sent = bool(buffered.tables) and buffered.byte_count + size > PIECE_BYTES
+        if has_sent:
+            self._send(buffered)
+        buffered.tables.append(part)
+        buffered.byte_count += size
+        return has_sent
+
+    def _send(self, buffered: _Buffered) -> None:
+        if self._producer is None:
+            self._producer = Producer(self._options.bootstrap, client_id=CLIENT_ID, acks="all", linger_ms=0, buffer_memory=BUFFER_BYTES)
+        tables, buffered.tables, buffered.byte_count = buffered.tables, [], 0
+        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        handle = self._producer.send_arrow(buffered.stage.name, table.combine_chunks(), partition=self._task % STAGES)
+        self._sent.append((buffered.stage, buffered.target, handle))
+
+    def finish(self) -> Staged:
+        """Send the rest and wait until all is durable. Raises TailraceError."""
+        for buffered in self._buffered.values():
+            if buffered.tables:
+                self._send(buffered)
+        for stage, target, handle in self._sent:
+            for batch in handle.result():
+                assert batch.base_offset is not None
+                key = (stage.name, stage.topic_id.hex(), batch.partition)
+                self.staged.batches.setdefault(key, []).append((batch.base_offset, batch.record_count, target))
+        return self.staged
+
+
+def combined(staged: list[Staged]) -> tuple[list[tuple[str, str, int, int]], dict[tuple[str, str, int], list[tuple[int, int, int]]]]:
+    """Of all tasks: the targets, and per partition of a staging topic its batches in order, with numbers of those targets."""
+    targets: dict[tuple[str, str, int, int], int] = {}
+    stages: dict[tuple[str, str, int], list[tuple[int, int, int]]] = {}
+    for each in staged:
+        for key, batches in each.batches.items():
+            stages.setdefault(key, []).extend(
+                (first, rows, targets.setdefault(each.targets[target], len(targets))) for first, rows, target in batches
+            )
+    for batches in stages.values():
+        batches.sort()
+    return list(targets), dict(sorted(stages.items()))

@@ -1,0 +1,69 @@
+"""Options of `spark.readStream`: those of a batch read that say what is read, and how much of it a micro-batch takes.
+
+Names and meanings are those of Spark's Kafka source: maxOffsetsPerTrigger, minOffsetsPerTrigger, maxTriggerDelay; startingOffsets is "latest" unless it is
+given. Tailrace's own is maxBytesPerTrigger (as Delta's: a soft limit).
+Invariants: pure; an option that is misspelt or out of range is refused by name before anything is asked of the appliance.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_bridge.planner import ReadOptions, parse_options
+from tailrace.errors import InvalidSettingError
+from tailrace.units import whole_number
+
+STARTS = ("startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp")
+MAX_TRIGGER_DELAY_MS = 900_000
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """The options of a stream, checked."""
+
+    read: ReadOptions
+    max_offsets: int | None = None
+    min_offsets: int | None = None
+    max_trigger_delay_ms: int = MAX_TRIGGER_DELAY_MS
+    max_bytes: int | None = None
+
+    @property
+    def task_count_max(self) -> int:
+        """Tasks of a micro-batch that is large enough: as many as this machine has cores, where minPartitions does not ask for more."""
+        return max(self.read.min_partitions or 0, len(os.sched_getaffinity(0)))
+
+
+def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
+    """Check the options of spark.readStream. Raises InvalidSettingError, which names the option."""
+    options = {name.lower(): value for name, value in given.items()}
+    if not any(name in STARTS for name in options):
+        options["startingoffsets"] = "latest"
+    read = parse_options(options)
+    for name in given:
+        if name.lower().startswith("ending"):
+            raise InvalidSettingError(
+                f"option {name} is for batch reads: a stream has no end (a batch read, or Trigger.AvailableNow, has one)"
+            )
+    most, least = _number(options, "maxOffsetsPerTrigger"), _number(options, "minOffsetsPerTrigger")
+    if most is not None and least is not None and least > most:
+        raise InvalidSettingError(f"minOffsetsPerTrigger is {least} and maxOffsetsPerTrigger {most}: no micro-batch could have so many")
+    return StreamOptions(
+        read,
+        most,
+        least,
+        _number(options, "maxTriggerDelay", "delay_ms", "milliseconds, or a duration such as 30s or 15m") or MAX_TRIGGER_DELAY_MS,
+        _number(options, "maxBytesPerTrigger", "max_bytes", "a number of bytes from 1 on, or a size such as 64MiB"),
+    )
+
+
+def _number(options: Mapping[str, str], name: str, kind: str = "count", takes: str = "a whole number from 1 on") -> int | None:
+    """`kind`: a name whose ending says the unit, as `whole_number` knows them."""
+    text = options.get(name.lower())
+    if text is None:
+        return None
+    found = whole_number(kind, text.replace("min", "m") if kind.endswith("_ms") else text)
+    if found is None or found < 1:
+        raise InvalidSettingError(f"option {name} is {text!r}; it takes {takes}")
+    return found

@@ -1,0 +1,195 @@
+"""Sessions: what a machine lacks is said; sessions that others made, `spark-submit` with a zip, and a Python whose environment is not activated work."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+import warnings
+import zipfile
+
+import pytest
+
+import spark_bridge
+from spark_bridge import environment, spark_home
+from spark_bridge.environment import check_here, find_java
+from tailrace import Producer
+from tailrace.errors import NotSupportedError
+from tailrace.private_appliance import EmbeddedAppliance
+
+pytestmark = pytest.mark.spark
+ROOT = pathlib.Path(spark_bridge.__file__).parent.parent
+PROGRAM_TIMEOUT_S = 220
+
+
+# ---- what a machine lacks ------------------------------------------------------------------------------------------------------------------
+
+
+def test_no_java_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"needs a Java 17 runtime, and there is no java on the PATH: install openjdk-17"):
+        find_java()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(RuntimeError, match=f"JAVA_HOME is {tmp_path}, which has no bin/java"):
+        find_java()
+
+
+def java(directory: pathlib.Path, said: str) -> None:
+    path = directory / "bin" / "java"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def test_a_java_that_is_too_old_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    for said, version in (('openjdk version "11.0.2" 2019-01-15', "11"), ('java version "1.8.0_401"', "8")):
+        java(tmp_path, said)
+        with pytest.raises(RuntimeError, match=rf"needs Java 17 or newer, and {tmp_path}/bin/java is Java {version}: install"):
+            find_java()
+    java(tmp_path, 'openjdk version "21" 2023-09-19')
+    assert find_java() == f"{tmp_path}/bin/java"
+    java(tmp_path, "what?")
+    with pytest.raises(RuntimeError, match="does not say which it is"):
+        find_java()
+
+
+def test_no_pandas_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pandas" else real(name))
+    with pytest.raises(NotSupportedError, match=r"needs pandas, and .* has none: pip install 'tailrace\[spark\]'"):
+        check_here()
+
+
+def test_another_pyspark_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark.__version__", "4.1.0")
+    monkeypatch.setattr(environment, "_warned", set())
+    with pytest.warns(RuntimeWarning, match=r"was tested with PySpark 4\.3, and this is 4\.1\.0"):
+        check_here()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_here()
+
+
+def test_a_home_without_the_zip_has_everything_else(tmp_path: pathlib.Path) -> None:
+    home = spark_home.make_home(str(tmp_path / "home"))
+    assert home is not None
+    names = set(os.listdir(home))
+    assert {"jars", "bin"} <= names
+    assert "python" not in names
+    assert spark_home.make_home(str(tmp_path / "home")) == home  # once more does no harm
+
+
+# ---- programs ------------------------------------------------------------------------------------------------------------------------------
+
+USERS_SESSION = """
+import importlib.util
+import os
+from pyspark.sql import SparkSession
+builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.driver.bindAddress", "127.0.0.1")
+builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.local.dir", os.environ["SCRATCH"])
+spark = builder.config("spark.sql.warehouse.dir", os.environ["SCRATCH"] + "/warehouse").getOrCreate()
+before = spark.sparkContext.pythonExec, dict(spark.sparkContext.environment)
+import spark_bridge
+assert spark_bridge.session() is spark
+assert (spark.sparkContext.pythonExec, spark.sparkContext.environment) == before
+frame = spark.read.format("tailrace").option("bootstrap", os.environ["ADDRESS"]).option("subscribe", "orders").load()
+print("ROWS", frame.count())
+spark.stop()
+"""
+OWN_SESSION = """
+import importlib.util
+import os
+import spark_bridge
+before = dict(os.environ)
+with spark_bridge.session(master="local[2]", config={"spark.driver.memory": "700m"}) as spark:
+    assert dict(os.environ) == before
+    frame = spark.read.format("tailrace").option("bootstrap", os.environ["ADDRESS"]).option("subscribe", "orders").load()
+    print("ROWS", frame.count())
+"""
+SUBMITTED = """
+import importlib.util
+import os
+import sys
+from pyspark.sql import SparkSession
+import spark_bridge
+
+spark = spark_bridge.session(SparkSession.builder.getOrCreate())
+frame = spark.read.format("tailrace").option("bootstrap", os.environ["ADDRESS"]).option("subscribe", "orders").load()
+print("ROWS", frame.count())
+
+def where(batches):
+    import pyarrow as pa
+    import spark_bridge.datasource
+    import tailrace.scanning
+    for _ in batches:
+        servers = [name for name in ("shm", "workers", "netfront", "appliance") if name in sys.modules]
+        yield pa.RecordBatch.from_pydict({"tailrace": [tailrace.scanning.__file__], "bridge": [spark_bridge.__file__], "servers": [",".join(servers)]})
+
+(row,) = spark.range(1, numPartitions=1).mapInArrow(where, "tailrace string, bridge string, servers string").collect()
+print("FROM", row.tailrace, row.bridge, "servers:", row.servers or "none")
+spark.stop()
+"""
+
+
+@pytest.fixture(scope="module")
+def filled(appliance: EmbeddedAppliance) -> EmbeddedAppliance:
+    from tailrace import Admin, NewTopic
+
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics([NewTopic("orders")])
+        for number in range(10):
+            producer.send("orders", b"%d" % number)
+        producer.flush(60)
+    return appliance
+
+
+def run(command: list[str], tmp_path: pathlib.Path, filled: EmbeddedAppliance, **environment: str) -> str:
+    """The output of a program in an environment in which nothing is activated."""
+    given = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "SCRATCH": str(tmp_path), "ADDRESS": filled.address,
+        "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_TOOL_OPTIONS": f"-XX:-UsePerfData -Xmx700m -Djava.io.tmpdir={tmp_path}", **environment,
+    }  # fmt: skip
+    if "JAVA_HOME" in os.environ:
+        given["JAVA_HOME"] = os.environ["JAVA_HOME"]
+    done = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-5_000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("program", [USERS_SESSION, OWN_SESSION], ids=["a session of the user's", "our session"])
+def test_without_an_activated_environment_topics_are_read(tmp_path: pathlib.Path, filled: EmbeddedAppliance, program: str) -> None:
+    path = tmp_path / "notebook.py"
+    path.write_text(program)
+    # Only this process is told where the packages are, as a notebook's kernel is; Spark's are not.
+    start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); exec(compile(open({str(path)!r}).read(), 'notebook', 'exec'))"
+    assert "ROWS 10" in run([sys.executable, "-P", "-c", start], tmp_path, filled)
+    left = [name for name in os.listdir(tmp_path) if name.startswith("trspark-")]
+    assert left == []
+
+
+def test_spark_submit_with_a_zip_of_the_two_packages(tmp_path: pathlib.Path, filled: EmbeddedAppliance) -> None:
+    import pyspark
+
+    archive = tmp_path / "tailrace.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for package in ("tailrace", "spark_bridge"):
+            for path in sorted((ROOT / package).rglob("*.py")):
+                file.write(path, path.relative_to(ROOT))
+    job = tmp_path / "job.py"
+    job.write_text(SUBMITTED)
+    submit = str(pathlib.Path(pyspark.__file__).parent / "bin" / "spark-submit")
+    said = run(
+        [submit, "--master", "local[2]", "--conf", "spark.ui.enabled=false", "--conf", f"spark.local.dir={tmp_path}", "--conf",
+         f"spark.sql.warehouse.dir={tmp_path}/warehouse", "--py-files", str(archive), str(job)],
+        tmp_path, filled, PYSPARK_PYTHON=sys.executable, PYSPARK_DRIVER_PYTHON=sys.executable,
+    )  # fmt: skip
+    assert "ROWS 10" in said
+    (line,) = (line for line in said.splitlines() if line.startswith("FROM"))
+    assert line.count("tailrace.zip/") == 2
+    assert line.endswith("servers: none")
