@@ -55,9 +55,10 @@ def fill(running: EmbeddedAppliance) -> None:
     """ROWS records in `rows`, some in `small`."""
     with Admin(running.address) as admin:
         admin.create_topics([NewTopic("rows", PARTITIONS), NewTopic("small")])
+    now_us = time.time_ns() // 1_000  # retention would remove older rows while this runs
     frame = pa.table(
         {
-            "timestamp": pa.array(np.arange(FRAME_ROWS) + 10**15, pa.timestamp("us", "UTC")), "key": pa.array([KEY] * FRAME_ROWS, pa.binary()),
+            "timestamp": pa.array(np.arange(FRAME_ROWS) + now_us, pa.timestamp("us", "UTC")), "key": pa.array([KEY] * FRAME_ROWS, pa.binary()),
             "value": pa.array([os.urandom(100) for _ in range(FRAME_ROWS)], pa.binary()), "headers": pa.nulls(FRAME_ROWS, HEADER_TYPE),
         }
     )  # fmt: skip

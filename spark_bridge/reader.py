@@ -54,9 +54,17 @@ def read_task(task: ReadTask) -> Iterator[pa.RecordBatch]:
     for r in made.ranges:
         batches = _checked(made, r) if task.fail_on_data_loss else _what_is_left(made, r, lost)
         for batch in batches:
-            lease.renew_when_due()
+            _renew(lease)
             yield batch
     lost.say(task)
+
+
+def _renew(lease: Lease) -> None:
+    """Where it had ended, and what the whole read began with is gone: whether this task has lost anything, it finds out by reading."""
+    try:
+        lease.renew_when_due()
+    except OffsetOutOfRangeError as error:
+        logger.warning("spark_read_lease_ended %s", error.detail)
 
 
 def _checked(made: ScanPlan, r: PartitionRange) -> Iterator[pa.RecordBatch]:

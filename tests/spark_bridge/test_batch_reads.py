@@ -215,6 +215,23 @@ def test_what_was_deleted_meanwhile_is_an_error_or_left_out_and_counted(
     assert f"spark_read_skipped topic={topic} offsets=15 ranges=1" in caplog.text
 
 
+def test_a_lease_that_ended_does_not_end_a_task_that_has_lost_nothing(
+    appliance: EmbeddedAppliance, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(appliance.address, topic)
+    first, second = Read(appliance.address, subscribe=topic, minPartitions="2").tasks
+    monkeypatch.setattr("tailrace.scanning.lease.RENEWED_AFTER_S", -1)
+    with Admin(appliance.address) as admin:
+        admin.delete_records({TopicPartition(topic, 0): BATCH // 2})
+    assert first.task is not None
+    assert second.task is not None
+    with caplog.at_level(logging.WARNING):
+        assert sum(batch.num_rows for batch in read_task(second.task)) == BATCH // 2
+    assert "spark_read_lease_ended" in caplog.text
+    with pytest.raises(OffsetOutOfRangeError, match=f"{topic}-0"):
+        list(read_task(first.task))
+
+
 def test_a_corrupt_batch_is_an_error_with_its_range_or_skipped_and_counted(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:

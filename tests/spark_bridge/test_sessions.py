@@ -85,6 +85,22 @@ def test_a_home_without_the_zip_has_everything_else(tmp_path: pathlib.Path) -> N
     assert spark_home.make_home(str(tmp_path / "home")) == home  # once more does no harm
 
 
+def test_an_archive_of_classes_is_used_where_it_was_made_whole(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    directory = pathlib.Path(spark_home.cache_directory())
+    assert spark_home.prepared() is None
+    (directory / "home" / "jars").mkdir(parents=True)
+    (directory / "classes.jsa.123").touch()  # a `prepare` that was killed
+    assert spark_home.prepared() is None
+    (directory / "classes.jsa").touch()
+    found = spark_home.prepared()
+    assert found is not None
+    assert found[0] == f"{directory}/home"
+    assert f"-XX:SharedArchiveFile={directory}/classes.jsa" in found[1]
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # another Java has another
+    assert spark_home.prepared() is None
+
+
 # ---- programs ------------------------------------------------------------------------------------------------------------------------------
 
 USERS_SESSION = """
@@ -106,9 +122,10 @@ OWN_SESSION = """
 import importlib.util
 import os
 import spark_bridge
-before = dict(os.environ)
+names = ("PYSPARK_PYTHON", "PYTHONPATH", "SPARK_HOME", "TMPDIR")
+before = [os.environ.get(name) for name in names]
 with spark_bridge.session(master="local[2]", config={"spark.driver.memory": "700m"}) as spark:
-    assert dict(os.environ) == before
+    assert [os.environ.get(name) for name in names] == before
     frame = spark.read.format("tailrace").option("bootstrap", os.environ["ADDRESS"]).option("subscribe", "orders").load()
     print("ROWS", frame.count())
 """
