@@ -160,6 +160,30 @@ def test_what_was_staged_is_deleted_and_the_log_stays_short(
     check_once(appliance, topic, 61)
 
 
+def test_tasks_that_begin_at_once_make_the_staging_topic_together(appliance: EmbeddedAppliance, topic: str) -> None:
+    make(appliance, topic)
+    options, sink = options_of(appliance, topic), f"query:{topic}"
+    staged: list[StagedTask] = []
+    begin = threading.Barrier(8)
+
+    def work(task: int) -> None:
+        stager = Stager(options, sink, task)
+        try:
+            begin.wait(30)
+            stager.add(pa.RecordBatch.from_arrays([pa.array([b"0/%d" % n for n in range(task, ROWS, 8)])], ["value"]))
+            staged.append(StagedTask(sink, "run", stager.finish()))
+        finally:
+            stager.close()
+
+    tasks = [threading.Thread(target=work, args=(task,)) for task in range(8)]
+    for task in tasks:
+        task.start()
+    for task in tasks:
+        task.join(60)
+    commit_staged(options, staged, 0)
+    check_once(appliance, topic, 1)
+
+
 # ---- drivers that are killed -------------------------------------------------------------------------------------------------------------------
 
 
