@@ -147,9 +147,10 @@ class Torture:
         """A process of the driver's or the appliance's."""
         kind = self.rng.choice(["driver", "worker", "worker", "appliance", "appliance"])
         if kind == "appliance":
-            before = self.appliance.harm.total
+            harm = self.appliance.harm
+            before = harm.kills + harm.restarts
             self.appliance._disturb()
-            self.kills["appliance"] += self.appliance.harm.total - before
+            self.kills["appliance"] += harm.kills + harm.restarts - before
             return
         victims = driver.victims()[kind]
         if victims:
@@ -169,9 +170,9 @@ class Torture:
             starts += 1
             ended = threading.Event()
             while not is_last and driver.process.poll() is None and sum(self.kills.values()) < kills:
-                # A load, not a synchronisation: the pause between two kills. They begin when batches are written.
-                if self.progress() or starts > 1:
-                    ended.wait(self.rng.uniform(0.2, 2.5))
+                # A load, not a synchronisation: the pause between two kills. They begin when the driver has workers, so that batches are written.
+                if driver.victims()["worker"]:
+                    ended.wait(self.rng.uniform(0.2, 4.0))
                     self.kill_one(driver)
                 ended.wait(0.2)
             status = driver.wait()
