@@ -43,17 +43,28 @@ def write_input(directory: Path, number: int, rows: int) -> None:
     hidden.rename(directory / f"{number:06d}.txt")
 
 
-def run_query(spark: Any, address: str, topic: str, directory: Path) -> None:
-    """The query, over all files that are there, from its checkpoint. Raises what ends it."""
+def start_query(spark: Any, address: str, topic: str, directory: Path) -> Any:
+    """The query, over all files that are there, from its checkpoint."""
     lines = spark.readStream.schema("value string").option("maxFilesPerTrigger", "1").text(str(directory / "in"))
-    query = (
+    return (
         lines.repartition(2).selectExpr("value as key", "value").writeStream.format("tailrace").option("bootstrap", address).option("topic", topic)
         .option("publishTimeoutMs", "60000").option("checkpointLocation", str(directory / "checkpoint")).trigger(availableNow=True).start()
     )  # fmt: skip
+
+
+def run_query(spark: Any, address: str, topic: str, directory: Path) -> None:
+    """The same, to its end. Raises what ends it."""
+    query = start_query(spark, address, topic, directory)
     try:
         query.awaitTermination()
     finally:
         query.stop()
+
+
+def committed(directory: Path) -> int:
+    """How many batches Spark knows to be committed."""
+    commits = directory / "checkpoint" / "commits"
+    return sum(name.isdecimal() for name in os.listdir(commits)) if commits.is_dir() else 0
 
 
 def counted(address: str, topic: str) -> Counter[int]:
@@ -177,7 +188,7 @@ class Torture:
                 ended.wait(0.2)
             status = driver.wait()
             say(
-                f"driver {starts} ended with {status}; killed so far {dict(self.kills)}; {self.progress()} batches committed of {self.files}",
+                f"driver {starts} ended with {status}; killed so far {dict(self.kills)}; {committed(self.directory)} batches committed of {self.files}",
                 flush=True,
             )
             if is_last and status == 0:
@@ -193,11 +204,6 @@ class Torture:
         assert not missing, missing[:10]
         assert not twice, list(twice.items())[:10]
         assert len(found) == len(wanted)
-
-    def progress(self) -> int:
-        """How many batches Spark knows to be committed."""
-        commits = self.directory / "checkpoint" / "commits"
-        return sum(name.isdecimal() for name in os.listdir(commits)) if commits.is_dir() else 0
 
 
 def start_driver(address: str, topic: str, directory: Path, crash: str = "") -> Driver:
