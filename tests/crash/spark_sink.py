@@ -139,7 +139,9 @@ def drive(address: str, topic: str, directory: Path) -> None:
 class Torture:
     """See the module's docstring."""
 
-    def __init__(self, seed: int, directory: Path) -> None:
+    def __init__(self, seed: int, directory: Path, pause_s: float) -> None:
+        """`pause_s`: the longest between two kills; a batch or two should fit in."""
+        self.pause_s = pause_s
         self.rng = random.Random(seed)
         self.directory = directory
         self.appliance = DisturbedAppliance(random.Random(seed), str(directory / "data"))
@@ -183,7 +185,7 @@ class Torture:
             while not is_last and driver.process.poll() is None and sum(self.kills.values()) < kills:
                 # A load, not a synchronisation: the pause between two kills. They begin when the driver has workers, so that batches are written.
                 if driver.victims()["worker"]:
-                    ended.wait(self.rng.uniform(0.2, 4.0))
+                    ended.wait(self.rng.uniform(0.1, self.pause_s))
                     self.kill_one(driver)
                 ended.wait(0.2)
             status = driver.wait()
@@ -217,6 +219,7 @@ def main() -> int:
     parser.add_argument("--drive", nargs=3)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pause", type=float, default=3.0, help="the longest pause between two kills, s")
     given = parser.parse_args()
     if given.drive:
         address, topic, directory = given.drive
@@ -224,7 +227,7 @@ def main() -> int:
         return 0
     began = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="tksink"))
-    torture = Torture(given.seed, directory)
+    torture = Torture(given.seed, directory, given.pause)
     try:
         torture.run(given.kills)
     finally:
