@@ -181,14 +181,17 @@ class Torture:
             self.add_input(0 if is_last else 12)
             driver = Driver(self.appliance.address, TOPIC, self.directory)
             starts += 1
-            ended = threading.Event()
-            while not is_last and driver.process.poll() is None and sum(self.kills.values()) < kills:
-                # A load, not a synchronisation: the pause between two kills. They begin when the driver has workers, so that batches are written.
-                if driver.victims()["worker"]:
-                    ended.wait(self.rng.uniform(0.1, self.pause_s))
-                    self.kill_one(driver)
-                ended.wait(0.2)
-            status = driver.wait()
+            try:
+                ended = threading.Event()
+                while not is_last and driver.process.poll() is None and sum(self.kills.values()) < kills:
+                    # A load, not a synchronisation: the pause between two kills. They begin when the driver has workers, so that batches are written.
+                    if driver.victims()["worker"]:
+                        ended.wait(self.rng.uniform(0.1, self.pause_s))
+                        self.kill_one(driver)
+                    ended.wait(0.2)
+                status = driver.wait()
+            finally:
+                driver.end()
             say(
                 f"driver {starts} ended with {status}; killed so far {dict(self.kills)}; {committed(self.directory)} batches committed of {self.files}",
                 flush=True,
