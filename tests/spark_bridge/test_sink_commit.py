@@ -130,6 +130,21 @@ def test_hash_slots_are_obeyed(appliance: EmbeddedAppliance, topic: str) -> None
     assert {int(row["key"]): row["partition"] for row in rows if row["value"] != b"produced"} == wanted
 
 
+def test_a_batch_staged_before_hash_slots_moved_is_refused_as_a_whole_and_taken_when_it_is_staged_again(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    make(appliance, topic, 2, partitioner="hash_slots")
+    options, sink = options_of(appliance, topic), f"query:{topic}"
+    tasks = stage(options, 0, sink)
+    with Admin(appliance.address) as admin:
+        admin.create_partitions({topic: 3})
+    with pytest.raises(TailraceError, match="partitions were added to a topic while the batch was staged"):
+        commit_staged(options, tasks, 0)
+    assert values_in(appliance, topic) == []
+    assert commit_staged(options, stage(options, 0, sink), 0)
+    check_once(appliance, topic, 1)
+
+
 def test_topics_of_the_sink_are_in_no_list_and_go_with_forget(appliance: EmbeddedAppliance, topic: str) -> None:
     make(appliance, topic)
     options, sink = options_of(appliance, topic), f"query:{topic}"
