@@ -63,8 +63,16 @@ def run_query(spark: Any, address: str, topic: str, directory: Path) -> None:
 
 def committed(directory: Path) -> int:
     """How many batches Spark knows to be committed."""
-    commits = directory / "checkpoint" / "commits"
-    return sum(name.isdecimal() for name in os.listdir(commits)) if commits.is_dir() else 0
+    return _batches(directory / "checkpoint" / "commits")
+
+
+def planned(directory: Path) -> int:
+    """How many batches Spark has planned."""
+    return _batches(directory / "checkpoint" / "offsets")
+
+
+def _batches(log: Path) -> int:
+    return sum(name.isdecimal() for name in os.listdir(log)) if log.is_dir() else 0
 
 
 def counted(address: str, topic: str) -> Counter[int]:
@@ -147,6 +155,7 @@ class Torture:
         self.appliance = DisturbedAppliance(random.Random(seed), str(directory / "data"))
         self.kills: Counter[str] = Counter()
         self.files = 0
+        self.planned_at_start = 0
         with Admin(self.appliance.address) as admin:
             admin.create_topics(NewTopic(TOPIC, PARTITIONS))
 
@@ -159,6 +168,8 @@ class Torture:
     def kill_one(self, driver: Driver) -> None:
         """A process of the driver's or the appliance's."""
         kind = self.rng.choice(["driver", "worker", "worker", "appliance", "appliance"])
+        if kind == "driver" and not self.has_begun():
+            return  # a driver that is killed while Spark starts says nothing of the sink
         if kind == "appliance":
             harm = self.appliance.harm
             before = harm.kills + harm.restarts
@@ -179,6 +190,7 @@ class Torture:
         while True:
             is_last = sum(self.kills.values()) >= kills
             self.add_input(0 if is_last else 12)
+            self.planned_at_start = planned(self.directory)
             driver = Driver(self.appliance.address, TOPIC, self.directory)
             starts += 1
             try:
@@ -209,6 +221,10 @@ class Torture:
         assert not missing, missing[:10]
         assert not twice, list(twice.items())[:10]
         assert len(found) == len(wanted)
+
+    def has_begun(self) -> bool:
+        """Whether the driver has planned a batch."""
+        return planned(self.directory) > self.planned_at_start
 
 
 def start_driver(address: str, topic: str, directory: Path, crash: str = "") -> Driver:
