@@ -1,9 +1,8 @@
 """How fast Spark writes to a topic: `python -P -m bench.spark_sink`. A table and a results file; ROWS (5,000,000) rows of 8 B of key and 100 B of value.
 
 Figures are taken in turns, REPETITIONS (5) times, wall clock: `noop` is Spark making the rows and dropping them, `write` is df.write with them staged and
-published. `cpu` is processor time per row of
-Spark's processes and of the appliance's, for `write` less `noop`. `--parts` measures staging and commit in this process, without Spark: what the Python of a
-task costs, by processor time, which says something on a busy machine too.
+published. The processor time per row is that of Spark's processes and of the appliance's together. `--parts` measures staging and commit in this process,
+without Spark: what the Python of a task costs, by processor time, which says something on a busy machine too.
 """
 
 from __future__ import annotations

@@ -136,8 +136,8 @@ class Committer:
 
     def _decided(self, state: State, run: str, batch_id: int, staged: list[Staged]) -> State:
         targets, stages = combined(staged)
-        partitions = [target[:3] for target in targets]
-        if len(set(partitions)) < len(partitions):
+        infos = known(self.admin, list(dict.fromkeys(topic for topic, _, _, _ in targets)))
+        if any(version and topic in infos and infos[topic].slot_map_version != version for topic, _, _, version in targets):
             raise error_for(ErrorCode.STALE_SLOT_MAP, "partitions were added to a topic while the batch was staged: it has to be repeated")
         rows = [0] * len(targets)
         for batches in stages.values():

@@ -14,6 +14,7 @@ are deleted now and then: what remains begins with a valid one.
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -34,6 +35,8 @@ FENCED_MAX = 100
 EPOCH_MAX = 32_767
 KEEP_RECORDS = 48
 """With more records than that below the newest that closed a manifest, they are deleted."""
+MADE_TIMEOUT_S = 30.0
+MADE_LOOK_S = 0.01
 LOG_CONFIGS = {"retention.ms": -1, "durability": "disk", "segment.bytes": 8 << 20}
 
 
@@ -216,13 +219,14 @@ class TopicLog:
 
 def made(admin: Admin, topic: NewTopic) -> TopicInfo:
     """The topic, made if it is not there. Raises TailraceError."""
-    found = known(admin, [topic.name])
-    if topic.name not in found:
+    deadline = time.monotonic() + MADE_TIMEOUT_S
+    while topic.name not in (found := known(admin, [topic.name])):
         try:
             admin.create_topics(topic)
-        except TopicExistsError:  # another task was faster
-            pass
-        found = known(admin, [topic.name])
+        except TopicExistsError:  # another task is making it, which takes the appliance some milliseconds
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(MADE_LOOK_S)
     return found[topic.name]
 
 

@@ -34,6 +34,7 @@ RETENTION_MS = 7 * 86_400_000
 """A publication that is not finished within that has lost its rows."""
 BUFFER_BYTES = 64 << 20
 CONNECT_TIMEOUT_MS = 10_000
+"""Of the driver, before a task starts. Tasks wait for publishTimeoutMs: the appliance may be restarting."""
 
 
 def log_topic(identity: str) -> str:
@@ -86,7 +87,7 @@ class Stager:
         self._options = options
         self._identity = identity
         self._task = task
-        self._admin = Admin(options.bootstrap, client_id=CLIENT_ID, connect_timeout_ms=CONNECT_TIMEOUT_MS)
+        self._admin = Admin(options.bootstrap, client_id=CLIENT_ID, connect_timeout_ms=options.publish_timeout_ms)
         self._producer: Producer | None = None
         self._infos: dict[str, TopicInfo] = {}
         self._stages: dict[str, TopicInfo] = {}

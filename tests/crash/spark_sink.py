@@ -43,17 +43,36 @@ def write_input(directory: Path, number: int, rows: int) -> None:
     hidden.rename(directory / f"{number:06d}.txt")
 
 
-def run_query(spark: Any, address: str, topic: str, directory: Path) -> None:
-    """The query, over all files that are there, from its checkpoint. Raises what ends it."""
+def start_query(spark: Any, address: str, topic: str, directory: Path) -> Any:
+    """The query, over all files that are there, from its checkpoint."""
     lines = spark.readStream.schema("value string").option("maxFilesPerTrigger", "1").text(str(directory / "in"))
-    query = (
+    return (
         lines.repartition(2).selectExpr("value as key", "value").writeStream.format("tailrace").option("bootstrap", address).option("topic", topic)
         .option("publishTimeoutMs", "60000").option("checkpointLocation", str(directory / "checkpoint")).trigger(availableNow=True).start()
     )  # fmt: skip
+
+
+def run_query(spark: Any, address: str, topic: str, directory: Path) -> None:
+    """The same, to its end. Raises what ends it."""
+    query = start_query(spark, address, topic, directory)
     try:
         query.awaitTermination()
     finally:
         query.stop()
+
+
+def committed(directory: Path) -> int:
+    """How many batches Spark knows to be committed."""
+    return _batches(directory / "checkpoint" / "commits")
+
+
+def planned(directory: Path) -> int:
+    """How many batches Spark has planned."""
+    return _batches(directory / "checkpoint" / "offsets")
+
+
+def _batches(log: Path) -> int:
+    return sum(name.isdecimal() for name in os.listdir(log)) if log.is_dir() else 0
 
 
 def counted(address: str, topic: str) -> Counter[int]:
@@ -128,12 +147,15 @@ def drive(address: str, topic: str, directory: Path) -> None:
 class Torture:
     """See the module's docstring."""
 
-    def __init__(self, seed: int, directory: Path) -> None:
+    def __init__(self, seed: int, directory: Path, pause_s: float) -> None:
+        """`pause_s`: the longest between two kills; a batch or two should fit in."""
+        self.pause_s = pause_s
         self.rng = random.Random(seed)
         self.directory = directory
         self.appliance = DisturbedAppliance(random.Random(seed), str(directory / "data"))
         self.kills: Counter[str] = Counter()
         self.files = 0
+        self.planned_at_start = 0
         with Admin(self.appliance.address) as admin:
             admin.create_topics(NewTopic(TOPIC, PARTITIONS))
 
@@ -146,10 +168,13 @@ class Torture:
     def kill_one(self, driver: Driver) -> None:
         """A process of the driver's or the appliance's."""
         kind = self.rng.choice(["driver", "worker", "worker", "appliance", "appliance"])
+        if kind == "driver" and not self.has_begun():
+            return  # a driver that is killed while Spark starts says nothing of the sink
         if kind == "appliance":
-            before = self.appliance.harm.total
+            harm = self.appliance.harm
+            before = harm.kills + harm.restarts
             self.appliance._disturb()
-            self.kills["appliance"] += self.appliance.harm.total - before
+            self.kills["appliance"] += harm.kills + harm.restarts - before
             return
         victims = driver.victims()[kind]
         if victims:
@@ -165,18 +190,22 @@ class Torture:
         while True:
             is_last = sum(self.kills.values()) >= kills
             self.add_input(0 if is_last else 12)
+            self.planned_at_start = planned(self.directory)
             driver = Driver(self.appliance.address, TOPIC, self.directory)
             starts += 1
-            ended = threading.Event()
-            while not is_last and driver.process.poll() is None and sum(self.kills.values()) < kills:
-                # A load, not a synchronisation: the pause between two kills. They begin when batches are written.
-                if self.progress() or starts > 1:
-                    ended.wait(self.rng.uniform(0.2, 2.5))
-                    self.kill_one(driver)
-                ended.wait(0.2)
-            status = driver.wait()
+            try:
+                ended = threading.Event()
+                while not is_last and driver.process.poll() is None and sum(self.kills.values()) < kills:
+                    # A load, not a synchronisation: the pause between two kills. They begin when the driver has workers, so that batches are written.
+                    if driver.victims()["worker"]:
+                        ended.wait(self.rng.uniform(0.1, self.pause_s))
+                        self.kill_one(driver)
+                    ended.wait(0.2)
+                status = driver.wait()
+            finally:
+                driver.end()
             say(
-                f"driver {starts} ended with {status}; killed so far {dict(self.kills)}; {self.progress()} batches committed of {self.files}",
+                f"driver {starts} ended with {status}; killed so far {dict(self.kills)}; {committed(self.directory)} batches committed of {self.files}",
                 flush=True,
             )
             if is_last and status == 0:
@@ -193,10 +222,9 @@ class Torture:
         assert not twice, list(twice.items())[:10]
         assert len(found) == len(wanted)
 
-    def progress(self) -> int:
-        """How many batches Spark knows to be committed."""
-        commits = self.directory / "checkpoint" / "commits"
-        return sum(name.isdecimal() for name in os.listdir(commits)) if commits.is_dir() else 0
+    def has_begun(self) -> bool:
+        """Whether the driver has planned a batch."""
+        return planned(self.directory) > self.planned_at_start
 
 
 def start_driver(address: str, topic: str, directory: Path, crash: str = "") -> Driver:
@@ -210,6 +238,7 @@ def main() -> int:
     parser.add_argument("--drive", nargs=3)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pause", type=float, default=3.0, help="the longest pause between two kills, s")
     given = parser.parse_args()
     if given.drive:
         address, topic, directory = given.drive
@@ -217,7 +246,7 @@ def main() -> int:
         return 0
     began = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="tksink"))
-    torture = Torture(given.seed, directory)
+    torture = Torture(given.seed, directory, given.pause)
     try:
         torture.run(given.kills)
     finally:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 
 import tailrace
 from tailrace import Admin, NewTopic, Producer
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.private_appliance import EmbeddedAppliance, start_embedded
 from tests.crash import spark_sink
+from tests.kit.processes import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
 
@@ -118,15 +122,56 @@ def test_a_stream_restarted_from_its_checkpoint_writes_each_row_once_though_its_
     assert spark_sink.counted(appliance.address, topic) == Counter(range(400))
 
 
-@pytest.mark.parametrize("place", ["after_staging", "in_publish", "before_done"])
 def test_a_driver_killed_in_its_commit_and_started_again_writes_each_row_once(
-    appliance: EmbeddedAppliance, topic: str, tmp_path: Path, place: str
+    appliance: EmbeddedAppliance, topic: str, tmp_path: Path
 ) -> None:
+    """test_sink_commit.py kills at each place; here everything of Spark dies with it."""
     make(appliance, NewTopic(topic, 3))
     for number in range(2):
         spark_sink.write_input(tmp_path / "in", number, 200)
-    killed = spark_sink.start_driver(appliance.address, topic, tmp_path, crash=f"{place}:1")
-    assert killed.wait(120) != 0
+    killed = spark_sink.start_driver(appliance.address, topic, tmp_path, crash="in_publish:1")
+    assert killed.wait() != 0
     ended = spark_sink.start_driver(appliance.address, topic, tmp_path)
-    assert ended.wait(120) == 0, (tmp_path / "driver.log").read_text()
+    assert ended.wait() == 0, (tmp_path / "driver.log").read_text()
     assert spark_sink.counted(appliance.address, topic) == Counter(range(400))
+
+
+def test_python_workers_and_the_appliance_killed_under_a_stream_cost_no_row_and_repeat_none(spark: Any, topic: str, tmp_path: Path) -> None:
+    """tests/crash/spark_sink.py kills at random."""
+    address = f"ipc://{tmp_path}/socket"
+
+    def start() -> EmbeddedAppliance:
+        return start_embedded(auto_create_topics=False, data_dir=str(tmp_path / "data"), listen=address)
+
+    running = start()
+    try:
+        make(running, NewTopic(topic, 3))
+        for number in range(8):
+            spark_sink.write_input(tmp_path / "in", number, 500)
+        query = spark_sink.start_query(spark, address, topic, tmp_path)
+        wait_until(lambda: spark_sink.committed(tmp_path) >= 2, "two batches are committed", 120)
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if any(part.startswith("pyspark.") for part in process.cmdline()):
+                    process.kill()
+        ended(query)
+        query = spark_sink.start_query(spark, address, topic, tmp_path)
+        wait_until(lambda: spark_sink.committed(tmp_path) >= 4 or not query.isActive, "two more", 120)
+        os.kill(running.pid, signal.SIGKILL)
+        running.stop()
+        running = start()
+        ended(query)
+        for _ in range(10):  # Spark's pool may still hold connections to workers that were killed
+            if spark_sink.committed(tmp_path) == 8:
+                break
+            ended(spark_sink.start_query(spark, address, topic, tmp_path))
+        assert spark_sink.counted(address, topic) == Counter(range(4000))
+    finally:
+        running.stop()
+
+
+def ended(query: Any) -> None:
+    """Wait for the end of a query, of whatever kind."""
+    with contextlib.suppress(Exception):
+        query.awaitTermination()
+    query.stop()

@@ -130,6 +130,21 @@ def test_hash_slots_are_obeyed(appliance: EmbeddedAppliance, topic: str) -> None
     assert {int(row["key"]): row["partition"] for row in rows if row["value"] != b"produced"} == wanted
 
 
+def test_a_batch_staged_before_hash_slots_moved_is_refused_as_a_whole_and_taken_when_it_is_staged_again(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    make(appliance, topic, 2, partitioner="hash_slots")
+    options, sink = options_of(appliance, topic), f"query:{topic}"
+    tasks = stage(options, 0, sink)
+    with Admin(appliance.address) as admin:
+        admin.create_partitions({topic: 3})
+    with pytest.raises(TailraceError, match="partitions were added to a topic while the batch was staged"):
+        commit_staged(options, tasks, 0)
+    assert values_in(appliance, topic) == []
+    assert commit_staged(options, stage(options, 0, sink), 0)
+    check_once(appliance, topic, 1)
+
+
 def test_topics_of_the_sink_are_in_no_list_and_go_with_forget(appliance: EmbeddedAppliance, topic: str) -> None:
     make(appliance, topic)
     options, sink = options_of(appliance, topic), f"query:{topic}"
@@ -158,6 +173,30 @@ def test_what_was_staged_is_deleted_and_the_log_stays_short(
     assert not commit_staged(options, stage(options, 59, sink, tasks=1), 59)
     assert commit_staged(options, stage(options, 60, sink, tasks=1), 60)
     check_once(appliance, topic, 61)
+
+
+def test_tasks_that_begin_at_once_make_the_staging_topic_together(appliance: EmbeddedAppliance, topic: str) -> None:
+    make(appliance, topic)
+    options, sink = options_of(appliance, topic), f"query:{topic}"
+    staged: list[StagedTask] = []
+    begin = threading.Barrier(8)
+
+    def work(task: int) -> None:
+        stager = Stager(options, sink, task)
+        try:
+            begin.wait(30)
+            stager.add(pa.RecordBatch.from_arrays([pa.array([b"0/%d" % n for n in range(task, ROWS, 8)])], ["value"]))
+            staged.append(StagedTask(sink, "run", stager.finish()))
+        finally:
+            stager.close()
+
+    tasks = [threading.Thread(target=work, args=(task,)) for task in range(8)]
+    for task in tasks:
+        task.start()
+    for task in tasks:
+        task.join(60)
+    commit_staged(options, staged, 0)
+    check_once(appliance, topic, 1)
 
 
 # ---- drivers that are killed -------------------------------------------------------------------------------------------------------------------
