@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -16,21 +15,6 @@ from tailrace.errors import InvalidSettingError
 from tailrace.private_appliance import EmbeddedAppliance
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    from spark_bridge.session import local_session
-
-    before = set(os.listdir("/tmp"))
-    with local_session() as session:
-        yield session
-    left = {
-        name
-        for name in set(os.listdir("/tmp")) - before
-        if "spark" in name.lower() or name.startswith(("hsperf", "trspark", "blockmgr", "liblz4"))
-    }
-    assert not left, f"Spark left {left}"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,466 @@
+"""`tailrace.exporting`: every record once in the lake, whatever ends an export, and a sentence for what cannot be exported."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+import tailrace
+from tailrace import Admin, NewTopic, Producer, TopicPartition
+from tailrace.errors import (
+    CorruptBatchError,
+    InvalidRequestError,
+    InvalidSettingError,
+    NotReachableError,
+    NotSupportedError,
+    StorageError,
+    UnknownTopicError,
+)
+from tailrace.exporting.export import Export, OffsetLost
+from tailrace.exporting.state import Commit
+from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.file_systems import small_file_system
+from tests.kit.killed_exports import killed_exports
+
+ROWS = 600
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+
+
+def send(appliance: EmbeddedAppliance, topic: str, numbers: range, partitions: int = 2) -> None:
+    with Producer(appliance.address, batch_size=4096) as producer:
+        for n in numbers:
+            key = None if n % 5 == 0 else b"\xff" if n % 5 == 1 else b"" if n % 5 == 2 else b"a/b %d" % (n % 5)
+            producer.send(topic, b"v%d" % n, key, [("h", b"%d" % n)], partition=n % partitions, timestamp=DAY_MS + n * HOUR_MS)
+
+
+@pytest.fixture(scope="module")
+def filled(appliance: EmbeddedAppliance) -> EmbeddedAppliance:
+    """orders: 2 partitions, small segments, an hour between two records."""
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic("orders", 2, {"segment.bytes": 64 << 10}), NewTopic("empty")])
+    send(appliance, "orders", range(ROWS))
+    return appliance
+
+
+def run(appliance: EmbeddedAppliance, topic: str, directory: pathlib.Path, **settings: Any) -> list[Commit]:
+    return list(Export(topic, str(directory), appliance.address, **settings).run())
+
+
+def entries(directory: pathlib.Path) -> list[Any]:
+    """What the commits say, in order."""
+    return [orjson.loads(path.read_bytes())["content"] for path in sorted((directory / "_tailrace/commits").iterdir())]
+
+
+def visible(directory: pathlib.Path, form: str = "parquet") -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.rglob(f"*.{form}")}
+
+
+def rows(directory: pathlib.Path, form: str = "parquet") -> pa.Table:
+    """As a reader of the directory sees them, who knows nothing of commits."""
+    return ds.dataset(directory, format=form, partitioning="hive").to_table()
+
+
+def values(directory: pathlib.Path, form: str = "parquet") -> list[bytes]:
+    return sorted(rows(directory, form).column("value").to_pylist())
+
+
+def sent(count: int = ROWS) -> list[bytes]:
+    return sorted(b"v%d" % n for n in range(count))
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+@pytest.mark.parametrize("by", [None, "date", "hour", "key", "partition"])
+def test_every_record_is_there_once_with_what_it_was_sent_with(
+    filled: EmbeddedAppliance, tmp_path: pathlib.Path, form: str, by: str | None
+) -> None:
+    commits = run(filled, "orders", tmp_path, format=form, partition_by=by, rows_max=250)
+    assert [commit.rows for commit in commits] == [250, 250, 100]
+    made = {None: None, "date": "date", "hour": "hour"}.get(by, f"by_{by}")
+    table = rows(tmp_path, form).sort_by([("partition", "ascending"), ("offset", "ascending")])
+    found = table.drop_columns([made] if made else [])
+    scanned = tailrace.scan("orders", filled.address).read_all()
+    assert found.equals(scanned.cast(found.schema))
+    assert visible(tmp_path, form) == {name for commit in commits for name in commit.files}
+    assert sum(commit.bytes for commit in commits) == sum((tmp_path / name).stat().st_size for name in visible(tmp_path, form))
+    if by == "date":
+        days = table.column("timestamp").cast(pa.date32()).cast(pa.utf8()).to_pylist()
+        assert [str(day) for day in table.column("date").to_pylist()] == days
+    if by == "key":
+        assert {name.split("/")[0] for name in visible(tmp_path, form)} == {
+            "by_key=__HIVE_DEFAULT_PARTITION__", "by_key=%5Cxff", "by_key=a%2Fb 3", "by_key=a%2Fb 4",
+        }  # fmt: skip
+
+
+def test_an_export_goes_on_where_it_was_and_what_was_since_is_said_once(
+    filled: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str
+) -> None:
+    with Admin(filled.address) as admin:
+        admin.create_topics([NewTopic(topic, 2)])
+    send(filled, topic, range(40))
+    since = dt.datetime.fromtimestamp((DAY_MS + 10 * HOUR_MS) / 1000, dt.UTC)
+    assert sum(commit.rows for commit in run(filled, topic, tmp_path, since=since)) == 30
+    assert run(filled, topic, tmp_path, since=since) == []
+    send(filled, topic, range(40, 50))
+    with Admin(filled.address) as admin, Producer(filled.address) as producer:
+        admin.create_partitions({topic: 3})
+        producer.send(topic, b"v50", partition=2).result(60)
+    export = Export(topic, str(tmp_path), filled.address)
+    assert sum(commit.rows for commit in export.run()) == 11
+    assert export.resumed
+    assert values(tmp_path) == sorted(b"v%d" % n for n in range(10, 51))
+
+
+def test_an_empty_topic_leaves_a_beginning_that_later_records_go_behind(
+    filled: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str
+) -> None:
+    with Admin(filled.address) as admin:
+        admin.create_topics([NewTopic(topic, 2)])
+    assert run(filled, topic, tmp_path) == []
+    send(filled, topic, range(6))
+    assert [commit.rows for commit in run(filled, topic, tmp_path)] == [6]
+
+
+def test_a_typed_topic_has_its_own_columns_and_where_its_rows_came_from(
+    filled: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str
+) -> None:
+    frame = pa.table({"carrier": ["AA", None, "UA", ""], "delay": [1, 2, 3, 4]})
+    with Producer(filled.address) as producer, Admin(filled.address) as admin:
+        admin.create_topics([NewTopic(topic, schema=frame)])
+        producer.send_arrow(topic, frame).result(60)
+    run(filled, topic, tmp_path / "all", partition_by="carrier")
+    table = rows(tmp_path / "all").sort_by("delay")
+    assert table.select(["carrier", "delay"]).equals(frame)
+    assert table.column("_offset").to_pylist() == [0, 1, 2, 3]
+    assert table.column("by_carrier").to_pylist() == ["AA", None, "UA", None]
+    run(filled, topic, tmp_path / "some", columns=["delay"], partition_by="date")
+    assert rows(tmp_path / "some").schema.names == ["delay", "date"]
+
+
+def test_a_commit_ends_when_it_has_read_enough_bytes_and_no_partition_waits_for_another(
+    filled: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str
+) -> None:
+    with Admin(filled.address) as admin, Producer(filled.address) as producer:
+        admin.create_topics([NewTopic(topic, 2)])
+        for n in range(12):
+            producer.send(topic, os.urandom(300_000), partition=n % 2).result(60)
+    commits = run(filled, topic, tmp_path, commit_bytes=500_000, columns=["value", "offset", "partition"])
+    assert [commit.rows for commit in commits] == [2] * 6
+    assert {commit.ranges[0][0] for commit in commits[:2]} == {0, 1}
+    assert rows(tmp_path).num_rows == 12
+
+
+# ---- kills ----------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"format": "arrow", "partition_by": "partition"}], ids=["parquet", "arrow by partition"])
+def test_after_a_kill_at_any_step_a_reader_sees_whole_commits_and_the_next_run_brings_the_rest_once(
+    filled: EmbeddedAppliance, tmp_path: pathlib.Path, settings: dict[str, Any]
+) -> None:
+    form = settings.get("format", "parquet")
+    left = killed_exports(tmp_path, "orders", filled.address, rows_max=400, **settings)
+    assert len(left) > 20
+    *killed, ended = left
+    assert values(ended, form) == sent()
+    seen = set()
+    for directory in killed:
+        before = visible(directory, form)
+        seen.add(len(before))
+        if before:
+            assert len(set(values(directory, form))) == len(values(directory, form))
+        run(filled, "orders", directory, rows_max=400, **settings)
+        assert before <= visible(directory, form), "a file that a reader saw went away"
+        assert values(directory, form) == sent(), directory.name
+        assert {item["path"] for entry in entries(directory) for item in entry["files"]} == visible(directory, form)
+        assert not list((directory / "_tailrace/pending").iterdir())
+        assert not list((directory / "_tailrace/commits").glob("*.tmp"))
+    assert len(seen) > 1, "no kill came between two files"
+
+
+# ---- what cannot be exported ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [({"format": "parket"}, "did you mean parquet"), ({"partition_by": "keys"}, "no column 'keys'; did you mean 'key'"),
+     ({"columns": ["valu"]}, "no column 'valu'; did you mean 'value'"), ({"partition_by": "headers"}, "takes text, bytes, whole numbers or dates"),
+     ({"on_data_loss": "ignore"}, "takes fail, skip"), ({"rows_max": 0}, "rows_max"), ({"row_max": 1}, "did you mean rows_max"),
+     ({"since": "yesterday"}, "takes a datetime"), ({"format": "arrow", "compression": "snappy"}, "zstd, lz4 or none")],
+)  # fmt: skip
+def test_wrong_settings_are_refused_before_anything_is_written(
+    filled: EmbeddedAppliance, tmp_path: pathlib.Path, settings: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InvalidSettingError, match=sentence):
+        run(filled, "orders", tmp_path / "lake", **settings)
+    assert not (tmp_path / "lake").exists()
+
+
+def test_too_many_values_for_directories_are_refused_and_nothing_is_left(
+    filled: EmbeddedAppliance, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailrace.exporting.partitioning.VALUES_MAX", 3)
+    with pytest.raises(InvalidSettingError, match="25 different values in one commit"):
+        run(filled, "orders", tmp_path, partition_by="date")
+    assert not visible(tmp_path)
+
+
+def test_a_directory_of_other_files_or_of_another_export_is_refused(filled: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign/mine.parquet").write_bytes(b"mine")
+    with pytest.raises(InvalidRequestError, match="holds what is of no export"):
+        run(filled, "orders", tmp_path / "foreign")
+    assert (tmp_path / "foreign/mine.parquet").read_bytes() == b"mine"
+    lake = tmp_path / "lake"
+    run(filled, "orders", lake)
+    for other, settings, sentence in (
+        ("empty", {}, "holds an export of topic 'orders'"), ("orders", {"format": "arrow"}, "give the same format"),
+        ("orders", {"partition_by": "date"}, "is partitioned by nothing"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequestError, match=sentence):
+            run(filled, other, lake, **settings)
+    with pytest.raises(UnknownTopicError, match="did you mean 'orders'"):
+        run(filled, "order", tmp_path / "new")
+    assert values(lake) == sent()
+
+
+def test_a_topic_that_was_made_again_is_another_one(filled: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str) -> None:
+    with Admin(filled.address) as admin:
+        admin.create_topics([NewTopic(topic, 2)])
+        send(filled, topic, range(4))
+        run(filled, topic, tmp_path)
+        admin.delete_topics([topic])
+        admin.create_topics([NewTopic(topic, 2)])
+        send(filled, topic, range(8))
+    with pytest.raises(InvalidRequestError, match="was deleted and made again"):
+        run(filled, topic, tmp_path)
+    assert values(tmp_path) == sent(4)
+
+
+def test_a_second_export_to_the_same_directory_is_refused_while_the_first_runs(filled: EmbeddedAppliance, tmp_path: pathlib.Path) -> None:
+    with closing(Export("orders", str(tmp_path), filled.address, rows_max=100).run()) as first:
+        next(first)
+        with pytest.raises(InvalidRequestError, match=r"another export to .* is running"):
+            run(filled, "orders", tmp_path)
+    run(filled, "orders", tmp_path)
+    assert values(tmp_path) == sent()
+
+
+def test_a_damaged_commit_is_not_guessed(filled: EmbeddedAppliance, tmp_path: pathlib.Path) -> None:
+    run(filled, "orders", tmp_path)
+    last = sorted((tmp_path / "_tailrace/commits").iterdir())[-1]
+    last.write_bytes(last.read_bytes().replace(b"next_offsets", b"next_offzets"))
+    with pytest.raises(StorageError, match="is damaged, or of a later version"):
+        run(filled, "orders", tmp_path)
+
+
+def test_a_log_that_was_restored_and_gives_offsets_again_is_refused(filled: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str) -> None:
+    from tailrace.exporting.file_target import FileTarget
+    from tailrace.exporting.state import ExportState
+
+    with Admin(filled.address) as admin:
+        admin.create_topics([NewTopic(topic)])
+        topic_id = admin.topic_info([topic])[topic].topic_id.hex()
+    with closing(FileTarget(str(tmp_path), "parquet", "zstd", "")) as target:
+        assert target.open() is None
+        target.begin(ExportState(topic, topic_id, {0: 5}))
+    with pytest.raises(InvalidRequestError, match="up to offset 4, and the log ends at -1"):
+        run(filled, topic, tmp_path)
+
+
+@pytest.mark.parametrize(("form", "extra"), [("delta", "tailrace\\[delta\\]"), ("iceberg", "tailrace\\[iceberg\\]")])
+def test_without_the_extra_its_name_is_said(
+    filled: EmbeddedAppliance, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, form: str, extra: str
+) -> None:
+    for name in ("deltalake", "pyiceberg", "pyiceberg.catalog.sql"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(NotSupportedError, match=extra):
+        run(filled, "orders", tmp_path, format=form)
+
+
+@needs_root
+@pytest.mark.root
+def test_a_full_disk_ends_it_with_the_file_and_room_lets_it_go_on(filled: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str) -> None:
+    with Admin(filled.address) as admin, Producer(filled.address) as producer:
+        admin.create_topics([NewTopic(topic)])
+        for _ in range(8):
+            producer.send(topic, os.urandom(500_000)).result(60)
+    with small_file_system(tmp_path, 8) as disk:
+        ballast = disk / ".ballast"
+        ballast.write_bytes(bytes(5 << 20))
+        with pytest.raises(OSError, match=r"No space left on device: .*part-0") as caught:
+            run(filled, topic, disk / "lake", commit_bytes=900_000)
+        assert caught.value.filename is not None
+        assert not list((disk / "lake/_tailrace/pending").iterdir())
+        exported = rows(disk / "lake").num_rows
+        assert 0 < exported < 8
+        assert rows(disk / "lake").column("offset").to_pylist() == list(range(exported))
+        ballast.unlink()
+        run(filled, topic, disk / "lake", commit_bytes=900_000)
+        assert rows(disk / "lake").column("offset").to_pylist() == list(range(8))
+
+
+@needs_root
+@pytest.mark.root
+def test_a_target_that_cannot_be_written_is_named(filled: EmbeddedAppliance, tmp_path: pathlib.Path) -> None:
+    with small_file_system(tmp_path, 1) as disk:
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with pytest.raises(OSError, match=f"Read-only file system: '{disk}/lake'"):
+            run(filled, "orders", disk / "lake")
+
+
+# ---- what was lost -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_retention_removed_first_is_said_or_counted(filled: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str) -> None:
+    with Admin(filled.address) as admin:
+        admin.create_topics([NewTopic(topic)])
+        send(filled, topic, range(10), 1)
+        run(filled, topic, tmp_path)
+        send(filled, topic, range(10, 30), 1)
+        admin.delete_records({TopicPartition(topic, 0): 18})
+    with pytest.raises(OffsetLost, match=f"offsets 10 to 17 of {topic}-0 were removed by retention"):
+        run(filled, topic, tmp_path)
+    (commit,) = run(filled, topic, tmp_path, on_data_loss="skip")
+    assert [item[:3] for item in commit.left_out] == [(0, 10, 18)]
+    assert rows(tmp_path).column("offset").to_pylist() == [*range(10), *range(18, 30)]
+    assert entries(tmp_path)[-1]["left_out"][0][:3] == [0, 10, 18]
+    with Admin(filled.address) as admin:
+        send(filled, topic, range(30, 33), 1)
+        admin.delete_records({TopicPartition(topic, 0): 33})
+    (commit,) = run(filled, topic, tmp_path, on_data_loss="skip")
+    assert (commit.rows, [item[:3] for item in commit.left_out]) == (0, [(0, 30, 33)])
+    assert run(filled, topic, tmp_path) == []
+
+
+def test_damage_ends_it_behind_what_is_good_or_is_skipped_and_counted(
+    filled: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str
+) -> None:
+    with Admin(filled.address) as admin, Producer(filled.address) as producer:
+        admin.create_topics([NewTopic(topic)])
+        for n in range(6):
+            producer.send(topic, b"v%d" % n * 50).result(60)
+    (segment,) = pathlib.Path(filled.data_dir, f"{topic}-0").glob("*.arrows")
+    data = segment.read_bytes()
+    at = data.index(b"v3v3v3")
+    segment.write_bytes(data[:at] + b"X" + data[at + 1 :])
+    with pytest.raises(CorruptBatchError, match=r"offsets 3 to 3 are damaged .*--on-data-loss skip"):
+        run(filled, topic, tmp_path)
+    assert rows(tmp_path).column("offset").to_pylist() == [0, 1, 2]
+    (commit,) = run(filled, topic, tmp_path, on_data_loss="skip")
+    assert [item[:3] for item in commit.left_out] == [(0, 3, 4)]
+    assert rows(tmp_path).column("offset").to_pylist() == [0, 1, 2, 4, 5]
+
+
+# ---- for as long as it is told to -------------------------------------------------------------------------------------------------------------
+
+
+class Following:
+    """A continuous export in a thread."""
+
+    def __init__(self, appliance: EmbeddedAppliance, topic: str, directory: pathlib.Path, **settings: Any) -> None:
+        self.stop = threading.Event()
+        self.commits: list[Commit] = []
+        self._news = threading.Condition()
+        export = Export(topic, str(directory), appliance.address, follow=True, **settings)
+
+        def follow() -> None:
+            for commit in export.run(self.stop):
+                with self._news:
+                    self.commits.append(commit)
+                    self._news.notify_all()
+
+        self._thread = threading.Thread(target=follow)
+
+    def __enter__(self) -> Following:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+    def wait_for(self, count: int) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: sum(commit.rows for commit in self.commits) >= count, 60)
+
+
+def test_a_continuous_export_brings_what_is_sent_later_and_ends_when_told(
+    filled: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str
+) -> None:
+    with Admin(filled.address) as admin:
+        admin.create_topics([NewTopic(topic, 2)])
+    with Following(filled, topic, tmp_path, max_delay_ms=100) as following:
+        send(filled, topic, range(50))
+        following.wait_for(50)
+        send(filled, topic, range(50, 80))
+        following.wait_for(80)
+    assert values(tmp_path) == sent(80)
+
+
+def test_sealed_segments_and_whole_commits_do_not_wait_for_the_delay(filled: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str) -> None:
+    with Admin(filled.address) as admin, Producer(filled.address, linger_ms=0) as producer:
+        admin.create_topics([NewTopic(topic, 1, {"segment.bytes": 64 << 10})])
+        for _ in range(5):
+            producer.send(topic, bytes(30_000)).result(60)
+    bases = sorted(int(path.stem) for path in pathlib.Path(filled.data_dir, f"{topic}-0").glob("*.arrows"))
+    assert 0 < bases[-1] < 5
+    with Following(filled, topic, tmp_path / "a", max_delay_ms=DAY_MS) as following:
+        following.wait_for(bases[-1])
+    assert rows(tmp_path / "a").num_rows == bases[-1]
+    with Following(filled, topic, tmp_path / "b", max_delay_ms=DAY_MS, rows_max=5) as following:
+        following.wait_for(5)
+    assert rows(tmp_path / "b").num_rows == 5
+
+
+@pytest.fixture
+def restartable(tmp_path: pathlib.Path) -> Iterator[EmbeddedAppliance]:
+    running = start_embedded(data_dir=str(tmp_path / "data"), listen=f"ipc://{tmp_path}/front", auto_create_topics=False)
+    yield running
+    running.stop()
+
+
+def test_an_appliance_that_restarts_is_waited_for_and_one_that_stays_away_is_named(
+    restartable: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str
+) -> None:
+    running, lake = restartable, tmp_path / "lake"
+    with Admin(running.address) as admin:
+        admin.create_topics([NewTopic(topic, 2)])
+    send(running, topic, range(20))
+    with Following(running, topic, lake, max_delay_ms=100, request_timeout_ms=500) as following:
+        following.wait_for(20)
+        running.stop()
+        again = start_embedded(data_dir=running.data_dir, auto_create_topics=False, listen=running.address)
+        send(again, topic, range(20, 30))
+        following.wait_for(30)
+    again.stop()
+    assert values(lake) == sent(30)
+    with pytest.raises(NotReachableError, match=running.address):
+        run(again, topic, lake, request_timeout_ms=300)
+    assert values(lake) == sent(30)
+
+
+def test_readers_that_know_the_commits_can_take_whole_ones(filled: EmbeddedAppliance, tmp_path: pathlib.Path) -> None:
+    run(filled, "orders", tmp_path, rows_max=200)
+    first, *others = entries(tmp_path)
+    assert first["files"] == []
+    for number, entry in enumerate(others, 1):
+        assert entry["state"]["number"] == number
+        for item in entry["files"]:
+            assert pq.read_metadata(tmp_path / item["path"]).num_rows == item["rows"]
+    assert json.dumps(others[-1]["state"]["next_offsets"]) == f"[[0, {ROWS // 2}], [1, {ROWS // 2}]]"
