@@ -45,8 +45,8 @@ def scan(
     tasks: int | None = None,
     **settings: Any,
 ) -> DataFrame:
-    """The topic as it is now. `topic`, `bootstrap`, `columns`, `start`, `end` and the settings are those of `tailrace.scan`; `columns=None` leaves the headers of a
-    topic without a schema out. `tasks`: how many read it, each a range of offsets; None: as many as the session has cores.
+    """The topic as it is now. `topic`, `bootstrap`, `columns`, `start`, `end` and the settings are those of `tailrace.scan`; `columns=None` leaves the headers
+    of a topic without a schema out. `tasks`: how many read it, each a range of offsets; None: as many as the session has cores.
 
     What is read later than ten minutes after this call, and that nobody reads meanwhile, retention may have removed: the action then fails with
     OffsetOutOfRangeError. Raises TailraceError as `tailrace.scan`, InvalidSettingError, NotSupportedError for a column that Spark has no type for.
