@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -85,7 +85,7 @@ class Export:
         self.lag = 0
         """Offsets that were there and not exported when it was last looked."""
 
-    def run(self, stop: threading.Event | None = None) -> Iterator[Commit]:
+    def run(self, stop: threading.Event | None = None) -> Generator[Commit, None, None]:
         """Export, and give each commit when it is durable; with `follow` until `stop` is set, which ends the others between two commits, too. Raises
         TailraceError and OSError: what was committed stays, and another `run` goes on behind it.
         """

@@ -37,8 +37,7 @@ def filled(appliance: EmbeddedAppliance) -> EmbeddedAppliance:
     return appliance
 
 
-@pytest.mark.parametrize("from_files", [True, False], ids=["files", "ZeroMQ"])
-@pytest.mark.parametrize("tasks", [None, 1, 7])
+@pytest.mark.parametrize(("tasks", "from_files"), [(None, True), (7, True), (2, False)], ids=["files", "7 tasks", "ZeroMQ"])
 def test_a_topic_is_the_dataframe_of_its_rows(spark: Any, filled: EmbeddedAppliance, tasks: int | None, from_files: bool) -> None:
     frame = spark_bridge.scan(spark, "plain", filled.address, tasks=tasks, from_files=from_files)
     assert [(f.name, f.dataType.simpleString()) for f in frame.schema.fields] == [
@@ -91,12 +90,13 @@ def test_a_directory_of_a_stopped_appliance_is_read_too(spark: Any, filled: Embe
 
 
 def test_what_is_wrong_is_said_by_the_call(spark: Any, filled: EmbeddedAppliance) -> None:
-    for error, sentence, asked in (
+    cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (UnknownTopicError, "did you mean 'plain'", {"topic": "plian"}), (InvalidSettingError, "did you mean 'value'", {"columns": ["vaule"]}),
         (InvalidSettingError, "tasks is 0", {"tasks": 0}), (InvalidSettingError, "did you mean columns", {"colums": ["key"]}),
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for error, sentence, asked in cases:
         with pytest.raises(error, match=sentence):
-            spark_bridge.scan(spark, **{"topic": "plain", "bootstrap": filled.address, **asked})
+            spark_bridge.scan(spark, asked.pop("topic", "plain"), filled.address, **asked)
 
 
 def test_a_topic_that_is_deleted_meanwhile_is_named_by_the_action(spark: Any, filled: EmbeddedAppliance, topic: str) -> None:
