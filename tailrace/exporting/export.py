@@ -256,7 +256,11 @@ class Export:
             if failure is not None or taken >= self.settings.commit_bytes:
                 break
         reached = {partition: end for partition, _, end in done}
-        left_out = tuple(item for item in self._damaged if item.start < reached.get(item.partition, 0))
+        left_out = tuple(
+            item._replace(end=min(item.end, reached[item.partition]))
+            for item in self._damaged
+            if item.start < reached.get(item.partition, 0)
+        )
         table = pa.Table.from_batches(batches, made.schema)
         made_for = partitioning.made_column(table, by) if (by := self.settings.partition_by) else None
         table = table.select([name for name in made.schema.names if name in wanted])

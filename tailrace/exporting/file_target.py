@@ -52,6 +52,7 @@ class FileTarget:
             raise InvalidRequestError(
                 f"{self._path} holds an export to other files ({others[0]}): give the same format, or another directory"
             )
+        os.makedirs(self._pending, exist_ok=True)
         self._place(list(last.files))
         for name in os.listdir(self._pending):
             os.unlink(f"{self._pending}/{name}")
@@ -77,7 +78,8 @@ class FileTarget:
             more = {"ranges": step.ranges, "left_out": [list(item) for item in step.left_out]}
             self._commits.add(after, written, more)
         except OSError:
-            self._forget_pending()
+            if not self._commits.has(after.number):
+                self._forget_pending()
             raise
         self._place([item["path"] for item in written])
         return Commit(

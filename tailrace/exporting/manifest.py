@@ -52,9 +52,9 @@ class Commits:
     def __init__(self, directory: str) -> None:
         self._path = f"{directory}/{COMMITS}"
 
-    def exist(self) -> bool:
-        """Whether there is one."""
-        return bool(self._numbers())
+    def has(self, number: int) -> bool:
+        """Whether there is one of this number."""
+        return os.path.exists(self._file(number))
 
     def last(self) -> Entry | None:
         """The newest; temporary files are removed. None: there is none. Raises StorageError."""

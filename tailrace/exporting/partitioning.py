@@ -21,6 +21,8 @@ BY_TIME = {"date": "%Y-%m-%d", "hour": "%Y-%m-%d-%H"}
 VALUES_MAX = 1_000
 """Of one commit: each is a file."""
 TEXT_CHARACTERS = 60
+NAME_BYTES = 150
+"""Of a value in a directory's name, which has 255 at most."""
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -76,7 +78,11 @@ def _texts(values: pa.Array, by: str) -> pa.Array:
 
 def directory(by: str, value: str | None) -> str:
     """As Hive, Spark, duckdb and pyarrow read it."""
-    return f"{column_name(by)}={NO_VALUE if value is None else quote(value, safe=' ')}"
+    text = NO_VALUE if value is None else quote(value, safe=" ")
+    while len(text) > NAME_BYTES and value:
+        value = value[:-1]  # the whole text is in the column
+        text = quote(value, safe=" ")
+    return f"{column_name(by)}={text}"
 
 
 def divided(table: pa.Table, by: str) -> list[tuple[str, pa.Table]]:

@@ -47,7 +47,8 @@ def test_dates_and_hours_are_those_of_utc(by: str, moment: dt.datetime | None, n
 @pytest.mark.parametrize(
     ("values", "names"),
     [(pa.array([1, None, -7]), ["1", NO_VALUE, "-7"]), (pa.array([True]), ["true"]), (pa.array([dt.date(2026, 1, 2)]), ["2026-01-02"]),
-     (pa.array(["x" * 500]), ["x" * 60]), (pa.array(["ü=/%."]), ["%C3%BC%3D%2F%25."])],
+     (pa.array(["x" * 500]), ["x" * 60]), (pa.array(["ü=/%."]), ["%C3%BC%3D%2F%25."]),
+     (pa.array(["😀" * 60]), ["%F0%9F%98%80" * 12])],
 )  # fmt: skip
 def test_the_text_of_a_column_is_its_directory(values: Any, names: list[str]) -> None:
     table = pa.table({"c": values})
