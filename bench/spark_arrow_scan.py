@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ REPETITIONS = int(os.environ.get("REPETITIONS", "5"))
 FRAME_ROWS = 20_000
 TOPIC = "rows"
 AT_ONCE = (1, 2, 4)
+PARTS = os.environ.get("PARTS", "layers executors").split()
 
 
 def fill(running: EmbeddedAppliance) -> None:
@@ -74,7 +75,7 @@ def processor_s() -> float:
     return total
 
 
-def measured(todo: dict[str, Callable[[], None]], rows: int) -> list[dict[str, Any]]:
+def measured(todo: Mapping[str, Callable[[], None]], rows: int) -> list[dict[str, Any]]:
     """REPETITIONS of everything, in turns."""
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in todo}
     for repetition in range(REPETITIONS + 1):
@@ -92,6 +93,27 @@ def measured(todo: dict[str, Callable[[], None]], rows: int) -> list[dict[str, A
     return found
 
 
+def layers(running: EmbeddedAppliance, directory: str) -> list[dict[str, Any]]:
+    """Spark's own scan, the data source and `spark_bridge.scan`, from files."""
+    with local_session() as spark:
+        layer_a = spark.read.format("tailrace").option("bootstrap", running.address).option("subscribe", TOPIC).load()
+        layer_b = spark_bridge.scan(spark, TOPIC, running.address)
+        layer_b.write.option("compression", "none").parquet(f"{directory}/parquet")
+        frames = {"Parquet": spark.read.parquet(f"{directory}/parquet"), "data source": layer_a, "spark_bridge.scan": layer_b}
+        todo = {f"{name}, {what.__name__}": partial(what, frame) for what in (noop, aggregate) for name, frame in frames.items()}
+        return measured(todo, ROWS)
+
+
+def executors(running: EmbeddedAppliance) -> list[dict[str, Any]]:
+    """Over ZeroMQ, with so many tasks at once."""
+    found: list[dict[str, Any]] = []
+    for at_once in AT_ONCE:
+        with local_session(f"local[{at_once}]") as spark:
+            frame = spark_bridge.scan(spark, TOPIC, running.address, from_files=False)
+            found += measured({f"spark_bridge.scan over ZeroMQ, {at_once} at once": partial(noop, frame)}, ROWS)
+    return found
+
+
 def main() -> int:
     where = machine()
     print(f"Spark's scans of {ROWS:,} rows on {where['cpu']}, {where['cores']} cores, commit {where['commit']}\n")
@@ -101,17 +123,10 @@ def main() -> int:
         running = start_embedded(data_dir=f"{directory}/data", settings={"ring_bytes": 64 << 20})
         try:
             fill(running)
-            with local_session() as spark:
-                layer_a = spark.read.format("tailrace").option("bootstrap", running.address).option("subscribe", TOPIC).load()
-                layer_b = spark_bridge.scan(spark, TOPIC, running.address)
-                layer_b.write.option("compression", "none").parquet(f"{directory}/parquet")
-                frames = {"Parquet": spark.read.parquet(f"{directory}/parquet"), "data source": layer_a, "spark_bridge.scan": layer_b}
-                todo = {f"{name}, {what.__name__}": partial(what, frame) for what in (noop, aggregate) for name, frame in frames.items()}
-                found += measured(todo, ROWS)
-            for at_once in AT_ONCE:
-                with local_session(f"local[{at_once}]") as spark:
-                    frame = spark_bridge.scan(spark, TOPIC, running.address, from_files=False)
-                    found += measured({f"spark_bridge.scan over ZeroMQ, {at_once} at once": partial(noop, frame)}, ROWS)
+            if "layers" in PARTS:
+                found += layers(running, directory)
+            if "executors" in PARTS:
+                found += executors(running)
         finally:
             running.stop()
     path = RESULTS / f"spark-arrow-scan-{where['date']}-{where['commit']}.json"

@@ -19,13 +19,13 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_bridge.planner import LEASE_MS
-from spark_bridge.reader import read_task
 from spark_bridge.tasks import divided
 from tailrace.admin import Admin
 from tailrace.errors import InvalidSettingError, NotSupportedError
-from tailrace.scanning.lease import take
+from tailrace.scanning.lease import Lease, take
 from tailrace.scanning.options import Bounds, build_settings
 from tailrace.scanning.planner import ScanPlan, plan
+from tailrace.scanning.reader import read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,7 +61,7 @@ def scan(
     schema = spark_schema(made.schema)
     pieces = divided(made, tasks or cores(spark), *([1] if tasks else []))
     target = to_arrow_schema(schema, timezone="UTC")
-    return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(_reader(pieces, target), schema)
+    return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(_reader(made, pieces, target), schema)
 
 
 def cores(spark: SparkSession) -> int:
@@ -94,16 +94,21 @@ def _lease_longer(made: ScanPlan) -> None:
             take(admin, made.lease, {r.key: r.start for r in made.ranges}, LEASE_MS)
 
 
-def _reader(pieces: list[ScanPlan], target: pa.Schema) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What a task runs: the rows of the pieces whose numbers come to it."""
+def _reader(made: ScanPlan, pieces: list[ScanPlan], target: pa.Schema) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What a task runs: the rows of the pieces whose numbers come to it. It renews the lease of all of them: a lease has one offset for each partition, and
+    the offset of its own piece would let retention have those before it.
+    """
+    bootstrap, name, offsets = made.bootstrap, made.lease, {r.key: r.start for r in made.ranges}
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        lease = Lease(bootstrap, name, offsets)
         for numbers in batches:
             for number in numbers.column(0).to_pylist():
-                for batch in read_task(pieces[number]):
+                for batch in read(pieces[number]):
+                    lease.renew_when_due()
                     yield batch if batch.schema.equals(target) else _as(batch, target)
 
-    return read
+    return rows
 
 
 def _as(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:

@@ -10,9 +10,14 @@ import pytest
 
 import spark_bridge
 import tailrace
-from tailrace import Admin, NewTopic, Producer
+from spark_bridge import arrow_scan
+from spark_bridge.tasks import divided
+from tailrace import Admin, NewTopic, Producer, TopicPartition
 from tailrace.errors import InvalidSettingError, NotSupportedError, UnknownTopicError
 from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.scanning import lease
+from tailrace.scanning.options import Bounds, build_settings
+from tailrace.scanning.planner import plan
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
 ROWS = 1_000
@@ -107,3 +112,17 @@ def test_a_topic_that_is_deleted_meanwhile_is_named_by_the_action(spark: Any, fi
         admin.delete_topics([topic])
     with pytest.raises(Exception, match=f"topic '{topic}'.*deleted|there is no topic"):
         frame.count()
+
+
+def test_a_task_renews_the_lease_of_the_whole_scan_and_not_only_of_its_own_range(
+    filled: EmbeddedAppliance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease has one offset for each partition: a later task's would let retention have what an earlier one is yet to read."""
+    made = plan("plain", filled.address, ["offset"], Bounds("start", 5), Bounds("end", None), build_settings({}))
+    renewed = []
+    monkeypatch.setattr(lease, "RENEWED_AFTER_S", 0.0)
+    monkeypatch.setattr(lease, "take", lambda _admin, name, offsets: renewed.append((name, dict(offsets))))
+    pieces = divided(made, 9, 1)
+    rows = arrow_scan._reader(made, pieces, made.schema)
+    assert sum(batch.num_rows for batch in rows(iter([pa.record_batch({"id": [8]})]))) == sum(r.end - r.start for r in pieces[8].ranges)
+    assert renewed == [(made.lease, {TopicPartition("plain", p): 5 for p in range(3)})]

@@ -291,6 +291,15 @@ def test_without_the_extra_its_name_is_said(
         run(filled, "orders", tmp_path, format=form)
 
 
+def offsets_in_files(directory: pathlib.Path) -> list[int]:
+    """With every file closed when it returns: a dataset's threads close them a moment later, and a file system with an open file cannot be unmounted."""
+    found: list[int] = []
+    for name in sorted(visible(directory)):
+        with (directory / name).open("rb") as file, pq.ParquetFile(file) as parquet:
+            found += parquet.read(["offset"]).column(0).to_pylist()
+    return found
+
+
 @needs_root
 @pytest.mark.root
 def test_a_full_disk_ends_it_with_the_file_and_room_lets_it_go_on(filled: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str) -> None:
@@ -305,12 +314,12 @@ def test_a_full_disk_ends_it_with_the_file_and_room_lets_it_go_on(filled: Embedd
             run(filled, topic, disk / "lake", commit_bytes=900_000)
         assert caught.value.filename is not None
         assert not list((disk / "lake/_tailrace/pending").iterdir())
-        exported = rows(disk / "lake").num_rows
-        assert 0 < exported < 8
-        assert rows(disk / "lake").column("offset").to_pylist() == list(range(exported))
+        exported = offsets_in_files(disk / "lake")
+        assert 0 < len(exported) < 8
+        assert exported == list(range(len(exported)))
         ballast.unlink()
         run(filled, topic, disk / "lake", commit_bytes=900_000)
-        assert rows(disk / "lake").column("offset").to_pylist() == list(range(8))
+        assert offsets_in_files(disk / "lake") == list(range(8))
 
 
 @needs_root
@@ -469,8 +478,6 @@ def test_a_commit_whose_end_is_not_known_keeps_its_files_for_the_next_run(
     filled: EmbeddedAppliance, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The name is there, and making it durable fails: nobody may remove what it names."""
-    from tailrace.exporting import manifest
-
     made = os.fsync
     seen = []
 
@@ -481,7 +488,7 @@ def test_a_commit_whose_end_is_not_known_keeps_its_files_for_the_next_run(
                 raise OSError(5, "Input/output error")
         made(fd)
 
-    monkeypatch.setattr(manifest.os, "fsync", failing)
+    monkeypatch.setattr(os, "fsync", failing)
     with pytest.raises(OSError, match="Input/output error"):
         run(filled, "orders", tmp_path, rows_max=200)
     assert not visible(tmp_path)
