@@ -8,45 +8,30 @@ import os
 import pathlib
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-import orjson
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
 import tailrace
-from tailrace import Admin, NewTopic, Producer, TopicPartition
+from tailrace import Admin, NewTopic, Producer
 from tailrace.errors import (
-    CorruptBatchError,
     InvalidRequestError,
     InvalidSettingError,
-    NotReachableError,
     NotSupportedError,
     StorageError,
     UnknownTopicError,
 )
-from tailrace.exporting.export import Export, OffsetLost
-from tailrace.exporting.state import Commit
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tailrace.exporting.export import Export
+from tailrace.private_appliance import EmbeddedAppliance
+from tests.kit.exports import DAY_MS, HOUR_MS, entries, rows, run, send, sent, values, visible
 from tests.kit.file_systems import small_file_system
 from tests.kit.killed_exports import killed_exports
 
 ROWS = 600
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
-
-
-def send(appliance: EmbeddedAppliance, topic: str, numbers: range, partitions: int = 2) -> None:
-    with Producer(appliance.address, batch_size=4096) as producer:
-        for n in numbers:
-            key = None if n % 5 == 0 else b"\xff" if n % 5 == 1 else b"" if n % 5 == 2 else b"a/b %d" % (n % 5)
-            producer.send(topic, b"v%d" % n, key, [("h", b"%d" % n)], partition=n % partitions, timestamp=DAY_MS + n * HOUR_MS)
 
 
 @pytest.fixture(scope="module")
@@ -56,32 +41,6 @@ def filled(appliance: EmbeddedAppliance) -> EmbeddedAppliance:
         admin.create_topics([NewTopic("orders", 2, {"segment.bytes": 64 << 10}), NewTopic("empty")])
     send(appliance, "orders", range(ROWS))
     return appliance
-
-
-def run(appliance: EmbeddedAppliance, topic: str, directory: pathlib.Path, **settings: Any) -> list[Commit]:
-    return list(Export(topic, str(directory), appliance.address, **settings).run())
-
-
-def entries(directory: pathlib.Path) -> list[Any]:
-    """What the commits say, in order."""
-    return [orjson.loads(path.read_bytes())["content"] for path in sorted((directory / "_tailrace/commits").iterdir())]
-
-
-def visible(directory: pathlib.Path, form: str = "parquet") -> set[str]:
-    return {str(path.relative_to(directory)) for path in directory.rglob(f"*.{form}")}
-
-
-def rows(directory: pathlib.Path, form: str = "parquet") -> pa.Table:
-    """As a reader of the directory sees them, who knows nothing of commits."""
-    return ds.dataset(directory, format=form, partitioning="hive").to_table()
-
-
-def values(directory: pathlib.Path, form: str = "parquet") -> list[bytes]:
-    return sorted(rows(directory, form).column("value").to_pylist())
-
-
-def sent(count: int = ROWS) -> list[bytes]:
-    return sorted(b"v%d" % n for n in range(count))
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
@@ -175,7 +134,7 @@ def test_after_a_kill_at_any_step_a_reader_sees_whole_commits_and_the_next_run_b
     left = killed_exports(tmp_path, "orders", filled.address, **settings)
     assert len(left) > 20
     *killed, ended = left
-    assert values(ended) == sent()
+    assert values(ended) == sent(ROWS)
     seen = set()
     for directory in killed:
         before = visible(directory)
@@ -184,7 +143,7 @@ def test_after_a_kill_at_any_step_a_reader_sees_whole_commits_and_the_next_run_b
             assert len(set(values(directory))) == len(values(directory))
         run(filled, "orders", directory, **settings)
         assert before <= visible(directory), "a file that a reader saw went away"
-        assert values(directory) == sent(), directory.name
+        assert values(directory) == sent(ROWS), directory.name
         assert {item["path"] for entry in entries(directory) for item in entry["files"]} == visible(directory)
         assert not list((directory / "_tailrace/pending").iterdir())
         assert not list((directory / "_tailrace/commits").glob("*.tmp"))
@@ -234,7 +193,7 @@ def test_a_directory_of_other_files_or_of_another_export_is_refused(filled: Embe
             run(filled, other, lake, **settings)
     with pytest.raises(UnknownTopicError, match="did you mean 'orders'"):
         run(filled, "order", tmp_path / "new")
-    assert values(lake) == sent()
+    assert values(lake) == sent(ROWS)
 
 
 def test_a_topic_that_was_made_again_is_another_one(filled: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str) -> None:
@@ -256,7 +215,7 @@ def test_a_second_export_to_the_same_directory_is_refused_while_the_first_runs(f
         with pytest.raises(InvalidRequestError, match=r"another export to .* is running"):
             run(filled, "orders", tmp_path)
     run(filled, "orders", tmp_path)
-    assert values(tmp_path) == sent()
+    assert values(tmp_path) == sent(ROWS)
 
 
 def test_a_damaged_commit_is_not_guessed(filled: EmbeddedAppliance, tmp_path: pathlib.Path) -> None:
@@ -331,138 +290,6 @@ def test_a_target_that_cannot_be_written_is_named(filled: EmbeddedAppliance, tmp
             run(filled, "orders", disk / "lake")
 
 
-# ---- what was lost -----------------------------------------------------------------------------------------------------------------------------
-
-
-def test_what_retention_removed_first_is_said_or_counted(filled: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str) -> None:
-    with Admin(filled.address) as admin:
-        admin.create_topics([NewTopic(topic)])
-        send(filled, topic, range(10), 1)
-        run(filled, topic, tmp_path)
-        send(filled, topic, range(10, 30), 1)
-        admin.delete_records({TopicPartition(topic, 0): 18})
-    with pytest.raises(OffsetLost, match=f"offsets 10 to 17 of {topic}-0 were removed by retention"):
-        run(filled, topic, tmp_path)
-    (commit,) = run(filled, topic, tmp_path, on_data_loss="skip")
-    assert [item[:3] for item in commit.left_out] == [(0, 10, 18)]
-    assert rows(tmp_path).column("offset").to_pylist() == [*range(10), *range(18, 30)]
-    assert entries(tmp_path)[-1]["left_out"][0][:3] == [0, 10, 18]
-    with Admin(filled.address) as admin:
-        send(filled, topic, range(30, 33), 1)
-        admin.delete_records({TopicPartition(topic, 0): 33})
-    (commit,) = run(filled, topic, tmp_path, on_data_loss="skip")
-    assert (commit.rows, [item[:3] for item in commit.left_out]) == (0, [(0, 30, 33)])
-    assert run(filled, topic, tmp_path) == []
-
-
-def test_damage_ends_it_behind_what_is_good_or_is_skipped_and_counted(
-    filled: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str
-) -> None:
-    with Admin(filled.address) as admin, Producer(filled.address) as producer:
-        admin.create_topics([NewTopic(topic)])
-        for n in range(6):
-            producer.send(topic, b"v%d" % n * 50).result(60)
-    (segment,) = pathlib.Path(filled.data_dir, f"{topic}-0").glob("*.arrows")
-    data = segment.read_bytes()
-    at = data.index(b"v3v3v3")
-    segment.write_bytes(data[:at] + b"X" + data[at + 1 :])
-    with pytest.raises(CorruptBatchError, match=r"offsets 3 to 3 are damaged .*--on-data-loss skip"):
-        run(filled, topic, tmp_path)
-    assert rows(tmp_path).column("offset").to_pylist() == [0, 1, 2]
-    (commit,) = run(filled, topic, tmp_path, on_data_loss="skip")
-    assert [item[:3] for item in commit.left_out] == [(0, 3, 4)]
-    assert rows(tmp_path).column("offset").to_pylist() == [0, 1, 2, 4, 5]
-
-
-# ---- for as long as it is told to -------------------------------------------------------------------------------------------------------------
-
-
-class Following:
-    """A continuous export in a thread."""
-
-    def __init__(self, appliance: EmbeddedAppliance, topic: str, directory: pathlib.Path, **settings: Any) -> None:
-        self.stop = threading.Event()
-        self.commits: list[Commit] = []
-        self._news = threading.Condition()
-        export = Export(topic, str(directory), appliance.address, follow=True, **settings)
-
-        def follow() -> None:
-            for commit in export.run(self.stop):
-                with self._news:
-                    self.commits.append(commit)
-                    self._news.notify_all()
-
-        self._thread = threading.Thread(target=follow)
-
-    def __enter__(self) -> Following:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.stop.set()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-
-    def wait_for(self, count: int) -> None:
-        with self._news:
-            assert self._news.wait_for(lambda: sum(commit.rows for commit in self.commits) >= count, 60)
-
-
-def test_a_continuous_export_brings_what_is_sent_later_and_ends_when_told(
-    filled: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str
-) -> None:
-    with Admin(filled.address) as admin:
-        admin.create_topics([NewTopic(topic, 2)])
-    with Following(filled, topic, tmp_path, max_delay_ms=100) as following:
-        send(filled, topic, range(50))
-        following.wait_for(50)
-        send(filled, topic, range(50, 80))
-        following.wait_for(80)
-    assert values(tmp_path) == sent(80)
-
-
-def test_sealed_segments_and_whole_commits_do_not_wait_for_the_delay(filled: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str) -> None:
-    with Admin(filled.address) as admin, Producer(filled.address, linger_ms=0) as producer:
-        admin.create_topics([NewTopic(topic, 1, {"segment.bytes": 64 << 10})])
-        for _ in range(5):
-            producer.send(topic, bytes(30_000)).result(60)
-    bases = sorted(int(path.stem) for path in pathlib.Path(filled.data_dir, f"{topic}-0").glob("*.arrows"))
-    assert 0 < bases[-1] < 5
-    with Following(filled, topic, tmp_path / "a", max_delay_ms=DAY_MS) as following:
-        following.wait_for(bases[-1])
-    assert rows(tmp_path / "a").num_rows == bases[-1]
-    with Following(filled, topic, tmp_path / "b", max_delay_ms=DAY_MS, rows_max=5) as following:
-        following.wait_for(5)
-    assert rows(tmp_path / "b").num_rows == 5
-
-
-@pytest.fixture
-def restartable(tmp_path: pathlib.Path) -> Iterator[EmbeddedAppliance]:
-    running = start_embedded(data_dir=str(tmp_path / "data"), listen=f"ipc://{tmp_path}/front", auto_create_topics=False)
-    yield running
-    running.stop()
-
-
-def test_an_appliance_that_restarts_is_waited_for_and_one_that_stays_away_is_named(
-    restartable: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str
-) -> None:
-    running, lake = restartable, tmp_path / "lake"
-    with Admin(running.address) as admin:
-        admin.create_topics([NewTopic(topic, 2)])
-    send(running, topic, range(20))
-    with Following(running, topic, lake, max_delay_ms=100, request_timeout_ms=500) as following:
-        following.wait_for(20)
-        running.stop()
-        again = start_embedded(data_dir=running.data_dir, auto_create_topics=False, listen=running.address)
-        send(again, topic, range(20, 30))
-        following.wait_for(30)
-    again.stop()
-    assert values(lake) == sent(30)
-    with pytest.raises(NotReachableError, match=running.address):
-        run(again, topic, lake, request_timeout_ms=300)
-    assert values(lake) == sent(30)
-
-
 def test_readers_that_know_the_commits_can_take_whole_ones(filled: EmbeddedAppliance, tmp_path: pathlib.Path) -> None:
     run(filled, "orders", tmp_path, rows_max=200)
     first, *others = entries(tmp_path)
@@ -494,4 +321,4 @@ def test_a_commit_whose_end_is_not_known_keeps_its_files_for_the_next_run(
     assert not visible(tmp_path)
     assert list((tmp_path / "_tailrace/pending").iterdir())
     run(filled, "orders", tmp_path, rows_max=200)
-    assert values(tmp_path) == sent()
+    assert values(tmp_path) == sent(ROWS)
