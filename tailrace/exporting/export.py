@@ -46,7 +46,7 @@ from tailrace.settings import DEFAULT_BOOTSTRAP
 LOOK_S = 0.5
 """How often a continuous export asks what is new."""
 ATTEMPTS = 3
-"""Of a round that retention overtakes."""
+"""Of a round that retention overtakes, or that finds the appliance away."""
 OFFSET_COLUMN = "_offset"
 LOG_COLUMNS = ("_partition", OFFSET_COLUMN, partitioning.TIME_COLUMN)
 
@@ -94,21 +94,21 @@ class Export:
             survey = self._source.survey(with_sealed=self.settings.follow)
             self._check_columns(survey)
             state = self._opened(survey)
-            attempts = 0
+            overtaken = away = 0
             while not stop.is_set():
                 try:
                     for commit, reached in self._round(state, survey, stop):
-                        state, attempts = reached, 0
+                        state, overtaken, away = reached, 0, 0
                         yield commit
                     if not self.settings.follow:
                         return
                 except OffsetOutOfRangeError:
-                    attempts += 1  # retention, or delete_records, was faster: the next survey says by how much
-                    if attempts == ATTEMPTS:
+                    overtaken += 1  # retention, or delete_records, was faster: the next survey says by how much
+                    if overtaken >= ATTEMPTS:
                         raise
                 except (NotReachableError, RequestTimeoutError) as error:
-                    attempts += 1
-                    if not self.settings.follow and attempts == ATTEMPTS:
+                    away += 1
+                    if not self.settings.follow and away >= ATTEMPTS:
                         raise
                     logger.warning("export_waits topic=%s reason=%r", self._topic, str(error))
                 survey = self._next_survey(survey, stop)

@@ -322,3 +322,19 @@ def test_a_commit_whose_end_is_not_known_keeps_its_files_for_the_next_run(
     assert list((tmp_path / "_tailrace/pending").iterdir())
     run(filled, "orders", tmp_path, rows_max=200)
     assert values(tmp_path) == sent(ROWS)
+
+
+def test_duckdb_and_polars_read_the_directory_with_its_partitions(filled: EmbeddedAppliance, tmp_path: pathlib.Path) -> None:
+    import duckdb
+    import polars
+
+    run(filled, "orders", tmp_path, partition_by="key", rows_max=250)
+    run(filled, "orders", tmp_path / "days", partition_by="date")
+    found = duckdb.sql(
+        f"select by_key, count(*), count(distinct (partition, \"offset\")) from read_parquet('{tmp_path}/by_key*/*.parquet', hive_partitioning=true) "
+        "group by 1 order by 1 nulls first"
+    ).fetchall()
+    assert found == [(None, 240, 240), ("\\xff", 120, 120), ("a/b 3", 120, 120), ("a/b 4", 120, 120)]
+    frame = polars.scan_parquet(f"{tmp_path}/days/date=*/*.parquet", hive_partitioning=True).collect()
+    assert frame.height == ROWS
+    assert (frame["timestamp"].dt.date() == frame["date"].cast(polars.Date)).all()
