@@ -40,7 +40,7 @@ class DeltaTarget:
         self._held.hold()
         path = self._held.path
         if not self._delta.DeltaTable.is_deltatable(path):
-            if not self._held.is_empty(but="_delta_log"):
+            if not self._held.is_empty() and not self._held.is_marked():
                 raise InvalidRequestError(f"{path} holds what is no Delta table: export to an empty directory")
             return None
         table = self._delta.DeltaTable(path)
@@ -57,7 +57,8 @@ class DeltaTarget:
         return ExportState(topic, topic_id, offsets, by, table.version())
 
     def begin(self, state: ExportState) -> None:
-        """The first commit makes the table."""
+        """The first commit makes the table; what is left of one that was not made must not look like another's."""
+        self._held.mark()
 
     def commit(self, step: Step, after: ExportState) -> Commit:
         """See `Target`."""

@@ -12,6 +12,7 @@ import os
 from tailrace.errors import InvalidRequestError
 
 LOCK_FILE = ".tailrace-export.lock"
+MARK = b"tailrace export\n"
 _ALWAYS_THERE = ("lost+found",)
 
 
@@ -42,6 +43,15 @@ class HeldDirectory:
     def is_empty(self, but: str = "") -> bool:
         """But for what is hidden, and this name."""
         return all(name.startswith(".") or name in (*_ALWAYS_THERE, but) for name in os.listdir(self.path))
+
+    def mark(self) -> None:
+        """Say, durably, that what comes here is of an export: files of a first commit that a kill ended are in no table, and look like others'."""
+        os.pwrite(self._fd, MARK, 0)
+        os.fsync(self._fd)
+
+    def is_marked(self) -> bool:
+        """Whether `mark` was called, by this process or an earlier one."""
+        return os.pread(self._fd, len(MARK), 0) == MARK
 
     def release(self) -> None:
         """A second time nothing is done."""

@@ -92,6 +92,8 @@ def deltalake() -> dict[str, ModuleType]:
         assert mode == "append"
         if known and schema_mode != "merge" and known[0]["data"].schema != data.schema:
             raise ValueError("schemas differ")
+        pathlib.Path(table_or_uri).mkdir(exist_ok=True)
+        (pathlib.Path(table_or_uri) / f"part-{len(known)}.parquet").write_bytes(b"written before the commit")
         txn = [(item.app_id, item.version) for item in commit_properties.app_transactions] if commit_properties is not None else []
         _add(f"{table_or_uri}/_delta_log", {"data": data, "description": description, "partition_by": partition_by, "txn": txn})
 
