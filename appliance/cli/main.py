@@ -32,6 +32,7 @@ _COMMANDS = {
     "produce": ("appliance.cli.produce", "Send lines, or a file's rows, to a topic."),
     "consume": ("appliance.cli.consume", "Read a topic."),
     "sql": ("appliance.cli.sql", "Query topics with SQL."),
+    "export": ("appliance.cli.export", "Copy a topic into a lake: Parquet, Arrow, Delta, Iceberg."),
     "group": ("appliance.cli.group", "List, describe, reset, delete and advise consumer groups."),
     "delay": ("appliance.cli.delay", "List, cancel and reschedule delayed records."),
     "context": ("appliance.cli.context", "Keep the addresses of appliances under names."),

@@ -1,0 +1,117 @@
+"""`spark_bridge.scan`: a topic as a DataFrame whose tasks hand the log's Arrow batches to the JVM through `mapInArrow`.
+
+Spark's Python data sources pay for each batch what `mapInArrow` does not, and take no part of the planner's choice of tasks. The price: the plan is made when
+`scan` is called, and there are no options in text. What a plan is and who reads it is the same (`tailrace.scanning`).
+
+Owner: the driver makes the plan and holds its lease; each task renews it while it reads.
+Invariants: the DataFrame is of the rows that were there when `scan` was called, in every action and every retried task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkException, PySparkTypeError
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from spark_bridge.planner import LEASE_MS
+from spark_bridge.tasks import divided
+from tailrace.admin import Admin
+from tailrace.errors import InvalidSettingError, NotSupportedError
+from tailrace.scanning.lease import Lease, take
+from tailrace.scanning.options import Bounds, build_settings
+from tailrace.scanning.planner import ScanPlan, plan
+from tailrace.scanning.reader import read
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TASKS_WITHOUT_A_CONTEXT = 8
+"""Where the session does not say how many cores there are (Spark Connect)."""
+
+
+def scan(
+    spark: SparkSession,
+    topic: Any,
+    bootstrap: str | None = None,
+    columns: Sequence[str] | None = None,
+    start: Any = None,
+    end: Any = None,
+    *,
+    tasks: int | None = None,
+    **settings: Any,
+) -> DataFrame:
+    """The topic as it is now. `topic`, `bootstrap`, `columns`, `start`, `end` and the settings are those of `tailrace.scan`; `columns=None` leaves the headers
+    of a topic without a schema out. `tasks`: how many read it, each a range of offsets; None: as many as the session has cores.
+
+    What is read later than ten minutes after this call, and that nobody reads meanwhile, retention may have removed: the action then fails with
+    OffsetOutOfRangeError. Raises TailraceError as `tailrace.scan`, InvalidSettingError, NotSupportedError for a column that Spark has no type for.
+    """
+    if tasks is not None and (isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1):
+        raise InvalidSettingError(f"tasks is {tasks!r:.100}; it takes a whole number from 1 on, or None for as many as there are cores")
+    chosen = build_settings({"client_id": "spark", **settings})
+    made = plan(topic, bootstrap, columns, Bounds("start", start), Bounds("end", end), chosen)
+    if columns is None and not made.typed:
+        made = _with_columns(made, [name for name in made.schema.names if name != "headers"])
+    _lease_longer(made)
+    schema = spark_schema(made.schema)
+    pieces = divided(made, tasks or cores(spark), *([1] if tasks else []))
+    target = to_arrow_schema(schema, timezone="UTC")
+    return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(_reader(made, pieces, target), schema)
+
+
+def cores(spark: SparkSession) -> int:
+    """How many tasks run at once."""
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except PySparkException:  # Spark Connect has none
+        return TASKS_WITHOUT_A_CONTEXT
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """Raises NotSupportedError, which names the column that Spark has no type for."""
+    for field in schema:
+        try:
+            from_arrow_schema(pa.schema([field]), prefer_timestamp_ntz=False)
+        except PySparkTypeError:
+            raise NotSupportedError(
+                f"column {field.name!r} is {field.type}, for which Spark has no type: name the others in columns"
+            ) from None
+    return from_arrow_schema(schema, prefer_timestamp_ntz=False)
+
+
+def _with_columns(made: ScanPlan, names: list[str]) -> ScanPlan:
+    return replace(made, columns=tuple(column for column in made.columns if column.name in names))
+
+
+def _lease_longer(made: ScanPlan) -> None:
+    if made.lease:
+        with Admin(made.bootstrap, request_timeout_ms=made.settings.request_timeout_ms) as admin:
+            take(admin, made.lease, {r.key: r.start for r in made.ranges}, LEASE_MS)
+
+
+def _reader(made: ScanPlan, pieces: list[ScanPlan], target: pa.Schema) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What a task runs: the rows of the pieces whose numbers come to it. It renews the lease of all of them: a lease has one offset for each partition, and
+    the offset of its own piece would let retention have those before it.
+    """
+    bootstrap, name, offsets = made.bootstrap, made.lease, {r.key: r.start for r in made.ranges}
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        lease = Lease(bootstrap, name, offsets)
+        for numbers in batches:
+            for number in numbers.column(0).to_pylist():
+                for batch in read(pieces[number]):
+                    lease.renew_when_due()
+                    yield batch if batch.schema.equals(target) else _as(batch, target)
+
+    return rows
+
+
+def _as(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+    """With the types that Spark takes: no views, dictionaries, or nanoseconds."""
+    columns = [column.cast(field.type, safe=False) for column, field in zip(batch.columns, target, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=target)

@@ -1,0 +1,1 @@
+"""Topics copied into a lake, exactly once: Parquet and Arrow files, Delta Lake, Iceberg."""

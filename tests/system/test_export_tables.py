@@ -1,0 +1,154 @@
+"""Exports to Delta and Iceberg tables: rows and offsets in one commit of the table.
+
+With the packages where they are installed, else with stand-ins that have the same calls (`tests/kit/lake_stand_ins.py`): those prove what is called when, not
+what the packages make of it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import sys
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tailrace import Admin, NewTopic, Producer
+from tailrace.errors import InvalidRequestError, StorageError
+from tailrace.exporting.export import Export
+from tailrace.private_appliance import EmbeddedAppliance
+from tests.kit import lake_stand_ins
+
+IS_INSTALLED = {"delta": importlib.util.find_spec("deltalake") is not None, "iceberg": importlib.util.find_spec("pyiceberg") is not None}
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if not IS_INSTALLED[request.param]:
+        modules = lake_stand_ins.deltalake() if request.param == "delta" else lake_stand_ins.pyiceberg()
+        for name, module in modules.items():
+            monkeypatch.setitem(sys.modules, name, module)
+    return str(request.param)
+
+
+@pytest.fixture
+def orders(appliance: EmbeddedAppliance, topic: str) -> str:
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(topic, 2)])
+    send(appliance, topic, range(40))
+    return topic
+
+
+def send(appliance: EmbeddedAppliance, topic: str, numbers: range) -> None:
+    with Producer(appliance.address) as producer:
+        for n in numbers:
+            producer.send(topic, b"v%d" % n, b"k%d" % (n % 3), partition=n % 2, timestamp=n * 86_400_000)
+
+
+def run(appliance: EmbeddedAppliance, topic: str, directory: pathlib.Path, form: str, **settings: Any) -> int:
+    return sum(commit.rows for commit in Export(topic, str(directory), appliance.address, format=form, **settings).run())
+
+
+def table(directory: pathlib.Path, form: str) -> pa.Table:
+    if form == "delta":
+        return sys.modules["deltalake"].DeltaTable(str(directory)).to_pyarrow_table()
+    catalog = sys.modules["pyiceberg.catalog.sql"].SqlCatalog(
+        "tailrace", uri=f"sqlite:///{directory}/catalog.db", warehouse=f"file://{directory}"
+    )
+    return catalog.load_table("tailrace.export").scan().to_arrow()
+
+
+def values(directory: pathlib.Path, form: str) -> list[bytes]:
+    return sorted(table(directory, form).column("value").to_pylist())
+
+
+def sent(count: int) -> list[bytes]:
+    return sorted(b"v%d" % n for n in range(count))
+
+
+def test_every_record_is_in_the_table_once_and_a_second_run_brings_what_came_since(
+    appliance: EmbeddedAppliance, tmp_path: pathlib.Path, orders: str, form: str
+) -> None:
+    assert run(appliance, orders, tmp_path, form, rows_max=15, partition_by="key") == 40
+    assert run(appliance, orders, tmp_path, form, partition_by="key") == 0
+    send(appliance, orders, range(40, 50))
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_partitions({orders: 3})
+        producer.send(orders, b"v50", partition=2).result(60)
+    assert run(appliance, orders, tmp_path, form, partition_by="key") == 11
+    assert values(tmp_path, form) == sent(51)
+    assert set(table(tmp_path, form).column("by_key").to_pylist()) == {"k0", "k1", "k2", None}
+
+
+@pytest.mark.parametrize("where", ["before", "behind"])
+def test_an_end_at_the_commit_leaves_all_of_it_or_nothing(
+    appliance: EmbeddedAppliance, tmp_path: pathlib.Path, orders: str, form: str, where: str
+) -> None:
+    if IS_INSTALLED[form]:
+        pytest.skip("the stand-in alone can be ended there")
+    run(appliance, orders, tmp_path, form, rows_max=40)
+    send(appliance, orders, range(40, 60))
+    lake_stand_ins.fail_at = where
+    with pytest.raises(lake_stand_ins.Interrupted):
+        run(appliance, orders, tmp_path, form, rows_max=10)
+    assert len(values(tmp_path, form)) == (40 if where == "before" else 50)
+    run(appliance, orders, tmp_path, form)
+    assert values(tmp_path, form) == sent(60)
+
+
+def test_the_first_commit_makes_the_table_so_that_nothing_is_there_before(
+    appliance: EmbeddedAppliance, tmp_path: pathlib.Path, orders: str, form: str
+) -> None:
+    if IS_INSTALLED[form]:
+        pytest.skip("the stand-in alone can be ended there")
+    lake_stand_ins.fail_at = "before"
+    with pytest.raises(lake_stand_ins.Interrupted):
+        run(appliance, orders, tmp_path, form)
+    assert run(appliance, orders, tmp_path, form, partition_by="date") == 40
+    assert values(tmp_path, form) == sent(40)
+
+
+def test_tables_of_others_and_of_other_topics_are_refused(
+    appliance: EmbeddedAppliance, tmp_path: pathlib.Path, orders: str, form: str
+) -> None:
+    run(appliance, orders, tmp_path / "a", form)
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(f"{orders}-b")])
+    with pytest.raises(InvalidRequestError, match=f"holds an export of topic '{orders}'"):
+        run(appliance, f"{orders}-b", tmp_path / "a", form)
+    with pytest.raises(InvalidRequestError, match="is partitioned by nothing"):
+        run(appliance, orders, tmp_path / "a", form, partition_by="key")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/other.csv").write_text("a\n")
+    with pytest.raises(InvalidRequestError, match="export to an empty directory"):
+        run(appliance, orders, tmp_path / "b", form)
+    if form == "delta":
+        write = sys.modules["deltalake"].write_deltalake
+        write(str(tmp_path / "c"), pa.table({"value": [b"x"]}), mode="append")
+        with pytest.raises(InvalidRequestError, match="is a Delta table that is no export"):
+            run(appliance, orders, tmp_path / "c", form)
+
+
+def test_commits_of_others_to_a_delta_table_do_not_hide_how_far_it_is(
+    appliance: EmbeddedAppliance, tmp_path: pathlib.Path, orders: str, form: str
+) -> None:
+    if form != "delta":
+        pytest.skip("of Delta's transaction identifiers")
+    run(appliance, orders, tmp_path, form)
+    sys.modules["deltalake"].write_deltalake(str(tmp_path), table(tmp_path, form).slice(0, 0), mode="append")
+    assert run(appliance, orders, tmp_path, form) == 0
+
+
+def test_what_the_package_refuses_is_said_with_the_directory(
+    appliance: EmbeddedAppliance, tmp_path: pathlib.Path, orders: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if IS_INSTALLED[form]:
+        pytest.skip("of the stand-in")
+
+    def refuse(*_arguments: Any, **_named: Any) -> None:
+        raise ValueError("no such type")
+
+    monkeypatch.setattr(lake_stand_ins, "_add", refuse)
+    with pytest.raises(StorageError, match=f"{tmp_path}: (deltalake|pyiceberg) refuses the commit: no such type"):
+        run(appliance, orders, tmp_path, form)

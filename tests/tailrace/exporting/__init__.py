@@ -1,0 +1,1 @@
+"""Exports, without an appliance."""
