@@ -384,7 +384,7 @@ def test_no_page_has_a_heading_twice(path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [ROOT / "README.md", ROOT / "docs/groups.md", ROOT / "docs/queues.md", ROOT / "docs/scan.md", ROOT / "docs/sdk.md"],
+    [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("export", "groups", "queues", "scan", "sdk", "spark"))],
     ids=lambda path: path.name,
 )
 def test_python_snippets_run(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
