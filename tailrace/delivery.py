@@ -110,12 +110,14 @@ class Delivery:
         is asked for answers, because to ask takes as long as to send.
         """
         connection = self._connection
-        if not sends_first or self._needs_thought():
+        has_sent = sends_first and not self._needs_thought() and self._send_all(now_ns)
+        if not has_sent:  # perhaps for want of what has come: credit, or that something was answered
             connection.process()
             if not self._see_to_time(now_ns):
                 return
-        while self._send_all(now_ns) and connection.process() and self._see_to_time(now_ns):
-            pass  # what came may let more leave
+            has_sent = self._send_all(now_ns)
+        while has_sent and connection.process() and self._see_to_time(now_ns):
+            has_sent = self._send_all(now_ns)  # what came may let more leave
 
     def _needs_thought(self) -> bool:
         """Whether something is to be done before anything may be sent."""

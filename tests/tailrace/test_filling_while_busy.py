@@ -231,6 +231,16 @@ def test_all_bytes_of_a_request_are_within_credit(made: Made) -> None:
     assert driven.front.asked[0].places == [(2, 0, 1)]
 
 
+def test_what_lacks_credit_leaves_at_once_when_more_has_come_that_nobody_has_read(made: Made) -> None:
+    driven = made(linger_ms=0, credit=2500)
+    send(driven, 0, 1, 1500)
+    driven.front.answer()
+    driven.turn()
+    driven.front.grant(5000)
+    send(driven, 0, 1, 1500)
+    assert driven.front.asked_count == 2
+
+
 def test_a_request_has_at_most_max_request_size_bytes(made: Made) -> None:
     driven = made(linger_ms=20, max_request_size=23_000, partitions=9)
     for partition in range(9):
