@@ -466,3 +466,20 @@ def test_a_request_that_a_signal_has_cut_off_is_made_again_in_order(made: Made, 
             driven.front.answer()
             driven.turn()
     assert [handle.result(0).offset for handle in handles] == [0, 1, 0, 1, 2, 0, 2]
+
+
+def test_credit_is_asked_for_seldom_while_nothing_comes() -> None:
+    """Hundreds of producers that wait for credit would ask so often that the appliance had no time to give any."""
+    front = ScriptedFront(credit=0)
+    driven = Driven(front, linger_ms=0)
+    driven.producer.send("t", b"x", partition=0)
+    driven.turn()
+    for _ in range(8):
+        driven.turn(milliseconds=55)
+    assert front.credit_asked_count == 1
+    driven.turn(milliseconds=100)
+    assert front.credit_asked_count == 2
+    front.grant(1 << 20)
+    driven.turn()
+    assert front.asked_count == 1
+    driven.close()
