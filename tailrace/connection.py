@@ -97,6 +97,8 @@ class Connection:
         self._heard_ns = 0
         self._pinged_ns = 0
         self._reopen_at_ns = 0
+        self._came_in_tick = False
+        """Whether `tick` has taken in something since `process` was called: perhaps what its user waits for before it sends."""
         self._failures = 0
         self._waited_since_ns = 0
         """Since when its user has waited for an appliance in vain; 0: there is one, or nothing has been wanted of it since."""
@@ -172,6 +174,7 @@ class Connection:
         after any use of the socket: its descriptor tells of changes only.
         """
         count = 0
+        self._came_in_tick = False
         while (socket := self._socket) is not None:
             frames = socket.try_receive()
             if frames is None:
@@ -225,7 +228,9 @@ class Connection:
     # ---- time ------------------------------------------------------------------------------------------------------------------------
 
     def next_tick_ns(self) -> int | None:
-        """When `tick` next has something to do."""
+        """When `tick`, or its user, next has something to do; not in the future: now."""
+        if self._came_in_tick:
+            return self._heard_ns
         if not self.is_ready:
             again_ns = self._reopen_at_ns if self._socket is None else self._shake_again_ns()
             return min(again_ns, self._waited_since_ns + SAID_AFTER_NS) if self._waited_since_ns and not self._has_said_so else again_ns
@@ -324,7 +329,8 @@ class Connection:
 
     def _reopen(self) -> None:
         self._open()
-        self.process()  # ZeroMQ signals the first message only to one who has looked and found none: the handshake's answer would be seen a second late
+        # ZeroMQ signals the first message only to one who has looked and found none: the handshake's answer would be seen a second late.
+        self._came_in_tick = self.process() > 0
 
     def _lose(self, code: ErrorCode, reason: str) -> None:
         """Give the socket up and tell every owner of a request."""

@@ -43,6 +43,8 @@ from tailrace.settings import ProducerSettings
 
 RETRY_BACKOFF_MAX_MS = 1_000
 CREDIT_ASK_NS = 50_000_000
+CREDIT_ASK_AGAIN_NS = 500_000_000
+"""When nothing has come since: who has asked is in the front's queue, and hundreds that asked again and again would leave it no time to answer."""
 EXPIRY_CHECK_NS = 20_000_000
 SELDOM_NS = 1_000_000
 """How long what takes many milliseconds anyway (silence, slow requests) is not looked at again: answers come ten times as often."""
@@ -82,7 +84,7 @@ class Delivery:
         """Whether something is to be sent for which the appliance has not granted credit yet."""
         self._unconfirmed = False
         """With acks=0: something was sent that the front may not have read."""
-        self._asked_credit_ns = 0
+        self._asked_credit_ns = self._asked_credit_count = 0
         self._expiry_checked_ns = 0
         self._seldom_at_ns = 0
         self._counters = {"records_sent": 0, "batches_sent": 0, "bytes_sent": 0, "requests_sent": 0, "retries": 0}
@@ -110,12 +112,14 @@ class Delivery:
         is asked for answers, because to ask takes as long as to send.
         """
         connection = self._connection
-        if not sends_first or self._needs_thought():
+        has_sent = sends_first and not self._needs_thought() and self._send_all(now_ns)
+        if not has_sent:  # perhaps for want of what has come: credit, or that something was answered
             connection.process()
             if not self._see_to_time(now_ns):
                 return
-        while self._send_all(now_ns) and connection.process() and self._see_to_time(now_ns):
-            pass  # what came may let more leave
+            has_sent = self._send_all(now_ns)
+        while has_sent and connection.process() and self._see_to_time(now_ns):
+            has_sent = self._send_all(now_ns)  # what came may let more leave
 
     def _needs_thought(self) -> bool:
         """Whether something is to be done before anything may be sent."""
@@ -295,8 +299,9 @@ class Delivery:
         return None
 
     def _ask_credit(self, wanted: int, now_ns: int) -> None:
-        if now_ns - self._asked_credit_ns > CREDIT_ASK_NS:
-            self._asked_credit_ns = now_ns
+        received_count = self._connection.received_count
+        if now_ns - self._asked_credit_ns > (CREDIT_ASK_AGAIN_NS if received_count == self._asked_credit_count else CREDIT_ASK_NS):
+            self._asked_credit_ns, self._asked_credit_count = now_ns, received_count
             self._connection.request(Api.CREDIT, [requests.encode_credit(wanted)], None)
 
     def wait_until_received(self, timeout_s: float | None, lock: threading.RLock) -> None:

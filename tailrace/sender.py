@@ -292,7 +292,7 @@ class Sender:
             self._callers_look_until_ns = min(wake_ns, now_ns + 50 * NS_PER_MS) + CALLER_IS_ACTIVE_NS
         if deadline_ns is not None:
             wake_ns = min(wake_ns, deadline_ns)
-        if self.delivery.waits_for_answers:
+        if self.delivery.waits_for_answers or self.delivery.waits_for_credit:
             self.connection.wait(min(wake_ns - self.now_ns(), 50 * NS_PER_MS), self._driver_fd)
         elif self.accumulator.unended_count:
             self.connection.wait(min(wake_ns - self.now_ns(), 5 * NS_PER_MS), self._driver_fd)
@@ -310,7 +310,7 @@ class Sender:
         accumulator = self.accumulator
         wake_ns = now_ns + (100 if accumulator.unended_count else 1_000) * NS_PER_MS
         if self.delivery.waits_for_credit:
-            wake_ns = min(wake_ns, now_ns + 20 * NS_PER_MS)
+            wake_ns = min(wake_ns, now_ns + 50 * NS_PER_MS)
         tick_ns, linger_ns = self.connection.next_tick_ns(), accumulator.first_linger_ns()
         if tick_ns is not None and tick_ns < wake_ns:
             wake_ns = tick_ns

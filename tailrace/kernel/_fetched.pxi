@@ -6,14 +6,21 @@
 cdef enum:
     PLAIN_NODES = 7  # DEFAULT_SCHEMA: timestamp, key, value, headers, and of headers items, names, contents
     PLAIN_BUFFERS = 17
+    ARROW_V5 = 4  # MetadataVersion
+    MESSAGE_VTABLE_BYTES = 12  # of a message with version, header and body length, and without metadata of its own
 
 
 cdef bint pairs_of(const uint8_t* batch, int64_t metadata_size, const uint8_t** nodes, const uint8_t** buffers) noexcept nogil:
     """Where a batch's nodes and buffers are listed, whose structure is that of the default schema."""
     cdef Flat flat
-    cdef int64_t place, table
+    cdef int64_t root, version, place, table
     flat.at, flat.size = batch + 8, metadata_size - BATCH_HEAD_BYTES
-    place = field_at(&flat, followed(&flat, 0), 2)
+    root = followed(&flat, 0)
+    version = field_at(&flat, root, 0)
+    # Arrow refuses other versions, and messages with a field that leads nowhere, although nothing of them is read here.
+    if u16_at(&flat, root - <int32_t><uint32_t>u32_at(&flat, root)) != MESSAGE_VTABLE_BYTES or version <= 0 or version & 1 or u16_at(&flat, version) != ARROW_V5:
+        return False
+    place = field_at(&flat, root, 2)
     if place <= 0:
         return False
     table = followed(&flat, place)
@@ -99,11 +106,11 @@ def fetched_rows(batch not None, uint32_t seed, BatchShape shape not None, recor
             return None
         if not cells_in(&rows.keys, body, nodes, buffers, 1, 2, count) or not cells_in(&rows.values, body, nodes, buffers, 2, 5, count):
             return None
-        # The memory stays as long as `owners` holds the batch.
+        # The memory stays as long as `owners` holds a view of it: the caller's own may be released, a bytearray resized.
         rows.stamps_us = PyMemoryView_FromMemory(<char*>body + number_at(buffers, 2), 8 * count, PyBUF_READ).cast("q")
     finally:
         PyBuffer_Release(&view)
-    rows.owners = (batch,)
+    rows.owners = (PyMemoryView_FromObject(batch),)
     rows.record_type, rows.topic, rows.partition, rows.timestamp_type = record_type, topic, partition, 0  # CREATE_TIME
     rows.has_headers, rows.header_lists = False, None
     rows.first_offset, rows.count = head.base_offset, count

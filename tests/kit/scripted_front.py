@@ -91,6 +91,7 @@ class ScriptedFront:
         self.asked: list[Asked] = []
         """PRODUCE requests that are not answered yet."""
         self.asked_count = 0
+        self.credit_asked_count = 0
         self._next_offsets: dict[int, int] = {}
         self._answers: deque[list[bytes]] = deque()
         self._socket: _Socket | None = None
@@ -113,6 +114,8 @@ class ScriptedFront:
             case Api.INIT_PRODUCER_ID:
                 self.epoch += 1
                 self._json(header.api, header.correlation_id, {"producer_id": 9, "producer_epoch": self.epoch})
+            case Api.CREDIT:
+                self.credit_asked_count += 1
             case Api.PRODUCE:
                 assert header.version == self.produce_version
                 asked = Asked(header.version, header.correlation_id, body)

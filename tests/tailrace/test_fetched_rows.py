@@ -108,6 +108,34 @@ def test_wild_offsets_are_left_to_arrow_which_refuses_them(buffer: int, wild: tu
 
 
 @compiled_only
+@pytest.mark.parametrize("wild", [(34, 3), (34, 127), (20, 1), (16, 127), (16, 128), (17, 4), (17, 255)])
+def test_a_message_whose_root_arrow_refuses_is_left_to_it(wild: tuple[int, int]) -> None:
+    batch = batch_of([(1, b"one", b"val"), (2, b"two", b"ues")])
+    at, byte = wild
+    assert (batch[16], batch[20], batch[34]) == (12, 6, 4), "length of the root's table of fields, place of the version in it, the version"
+    batch[at] = byte
+    if wild != (34, 3):  # the version before, whose records are the same
+        with pytest.raises(TailraceError):
+            by_arrow(resealed(batch), None)
+    assert quickly(resealed(batch), None) is None
+
+
+@compiled_only
+def test_rows_keep_their_memory_when_the_view_they_were_made_of_is_released() -> None:
+    batch = batch_of([(1, b"one", b"val")])
+    memory = bytearray(batch)
+    view = memoryview(memory)
+    found = arrow_batch.plain_rows(view, SEED, "topic", 3, None)
+    assert found is not None
+    view.release()
+    with pytest.raises(BufferError):
+        memory.clear()
+    made: list[Record] = []
+    found[0].take(made, 1)
+    assert made == by_arrow(batch, None)
+
+
+@compiled_only
 def test_rarer_forms_and_positions_outside_are_left_to_arrow() -> None:
     rows: Rows = [(1, b"a", b"b"), (2, None, b"c")]
     batch = batch_of(rows)

@@ -231,6 +231,16 @@ def test_all_bytes_of_a_request_are_within_credit(made: Made) -> None:
     assert driven.front.asked[0].places == [(2, 0, 1)]
 
 
+def test_what_lacks_credit_leaves_at_once_when_more_has_come_that_nobody_has_read(made: Made) -> None:
+    driven = made(linger_ms=0, credit=2500)
+    send(driven, 0, 1, 1500)
+    driven.front.answer()
+    driven.turn()
+    driven.front.grant(5000)
+    send(driven, 0, 1, 1500)
+    assert driven.front.asked_count == 2
+
+
 def test_a_request_has_at_most_max_request_size_bytes(made: Made) -> None:
     driven = made(linger_ms=20, max_request_size=23_000, partitions=9)
     for partition in range(9):
@@ -456,3 +466,20 @@ def test_a_request_that_a_signal_has_cut_off_is_made_again_in_order(made: Made, 
             driven.front.answer()
             driven.turn()
     assert [handle.result(0).offset for handle in handles] == [0, 1, 0, 1, 2, 0, 2]
+
+
+def test_credit_is_asked_for_seldom_while_nothing_comes() -> None:
+    """Hundreds of producers that wait for credit would ask so often that the appliance had no time to give any."""
+    front = ScriptedFront(credit=0)
+    driven = Driven(front, linger_ms=0)
+    driven.producer.send("t", b"x", partition=0)
+    driven.turn()
+    for _ in range(8):
+        driven.turn(milliseconds=55)
+    assert front.credit_asked_count == 1
+    driven.turn(milliseconds=100)
+    assert front.credit_asked_count == 2
+    front.grant(1 << 20)
+    driven.turn()
+    assert front.asked_count == 1
+    driven.close()

@@ -1,0 +1,57 @@
+"""A handshake that is answered in the step in which a connection is opened again: whoever waits to send is told, and does not sleep until its time is up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tailrace.connection import HANDSHAKE_RETRY_NS, Connection
+from tailrace.environment import Environment
+from tailrace.protocol.wire import Api
+from tests.kit.scripted_front import ScriptedFront
+
+TIMEOUT_MS = 30_000
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_000_000_000
+
+    def sleep(self, _fds: Sequence[int], timeout_ns: int) -> None:
+        self.now_ns += max(0, timeout_ns)
+
+
+def connected(front: ScriptedFront) -> tuple[Connection, Clock]:
+    clock = Clock()
+    environment = Environment(lambda: clock.now_ns, lambda _: front.connect(), clock.sleep, lambda: 0.5, has_threads=False)
+    return Connection("tcp://127.0.0.1:1", "test", environment), clock
+
+
+def test_a_request_leaves_at_once() -> None:
+    front = ScriptedFront()
+    connection, clock = connected(front)
+    connection.process()
+    front.restart()
+    begun_ns = clock.now_ns
+    answer = connection.call_json(Api.METADATA, {"topics": ["t"]}, TIMEOUT_MS)
+    assert [topic["name"] for topic in answer["topics"]] == ["t"]
+    assert connection.opened_count == 2
+    assert clock.now_ns - begun_ns < HANDSHAKE_RETRY_NS
+
+
+def test_a_step_is_due_until_what_came_was_seen() -> None:
+    front = ScriptedFront()
+    connection, clock = connected(front)
+    connection.process()
+    front.restart()
+    connection.process()
+    clock.now_ns = connection.next_tick_ns() or 0
+    connection.tick(clock.now_ns)
+    assert connection.is_ready
+    assert connection.opened_count == 2
+    due_ns = connection.next_tick_ns()
+    assert due_ns is not None
+    assert due_ns <= clock.now_ns
+    connection.process()
+    assert connection.next_tick_ns() is None
