@@ -125,7 +125,8 @@ class Router:
         """Messages that came and pages of 4 KiB that came or went."""
         self._relisten_ns = NEVER_NS
         self._free: dict[int, list[bytearray]] = {size: [] for size in BUFFER_CLASSES}
-        self._peers = Peers(sockets or KernelPeerSockets(), limits)
+        self._own_sockets = KernelPeerSockets()
+        self._peers = Peers(sockets or self._own_sockets, limits)
         self._now_ns = 0
         self.watch_at_ns = 0
         self._look_at_ns = 0
@@ -201,6 +202,7 @@ class Router:
         without that it cannot be served, and it is closed when what it sent comes to its allowance.
         """
         self._read_monitor()  # libzmq has told of the connection before its first message
+        self.watch_at_ns = 0  # the monitor's descriptor, which would have said so, is silent now
         try:
             fd = int(first.get(_SRCFD))
         except zmq.ZMQError:
@@ -406,6 +408,7 @@ class Router:
         self._messages.close()
         self.socket.close()
         self._context.term()
+        self._own_sockets.close()
         for path in self._socket_paths:
             if os.path.exists(path):
                 os.unlink(path)

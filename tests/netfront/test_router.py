@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import zmq
 
 from netfront.credits import Credit
 from netfront.message_socket import LENT_FROM_BYTES
-from netfront.peers import MARK_BYTES, Limits, Peers
-from netfront.router import PARTS_MAX, Router
+from netfront.peers import LOOK_NS, MARK_BYTES, Limits, Peers
+from netfront.router import NEVER_NS, PARTS_MAX, Router
 from shm.doorbell import Doorbell
 from tailrace.protocol.wire import FRAMES_MAX
 
@@ -202,6 +204,34 @@ print("lives")
 def test_a_peer_that_goes_while_what_it_sent_fills_its_queue_does_not_end_the_front() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", GOES_WITH_ITS_QUEUE_FULL], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "lives\n", (done.returncode, done.stderr)
+
+
+def test_a_connection_that_is_learnt_of_with_its_first_message_is_watched() -> None:
+    """That message's receiver reads the monitor, whose descriptor then wakes nobody: the only connection was never looked at, nor closed."""
+    router = Router(["tcp://127.0.0.1:*"], MIB, LIMITS)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    client = context.socket(zmq.DEALER)
+    try:
+        router.watch(time.monotonic_ns())
+        assert router.watch_at_ns == NEVER_NS
+        client.connect(f"tcp://127.0.0.1:{router.port}")
+        client.send(b"hello")
+        assert router.socket.poll(30_000)
+        assert router.try_receive() is not None
+        now_ns = time.monotonic_ns()
+        assert router.watch_at_ns <= now_ns
+        router.watch(now_ns)
+        assert router.watch_at_ns <= now_ns + LOOK_NS
+    finally:
+        client.close(0)
+        context.term()
+        router.close()
+
+
+def test_a_router_that_was_closed_has_no_descriptor_open() -> None:
+    before = os.listdir("/proc/self/fd")
+    Router(["tcp://127.0.0.1:*"], MIB, LIMITS).close()
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_nothing_that_comes_is_slept_over_whatever_the_socket_was_used_for_before() -> None:
