@@ -11,8 +11,8 @@ Invariants: a batch ends exactly once; `buffered_bytes` is the sum of `reserved_
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from tailrace.callbacks import Callbacks
 from tailrace.errors import TailraceError
@@ -120,8 +120,10 @@ class Accumulator:
     def close_batch(self, queue: PartitionQueue, *, is_visited: bool = False) -> None:
         """The queue's open batch, if it has one, takes no more records. `is_visited`: by `visit_listed`, whose visitor lists it again if need be."""
         batch = queue.open
-        if batch is not None and queue.close_open():
+        if batch is not None:
+            # Before it is among what is ready: what a signal's handler cuts off here is open still, and closed again.
             self.buffered_bytes -= batch.close()
+            queue.close_open()
             if not is_visited:
                 self.enlist(queue)
             if batch.ends_without_key or self.tells_every_batch:
@@ -231,6 +233,20 @@ class Accumulator:
         batch.state = READY
         queue.put_back(batch)
         self.enlist(queue)
+
+    def take_back(self, entries: Iterable[tuple[PartitionQueue, ProducerBatch, Any]]) -> None:
+        """What was to be sent is not: a signal's handler has cut it off, each batch's move too, and the books are made anew from what the queues have."""
+        for queue, batch, _ in entries:
+            if batch in queue.in_flight:
+                queue.in_flight.remove(batch)
+            if batch not in queue.ready:
+                queue.put_back(batch)
+            batch.state = READY
+            self.enlist(queue)
+        unended = self.unended()
+        self.unended_count = len(unended)
+        self.buffered_bytes = sum(batch.reserved_bytes for batch in unended)
+        self.in_flight_count = sum(len(queue.in_flight) for queue in self.queues.values())
 
     def split(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
         """Have the first ready batch, which cannot leave as it is, leave as two. False: it has one row."""

@@ -171,12 +171,15 @@ class Delivery:
             if request.entries:
                 body = request.body(self._acks, self._settings.request_timeout_ms)
                 is_sent = self._connection.request(_PRODUCE, body, partial(self._on_answer, request) if self._acks else None)
-        finally:
+        except BaseException:  # a signal's handler, which may cut off what a batch's place and the books say at any step
             if not is_sent:
-                for queue, batch, _ in request.entries:
-                    self._accumulator.leave_flight(queue, batch)
-                    self._accumulator.put_back(queue, batch)
-        if is_sent:
+                self._accumulator.take_back(request.entries)
+            raise
+        if not is_sent:
+            for queue, batch, _ in request.entries:
+                self._accumulator.leave_flight(queue, batch)
+                self._accumulator.put_back(queue, batch)
+        else:
             self._note_sent(request, now_ns)
         return is_sent
 
@@ -229,9 +232,9 @@ class Delivery:
                 queue.number(batch, self._identity.producer_id, self._identity.epoch)
                 assert batch.data is not None
                 data = batch.data
+            request.add(Entry(queue, batch, data))  # first: it is found there, and put back, if a signal's handler cuts off the rest
             del queue.ready[position]
             accumulator.enter_flight(queue, batch)
-            request.add(Entry(queue, batch, data))
         return True
 
     def _has_credit(self, byte_count: int, request: OutgoingRequest, now_ns: int) -> bool:

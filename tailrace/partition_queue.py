@@ -86,20 +86,18 @@ class PartitionQueue(FillingQueue):
         """Whether there is something to send."""
         return bool(self.ready) or (self.is_due and self.open is not None)
 
-    def close_open(self) -> bool:
-        """The open batch, if any, takes no more records."""
+    def close_open(self) -> None:
+        """The open batch, if any, takes no more records. No signal's handler runs between its leaving one place and its coming to the other."""
         self.is_due = False
-        if self.open is None:
-            return False
-        self.ready.append(self.open)
-        self.open = None
-        return True
+        if self.open is not None:
+            batch, self.open = self.open, None
+            self.ready.append(batch)
 
     def number(self, batch: ProducerBatch, producer_id: int, epoch: int) -> None:
         """Give a batch that was not sent before its sequence."""
         batch.ordinal = self.next_ordinal
+        batch.number(producer_id, epoch, self.next_sequence)  # it has its number when this is done, not when a signal's handler cuts it off
         self.next_ordinal += 1
-        batch.number(producer_id, epoch, self.next_sequence)
         self.next_sequence = (self.next_sequence + batch.count) % SEQUENCE_MODULUS
 
     def begin_epoch(self) -> None:

@@ -230,11 +230,11 @@ class ProducerBatch(FillingBatch):
     def number(self, producer_id: int, epoch: int, base_sequence: int) -> None:
         """Write the producer's identity and the sequence into the encoded batch."""
         assert self.data is not None
-        self.producer_id, self.epoch, self.base_sequence = producer_id, epoch, base_sequence
         # A fresh copy: ZeroMQ may still be sending the old bytes.
         if self.attempts:
             self.data = bytearray(self.data)
         stamp_batch(self.data, producer_id, epoch, base_sequence, self.info.seeds[self.partition])
+        self.producer_id, self.epoch, self.base_sequence = producer_id, epoch, base_sequence
 
     def split(self) -> tuple[ProducerBatch, ProducerBatch] | None:
         """Two batches with half of the rows each, or None for a single row. It may have been encoded or not."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from tailrace.delivery import Delivery
 from tailrace.errors import DeliveryTimeoutError, TailraceError
 from tailrace.formats.batch_header import REMEMBERED_BATCHES, REMEMBERED_BATCHES_ONCE
 from tailrace.partition_queue import PartitionQueue
@@ -466,6 +469,68 @@ def test_a_request_that_a_signal_has_cut_off_is_made_again_in_order(made: Made, 
             driven.front.answer()
             driven.turn()
     assert [handle.result(0).offset for handle in handles] == [0, 1, 0, 1, 2, 0, 2]
+
+
+class Interruption:
+    """A signal's handler that raises at the given one of the points at which Python runs handlers while a request is put together: where a function
+    begins, and where one written in C has returned.
+    """
+
+    def __init__(self, point: int) -> None:
+        self._left = point
+        self.was_made = False
+
+    def __call__(self, frame: types.FrameType, event: str, _argument: Any) -> None:
+        if event not in ("call", "c_return") or self.was_made:
+            return
+        above: types.FrameType | None = frame
+        while above is not None and above.f_code is not Delivery._gather.__code__:
+            above = above.f_back
+        if above is None:
+            return
+        self._left -= 1
+        if self._left < 0:
+            self.was_made = True
+            raise KeyboardInterrupt
+
+
+def test_wherever_a_signal_cuts_off_what_gathers_batches_each_is_sent_once_in_order_and_the_books_are_right(made: Made) -> None:
+    for point in range(10_000):
+        driven = made(linger_ms=5)
+        send(driven, 2)
+        driven.turn(6)
+        driven.front.answer()
+        driven.turn()
+        handles = [*send(driven, 0, 2), *send(driven, 1, 3)]
+        interruption = Interruption(point)
+        sys.setprofile(interruption)
+        try:
+            driven.turn(6)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        handles += [*send(driven, 0), *send(driven, 1)]
+        places = []
+        for _ in range(3):
+            driven.turn(6)
+            while driven.front.asked:
+                places += driven.front.answer().places
+                driven.turn()
+        assert [handle.done() for handle in handles] == [True] * 7, point
+        assert [handle.result(0).offset for handle in handles] == [0, 1, 0, 1, 2, 2, 3], point
+        for partition, sent in ((0, 3), (1, 4)):
+            sequence = 0
+            for place in places:
+                if place[0] == partition:
+                    assert place[1] == sequence, point
+                    sequence += place[2]
+            assert sequence == sent, point
+        accumulator = driven.producer._sender.accumulator
+        assert (accumulator.buffered_bytes, accumulator.unended_count, accumulator.in_flight_count) == (0, 0, 0), point
+        if not interruption.was_made:
+            break
+    assert point > 50
 
 
 def test_credit_is_asked_for_seldom_while_nothing_comes() -> None:
