@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import sqlite3
+from collections.abc import Iterator
 
 import pytest
 
@@ -43,8 +44,10 @@ class Steps:
 
 
 @pytest.fixture
-def steps(tmp_path: pathlib.Path) -> Steps:
-    return Steps(tmp_path)
+def steps(tmp_path: pathlib.Path) -> Iterator[Steps]:
+    made = Steps(tmp_path)
+    yield made
+    made.catalog.close()
 
 
 def test_nothing_is_told_before_the_step_is_committed_and_then_everything_in_order(steps: Steps) -> None:

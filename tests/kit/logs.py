@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -31,6 +32,7 @@ from shm.settled_news import SettledNews
 from tailrace.schema import DEFAULT_SCHEMA, to_message
 from tests.kit import memory
 from tests.kit.batches import TOPIC_ID
+from tests.kit.descriptors import close_with
 from workers.files import DiskFiles, Files
 from workers.flusher import Flusher, FlusherSettings
 from workers.invariants import check_flusher, check_worker
@@ -89,6 +91,9 @@ class Bench:
         self.now_ns = 1
         self.assignments = assignments or [assignment()]
         self.bell = Doorbell.create()
+        self._released: list[Callable[[], object]] = [weakref.finalize(self, os.close, self.bell.fd)]
+        if isinstance(files, DiskFiles):
+            self._released.append(close_with(self, files))
         self.to_worker = LaneWriter(regions["front>worker"])
         self.table = PartitionTable(regions["table"])
         self.ring = Ring(regions["ring"])
@@ -96,6 +101,11 @@ class Bench:
         self._steps = 0
         self.worker = self._new_worker()
         self.flusher = self._new_flusher()
+
+    def release(self) -> None:
+        """Close what its processes have open; nothing is done with it afterwards."""
+        for close in self._released:
+            close()
 
     def _new_worker(self) -> Worker:
         self.generation += 1
@@ -224,4 +234,6 @@ def bench(directory: str, files: Files | None = None, settings: FlusherSettings 
             "scheduler>worker": stack.enter_context(memory.lane_region(1 << 18)),
             "coord>flusher": stack.enter_context(memory.lane_region(1 << 18)),
         }
-        yield Bench(directory, regions, files or DiskFiles(), settings or FlusherSettings(journal_bytes=1 << 20))
+        made = Bench(directory, regions, files or DiskFiles(), settings or FlusherSettings(journal_bytes=1 << 20))
+        yield made
+        made.release()

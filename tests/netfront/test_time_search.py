@@ -38,6 +38,7 @@ from tailrace.formats.batch_header import (
 from tailrace.formats.segment import INDEX_SUFFIX, file_name
 from tailrace.formats.segment_index import IndexEntry, encode_entries, encode_header
 from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
+from tests.kit.descriptors import close_with
 
 TOPIC_ID = bytes(range(16))
 SEED = checksum_seed(TOPIC_ID, 0)
@@ -73,7 +74,9 @@ class Log:
         self.ends = [0]
         """Offsets where batches end: where a watermark can be."""
         self._base = -1
-        self.search = TimeSearch(LogReader(DiskLogFiles(), [os.fspath(directory)], cast(Any, [self]), 4))
+        files = DiskLogFiles()
+        close_with(self, files)
+        self.search = TimeSearch(LogReader(files, [os.fspath(directory)], cast(Any, [self]), 4))
 
     def read(self, _slot: int) -> PartitionState:
         """As the partition table does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Iterator
 
 import pytest
 
@@ -25,11 +26,12 @@ def with_map(version: int, counts: list[int]) -> Assignment:
 
 
 @pytest.fixture
-def bench(tmp_path: pathlib.Path) -> Bench:
+def bench(tmp_path: pathlib.Path) -> Iterator[Bench]:
     regions: dict[str, Region] = simulated_regions()
     made = Bench(str(tmp_path), regions, DiskFiles(), FlusherSettings(journal_bytes=1 << 20), assignments=[with_map(1, [2])])
     made.settle()
-    return made
+    yield made
+    made.release()
 
 
 def send(bench: Bench, sequence: int, map_version: int, producer_id: int = 9) -> None:
