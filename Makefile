@@ -14,7 +14,7 @@ PURE_TESTS := $(addprefix tests/tailrace/test_,kernel.py quick_send.py send_at_o
 	$(addprefix tests/system/test_,produce_and_consume.py callbacks.py fork.py aio.py bad_input.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 
-.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-scan bench-spark bench-spark-streaming lint java clean
+.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-scan bench-spark bench-spark-streaming lint java clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
@@ -48,6 +48,10 @@ torture-delays: $(KERNEL)
 
 torture-groups: $(KERNEL)
 	@$(BIN)/python -P -m tests.crash.group_torture $(or $(SECONDS),60) $(SEED)
+
+# A Spark stream into a topic, killed at random, each row counted.
+torture-spark: $(KERNEL) java
+	@$(BIN)/python -P -m tests.crash.spark_sink --kills $(or $(KILLS),50) --seed $(or $(SEED),1)
 
 # FUZZ=protocol: what clients send; ARGS='--strict --lines 4' also times the acks of the client beside it, for a machine that does
 # nothing else.
