@@ -21,7 +21,7 @@ demo: $(KERNEL) java
 
 # The suites that go through the kernel, with the same functions in Python.
 test-pure: $(KERNEL)
-	TAILRACE_PURE=1 $(BIN)/python -P -m pytest -n 2 --dist loadfile $(PURE_TESTS)
+	TAILRACE_PURE=1 $(BIN)/python -P -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PURE_TESTS)
 
 kernel: $(STAMP)
 	@rm -f $(KERNEL) tailrace/kernel/_native.*.so 2>/dev/null || true
@@ -32,7 +32,7 @@ test: $(KERNEL) java
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -P -m pytest -n 2 --dist loadfile
+	$(BIN)/python -P -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(KERNEL)
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix . && $(BIN)/mypy && $(BIN)/lint-imports
