@@ -384,15 +384,14 @@ def test_no_page_has_a_heading_twice(path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("export", "groups", "queues", "scan", "sdk", "spark"))],
+    [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("export", "groups", "queues", "scan", "sdk"))],
     ids=lambda path: path.name,
 )
 def test_python_snippets_run(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Those of spark.md run in tests/spark_bridge/test_page.py."""
     snippets = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
     assert snippets
     for number, snippet in enumerate(snippets):
-        if snippet.startswith("spark"):
-            continue  # runs in tests/spark_bridge, in a session of its own
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", snippet], capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
         )

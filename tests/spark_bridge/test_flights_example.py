@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 import tailrace
+from spark_bridge import session
 from tailrace.private_appliance import EmbeddedAppliance
 from tests.kit.processes import wait_until
 
@@ -69,7 +70,7 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.timeout(600)
 def test_the_flights_job_killed_and_restarted_puts_out_what_a_batch_query_does(
-    spark: Any, appliance: EmbeddedAppliance, tmp_path: pathlib.Path, scratch: str
+    spark: Any, appliance: EmbeddedAppliance, tmp_path: pathlib.Path, scratch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = example()
     assert module.feed(appliance.address) == 336_776
@@ -83,8 +84,10 @@ def test_the_flights_job_killed_and_restarted_puts_out_what_a_batch_query_does(
         done = {int(path.name) for path in (tmp_path / "checkpoint/commits").glob("[0-9]*")}
         assert 0 in done
         before = tailrace.scan(module.BY_WEEK, appliance.address).read_all().num_rows
-        process = job(appliance, tmp_path, scratch)
-        assert process.wait(240) == 0, (tmp_path / "job.log").read_text()
+        monkeypatch.setattr(
+            session, "local_session", lambda **_named: contextlib.nullcontext(spark)
+        )  # the restarted one's Spark is there already
+        module.run(appliance.address, str(tmp_path / "checkpoint"), 40_000, True)
     finally:
         if process.poll() is None:
             kill_all(process)

@@ -23,6 +23,7 @@ from tailrace.private_appliance import EmbeddedAppliance
 pytestmark = pytest.mark.spark
 ROOT = pathlib.Path(spark_bridge.__file__).parent.parent
 PROGRAM_TIMEOUT_S = 220
+JAVA_OPTIONS = f"{os.environ['JAVA_TOOL_OPTIONS']} -XX:-UsePerfData -Xmx700m"
 
 
 # ---- what a machine lacks ------------------------------------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ def run(command: list[str], tmp_path: pathlib.Path, filled: EmbeddedAppliance, *
     """The output of a program in an environment in which nothing is activated."""
     given = {
         "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "SCRATCH": str(tmp_path), "ADDRESS": filled.address,
-        "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_TOOL_OPTIONS": f"-XX:-UsePerfData -Xmx700m -Djava.io.tmpdir={tmp_path}", **environment,
+        "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_TOOL_OPTIONS": f"{JAVA_OPTIONS} -Djava.io.tmpdir={tmp_path}", **environment,
     }  # fmt: skip
     if "JAVA_HOME" in os.environ:
         given["JAVA_HOME"] = os.environ["JAVA_HOME"]
