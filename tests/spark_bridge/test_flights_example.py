@@ -22,6 +22,8 @@ from tests.kit.processes import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
 ROOT = pathlib.Path(__file__).parents[2]
+OFFSETS_MAX = 60_000
+"""Of a micro-batch: six of them, of which the third is the first to put out weeks."""
 EXAMPLE = ROOT / "examples/spark/flights_by_week.py"
 
 
@@ -43,7 +45,7 @@ def job(appliance: EmbeddedAppliance, directory: pathlib.Path, scratch: str) -> 
         "--checkpoint",
         str(directory / "checkpoint"),
         "--max-offsets",
-        "40000",
+        str(OFFSETS_MAX),
         "--drain",
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": scratch}
@@ -77,8 +79,8 @@ def test_the_flights_job_killed_and_restarted_puts_out_what_a_batch_query_does(
     process = job(appliance, tmp_path, scratch)
     try:
         # Weeks are open, which is state, and others have been put out.
-        begun = tmp_path / "checkpoint/offsets/4"
-        wait_until(lambda: begun.exists() or process.poll() is not None, "the job has begun its fifth batch", 240)
+        begun = tmp_path / "checkpoint/offsets/3"
+        wait_until(lambda: begun.exists() or process.poll() is not None, "the job has begun its fourth batch", 240)
         assert process.poll() is None, (tmp_path / "job.log").read_text()
         kill_all(process)
         done = {int(path.name) for path in (tmp_path / "checkpoint/commits").glob("[0-9]*")}
@@ -87,7 +89,7 @@ def test_the_flights_job_killed_and_restarted_puts_out_what_a_batch_query_does(
         monkeypatch.setattr(
             session, "local_session", lambda **_named: contextlib.nullcontext(spark)
         )  # the restarted one's Spark is there already
-        module.run(appliance.address, str(tmp_path / "checkpoint"), 40_000, True)
+        module.run(appliance.address, str(tmp_path / "checkpoint"), OFFSETS_MAX, True)
     finally:
         if process.poll() is None:
             kill_all(process)
