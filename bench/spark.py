@@ -32,6 +32,7 @@ import pyarrow.parquet as pq
 import spark_bridge
 import tailrace
 from bench import spark_goals as of
+from bench import write_docs
 from bench.conditions import Conditions
 from bench.peers.goals import Values, outcome
 from bench.peers.servers import Missing
@@ -175,10 +176,9 @@ class Measured:
             "of_parquet": of_parquet, "m_rows_per_cpu_second": per_cpu,
         }  # fmt: skip
         self.figures.append(figure)
-        print(
-            f"{what:<28} {who:<34} {figure['median']:>8.2f} {min(rates):>8.2f} {max(rates):>8.2f} {of_parquet or 0:>10.2f} {statistics.median(per_cpu):>10.2f}",
-            flush=True,
-        )
+        ratio = f"{of_parquet:.2f}" if of_parquet else ""
+        spread = f"{figure['median']:>8.2f} {min(rates):>8.2f} {max(rates):>8.2f}"
+        print(f"{what:<28} {who:<34} {spread} {ratio:>10} {statistics.median(per_cpu):>10.2f}", flush=True)
 
     def note_first(self, who: str, seconds: list[float]) -> None:
         self.values[of.FIRST, who, ""] = seconds
@@ -271,6 +271,8 @@ def main() -> int:
     }  # fmt: skip
     path.write_text(json.dumps(kept, indent=1) + "\n")
     print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}")
+    if os.environ.get("WRITE_DOCS") and not suffix:
+        print(f"{', '.join(write_docs.write(kept))} written into docs/{write_docs.PAGE.name}")
     return 0
 
 
