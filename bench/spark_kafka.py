@@ -39,7 +39,10 @@ class Connector:
     def __init__(self, directory: str, parquet: str, rows: int, partitions: int) -> None:
         """Raises Missing with a sentence when it cannot be had."""
         jars = ",".join(sorted(glob.glob(f"{fetch_jars(*SPARK_CONNECTOR)}/*.jar")))
-        self._kafka = Kafka(directory)
+        try:
+            self._kafka = Kafka(directory)
+        except subprocess.SubprocessError as error:
+            raise Missing(f"Kafka's directory could not be made: {error}") from error
         try:
             self._kafka.java_topic(TOPIC, partitions)
             command = [sys.executable, "-P", "-m", "bench.spark_kafka", self._kafka.bootstrap, str(self._kafka.server.pid), jars, parquet]

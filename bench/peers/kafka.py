@@ -47,14 +47,14 @@ def fetch_jars(name: str, pom: str) -> str:
         pom = os.path.join(os.path.dirname(__file__), pom)
         try:
             fetched = subprocess.run(
-                ["mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", f"-DoutputDirectory={directory}.part"],
+                ["mvn", "-q", "-B", "-Dstyle.color=never", "-f", pom, "dependency:copy-dependencies", f"-DoutputDirectory={directory}.part"],
                 check=False, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise Missing(f"mvn could not fetch {name} in {FETCH_TIMEOUT_S} s") from None
         if fetched.returncode:
-            said = [line for line in fetched.stdout.splitlines() if "ERROR" in line]
-            raise Missing(f"mvn could not fetch {name}: {said[0] if said else 'no reason given'}")
+            said = next((line for line in fetched.stdout.splitlines() if "[ERROR]" in line), "no reason given")
+            raise Missing(f"mvn could not fetch {name}: {said.partition('[ERROR] ')[2].partition(' -> ')[0] or said}")
         os.rename(f"{directory}.part", directory)
     return directory
 

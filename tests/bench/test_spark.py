@@ -21,6 +21,20 @@ def test_without_maven_the_connector_is_missing_with_what_to_install(monkeypatch
         kafka.fetch_jars(*kafka.SPARK_CONNECTOR)
 
 
+def test_what_maven_cannot_fetch_is_missing_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.setattr(kafka, "CACHE", str(tmp_path / "cache"))
+    for name, text in (
+        ("mvn", "echo '[ERROR] Could not find artifact x in central -> [Help 1]'; echo '[ERROR] '; exit 1"),
+        ("java", "exit 0"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Missing, match=r"^mvn could not fetch spark-kafka-4.2.0: Could not find artifact x in central$"):
+        kafka.fetch_jars(*kafka.SPARK_CONNECTOR)
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_contender_that_ends_in_the_middle_is_left_out_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     runs: list[str] = []
 
