@@ -96,8 +96,9 @@ bench-scan: $(KERNEL)
 bench-spark-streaming: $(KERNEL) java
 	@$(BIN)/python -P -m bench.spark_streaming
 
-# Spark reads a topic, and Parquet files beside it: ROWS=1000000 for a look, STARTS=0 without the first queries.
-bench-spark: $(KERNEL)
+# Spark reads a topic, and beside it Parquet files and Kafka, where Maven has it. ROWS=300000 TOUCH=0 for a look; PARTS="starts reads
+# executors": only these; WRITE_DOCS=1: a whole run into docs/performance.md.
+bench-spark: $(KERNEL) java
 	@$(BIN)/python -P -m bench.spark
 
 # Who wakes whom for one ack, and what it costs each thread; counts hold on a busy machine too.

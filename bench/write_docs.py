@@ -1,6 +1,5 @@
-"""Results into docs/performance.md, between their marks: `python -P -m bench.write_docs FILE...`, files of bench/results from bench-scale and bench-peers.
-
-What a file has, is written: a budget (table of microseconds per batch and stage), breadth, goals. Nothing else of the page is touched.
+"""Results into docs/performance.md, between their marks: `python -P -m bench.write_docs FILE...`, files of bench/results from bench-scale, bench-peers and
+bench-spark. What a file has, is written: a budget (table of microseconds per batch and stage), breadth, goals, Spark. Nothing else of the page is touched.
 """
 
 from __future__ import annotations
@@ -43,6 +42,21 @@ def goals_table(result: dict[str, Any]) -> str:
     return f"{text}\n{left_out.strip()}\n" if left_out else text
 
 
+def spark_table(result: dict[str, Any]) -> str:
+    """Of a result of bench-spark: its goals, then its figures."""
+    text = (
+        goals_table(result)
+        + "\n| what | who | M rows/s (least .. most) | of Parquet | M rows for a processor-second |\n|---|---|---|---|---|\n"
+    )
+    for one in result["figures"]:
+        if one["unit"] == "s":
+            continue
+        of_parquet = f"{one['of_parquet']:.2f}" if one["of_parquet"] else ""
+        per_cpu = statistics.median(one["m_rows_per_cpu_second"])
+        text += f"| {one['name']} | {one['contender']} | {one['median']:.2f} ({one['min']:.2f} .. {one['max']:.2f}) | {of_parquet} | {per_cpu:.2f} |\n"
+    return text
+
+
 def breadth_table(result: dict[str, Any]) -> str:
     """Of a result of bench-scale."""
     parts = result["breadth"]
@@ -79,19 +93,20 @@ def write(result: dict[str, Any]) -> list[str]:
     """Put in what it has; returns the names of the parts. Raises ValueError when it has none."""
     from bench.budget import tables
 
-    text, written = PAGE.read_text(encoding="utf-8"), []
+    text, written, is_spark = PAGE.read_text(encoding="utf-8"), [], result.get("part") == "spark"
     budget = result.get("budget") or (result if "passes" in result else None)
     found = {
         "budget": budget and tables(budget),
         "breadth": "breadth" in result and breadth_table(result),
-        "goals": "goals" in result and goals_table(result),
+        "goals": "goals" in result and not is_spark and goals_table(result),
+        "spark": is_spark and spark_table(result),
     }
     for name, table in found.items():
         if table:
             text = put(text, name, table)
             written.append(name)
     if not written:
-        raise ValueError("it has no budget, breadth or goals: give a file of bench-scale or bench-peers")
+        raise ValueError("it has no budget, breadth or goals: give a file of bench-scale, bench-peers or bench-spark")
     PAGE.write_text(text, encoding="utf-8")
     return written
 

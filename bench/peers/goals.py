@@ -63,7 +63,8 @@ class Outcome(NamedTuple):
         }  # fmt: skip
 
 
-def _ratio(name: str, bound: float, row: str, ours: str, theirs: str) -> Goal:
+def ratio(name: str, bound: float, row: str, ours: str, theirs: str) -> Goal:
+    """Of two contenders in one row, at least `bound`."""
     return Goal(name, "x", bound, True, lambda of: of(row, ours) / of(row, theirs), row)
 
 
@@ -73,18 +74,18 @@ def _most(name: str, unit: str, bound: float, row: str, formula: Callable[[Of], 
 
 def goals() -> Iterator[Goal]:
     """In the order of the rows."""
-    yield _ratio("send() 100 B with key, acks=1 / Kafka's tool", 3, "send-100", "ours", "kafka")
-    yield _ratio("send() 100 B with key, acks=1 / confluent-kafka-python", 2, "send-100", "ours", "confluent")
-    yield _ratio("the same, partition= given / Kafka's tool", 3, "send-100", "ours-partition", "kafka")
-    yield _ratio("the same, partition= given / confluent-kafka-python", 2, "send-100", "ours-partition", "confluent-partition")
-    yield _ratio("synced 100 B / Kafka's tool", 4, "synced-100", "ours", "kafka")
-    yield _ratio("1,000 B, acks=1 / Kafka's tool", 3, "send-1000", "ours", "kafka")
-    yield _ratio("prebuilt Arrow 64 KiB / raw pyzmq pipe", 0.4, "arrow-64k", "ours-tmpfs", "pipe")
-    yield _ratio("prebuilt Arrow 1 MiB / raw pyzmq pipe", 0.6, "arrow-1m", "ours-tmpfs", "pipe")
-    yield _ratio("batches of 1,000 x 100 B / Apache Iggy", 2, "batches-100", "ours", "iggy")
-    yield _ratio("objects consumed, 100 B / Kafka's tool", 2.5, "consume-100", "objects", "kafka")
-    yield _ratio("objects consumed, 100 B / confluent-kafka-python", 20, "consume-100", "objects", "confluent")
-    yield _ratio("Arrow consumed, 100 B / Kafka's tool", 8, "consume-100", "arrow", "kafka")
+    yield ratio("send() 100 B with key, acks=1 / Kafka's tool", 3, "send-100", "ours", "kafka")
+    yield ratio("send() 100 B with key, acks=1 / confluent-kafka-python", 2, "send-100", "ours", "confluent")
+    yield ratio("the same, partition= given / Kafka's tool", 3, "send-100", "ours-partition", "kafka")
+    yield ratio("the same, partition= given / confluent-kafka-python", 2, "send-100", "ours-partition", "confluent-partition")
+    yield ratio("synced 100 B / Kafka's tool", 4, "synced-100", "ours", "kafka")
+    yield ratio("1,000 B, acks=1 / Kafka's tool", 3, "send-1000", "ours", "kafka")
+    yield ratio("prebuilt Arrow 64 KiB / raw pyzmq pipe", 0.4, "arrow-64k", "ours-tmpfs", "pipe")
+    yield ratio("prebuilt Arrow 1 MiB / raw pyzmq pipe", 0.6, "arrow-1m", "ours-tmpfs", "pipe")
+    yield ratio("batches of 1,000 x 100 B / Apache Iggy", 2, "batches-100", "ours", "iggy")
+    yield ratio("objects consumed, 100 B / Kafka's tool", 2.5, "consume-100", "objects", "kafka")
+    yield ratio("objects consumed, 100 B / confluent-kafka-python", 20, "consume-100", "objects", "confluent")
+    yield ratio("Arrow consumed, 100 B / Kafka's tool", 8, "consume-100", "arrow", "kafka")
     yield Goal("Arrow consumed, 1,000 B", " GB/s", 2, True, lambda of: of("consume-1000", "arrow") * 1_000 / 1e9, "consume-1000")
     for share, beyond in (("p50", 150), ("p99", 300)):
         yield _most(f"ack acks=1 over tcp, {share}, beyond the raw round trip", " us", beyond, "ack-1", _beyond("pipe", share))
@@ -118,16 +119,18 @@ def _synced(of: Of) -> float:
 
 def outcome(goal: Goal, values: Values) -> Outcome:
     """Of what was measured so far."""
+    needed: list[list[float]] = []
 
     def median(row: str, contender: str, label: str = "") -> float:
-        return statistics.median(values[row, contender, label])
+        needed.append(values[row, contender, label])
+        return statistics.median(needed[-1])
 
     def of_round(number: int) -> Of:
         return lambda row, contender, label="": values[row, contender, label][number]
 
     try:
         value = goal.formula(median)
-        each = [goal.formula(of_round(number)) for number in range(min(map(len, values.values())))]
     except KeyError:
         return Outcome(goal, None, 0.0, 0.0)
+    each = [goal.formula(of_round(number)) for number in range(min(map(len, needed)))]
     return Outcome(goal, value, min(each), max(each))

@@ -13,8 +13,12 @@ from typing import Any
 from bench.measure import paced, percentile
 from bench.peers.servers import Missing, Server, free_port, in_child
 
-CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tailrace-bench", "kafka-4.3.0")
+CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tailrace-bench")
+NODE = ("kafka-4.3.0", "pom.xml")
+SPARK_CONNECTOR = ("spark-kafka-4.2.0", "spark_connector.xml")
+"""What can be fetched: the name of its directory in CACHE, with its version, and its list of jars."""
 TOOL_TIMEOUT_S = 240
+FETCH_TIMEOUT_S = 300
 SYNCED = {"flush.messages": "1"}
 """Topic settings with which every batch is fsync'd before it is acknowledged."""
 _PROPERTIES = """
@@ -32,25 +36,27 @@ group.initial.rebalance.delay.ms=0
 """
 
 
-def fetch_jars() -> str:
-    """The class path; fetched once. Raises Missing."""
+def fetch_jars(name: str, pom: str) -> str:
+    """The directory of the jars; fetched once. Raises Missing."""
     if shutil.which("java") is None:
         raise Missing("java is missing (Debian: apt-get install openjdk-17-jre-headless)")
-    if not os.path.isdir(f"{CACHE}/libs"):
+    directory = f"{CACHE}/{name}/libs"
+    if not os.path.isdir(directory):
         if shutil.which("mvn") is None:
             raise Missing("mvn, which fetches Kafka, is missing (Debian: apt-get install maven)")
-        pom = os.path.join(os.path.dirname(__file__), "pom.xml")
-        target = f"{CACHE}/libs.part"
-        fetched = subprocess.run(
-            ["mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", f"-DoutputDirectory={target}"],
-            check=False, capture_output=True, text=True,
-        )  # fmt: skip
+        pom = os.path.join(os.path.dirname(__file__), pom)
+        try:
+            fetched = subprocess.run(
+                ["mvn", "-q", "-B", "-Dstyle.color=never", "-f", pom, "dependency:copy-dependencies", f"-DoutputDirectory={directory}.part"],
+                check=False, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise Missing(f"mvn could not fetch {name} in {FETCH_TIMEOUT_S} s") from None
         if fetched.returncode:
-            raise Missing(
-                f"mvn could not fetch Kafka: {fetched.stdout.strip().splitlines()[-1] if fetched.stdout.strip() else 'no reason given'}"
-            )
-        os.rename(target, f"{CACHE}/libs")
-    return f"{CACHE}/libs/*"
+            said = next((line for line in fetched.stdout.splitlines() if "[ERROR]" in line), "no reason given")
+            raise Missing(f"mvn could not fetch {name}: {said.partition('[ERROR] ')[2].partition(' -> ')[0] or said}")
+        os.rename(f"{directory}.part", directory)
+    return directory
 
 
 class Kafka:
@@ -62,7 +68,7 @@ class Kafka:
         """Format a directory and start. `properties` are the broker's, beside those above. Raises Missing."""
         self._directory = directory
         self._java_options = java_options
-        self._class_path = fetch_jars()
+        self._class_path = f"{fetch_jars(*NODE)}/*"
         self._port = free_port()
         self._config = f"{directory}/server.properties"
         with open(self._config, "w", encoding="utf-8") as file:
@@ -102,6 +108,13 @@ class Kafka:
         except KafkaException as error:
             raise RuntimeError(f"no topic with {partitions} partitions: {error}") from error
         return name
+
+    def java_topic(self, name: str, partitions: int) -> None:
+        """A new one, by Kafka's own tool: without a client for Python."""
+        self.java(
+            "org.apache.kafka.tools.TopicCommand", "--bootstrap-server", self.bootstrap, "--create", "--topic", name, "--partitions",
+            str(partitions),
+        )  # fmt: skip
 
     # ---- its own tools ---------------------------------------------------------------------------------------------------------------
 

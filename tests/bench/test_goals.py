@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from bench import write_docs
+from bench import spark_goals, write_docs
 from bench.conditions import LEFT_BYTES, bytes_to_touch
 from bench.peers.fixed_rates import parsed, summary
 from bench.peers.goals import Goal, Values, goals, outcome
@@ -51,6 +51,37 @@ def test_every_goal_that_can_be_had_is_computed_from_its_rows() -> None:
         seen.clear()
         goal.formula(any_figure)
         assert goal.row in seen, goal.name
+
+
+def test_the_goals_of_sparks_reads_are_of_the_figures_that_the_bench_takes_and_wait_for_those_that_it_lacks() -> None:
+    first: Values = {
+        (spark_goals.FIRST, spark_goals.NEW_SESSION, ""): [4.5, 4.7],
+        (spark_goals.FIRST, spark_goals.PREPARED, ""): [3.1, 3.2],
+    }
+    reads: Values = {
+        (row, who, ""): [rate] * 5
+        for row in (spark_goals.NOOP, spark_goals.AGGREGATE, spark_goals.COUNT)
+        for who, rate in {
+            spark_goals.SOURCE: 4.0, spark_goals.SOURCE_NAMED: 5.0, spark_goals.SCAN: 6.0, spark_goals.PARQUET: 8.0, spark_goals.KAFKA: 1.0,
+        }.items()
+    }  # fmt: skip
+    found = {one.goal.name: (one.value, one.is_met) for one in (outcome(goal, {**first, **reads}) for goal in spark_goals.GOALS)}
+    assert found == {
+        "first query of a session": (4.6, False),
+        "first query of a session, after spark_bridge.prepare()": (pytest.approx(3.15), True),
+        "data source, scan to noop / Parquet": (0.5, False),
+        "data source, scan to noop / Kafka connector": (4.0, True),
+        "the same / Kafka connector with larger fetches": (None, None),
+        "data source, aggregate of 3 columns / Parquet": (0.5, True),
+        "spark_bridge.scan, scan to noop / Parquet": (0.75, False),
+        "spark_bridge.scan, aggregate of 3 columns / Parquet": (0.75, True),
+        'count through .schema("offset bigint") / count of all columns': (1.25, False),
+    }
+
+
+def test_the_spread_of_a_goal_is_over_its_own_rounds_however_few_another_figure_has() -> None:
+    found = outcome(RATIO, {("r", "ours", ""): [6.0, 6.0, 9.0], ("r", "theirs", ""): [2.0, 2.0, 1.0], ("other", "ours", ""): [1.0]})
+    assert (found.least, found.most) == (3.0, 9.0)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +128,14 @@ def test_tables_go_between_their_marks_and_nothing_else_changes(tmp_path: pathli
     assert "| ratio | 3.00x (3.00 .. 3.00) | at least 3x | yes |" in text
     assert "| most | not measured | at most 100 us |  |" in text
     assert "old" not in text
+    page.write_text(f"{text}<!-- spark -->\n<!-- /spark -->\n")
+    figures = [
+        {"name": "scan", "contender": "Kafka", "unit": "M rows/s", "median": 1.0, "min": 0.9, "max": 1.1, "of_parquet": 0.25, "m_rows_per_cpu_second": [0.5]},
+        {"name": "first", "contender": "x", "unit": "s", "median": 1.0, "values": [1.0]},
+    ]  # fmt: skip
+    assert write_docs.write({**result, "part": "spark", "figures": figures}) == ["spark"]
+    assert page.read_text().startswith(text)  # the goals beside peers stay as they are
+    assert page.read_text().endswith("|---|---|---|---|---|\n| scan | Kafka | 1.00 (0.90 .. 1.10) | 0.25 | 0.50 |\n<!-- /spark -->\n")
     with pytest.raises(ValueError, match="no part between"):
         write_docs.put("nothing", "budget", "table")
     with pytest.raises(ValueError, match="no budget"):
