@@ -117,10 +117,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._end.encode()
 
     def _begins(self, begin: Position, view: View) -> dict[TopicPartition, int]:
-        """Where each partition goes on: never before what it still holds."""
+        """Where each partition goes on: never before what it still holds. Raises OffsetOutOfRangeError."""
         result = {}
         for key, held in view.held.items():
             is_known = begin.topic_ids.get(key.topic) == view.infos[key.topic].topic_id
+            if is_known:  # before Spark writes down a batch that ends before it begins, and repeats it when the log is whole again
+                self._losses.check_end(key, begin.offsets.get(key, 0), held)
             result[key] = max(begin.offsets.get(key, 0) if is_known else 0, held.beginning)
         return result
 
