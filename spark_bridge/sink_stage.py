@@ -20,12 +20,12 @@ from spark_bridge.sink_log import known, made
 from spark_bridge.sink_options import SinkOptions
 from spark_bridge.sink_source import CLIENT_ID
 from tailrace.admin import Admin
-from tailrace.errors import UnknownTopicError, error_for
+from tailrace.errors import InvalidRequestError, UnknownTopicError, error_for
 from tailrace.handles import BatchesHandle
 from tailrace.new_topic import NewTopic
 from tailrace.producer import Producer
 from tailrace.protocol.errors import ErrorCode
-from tailrace.topics import INTERNAL_PREFIX, TopicInfo
+from tailrace.topics import INTERNAL_PREFIX, TopicInfo, is_internal
 
 STAGES = 4
 PIECE_BYTES = 900 << 10
@@ -106,6 +106,8 @@ class Stager:
     def _info(self, topic: str) -> TopicInfo:
         info = self._infos.get(topic)
         if info is None:
+            if is_internal(topic):
+                raise InvalidRequestError(f"topic {topic!r} is the appliance's own, which takes no rows; name another")
             found = known(self._admin, [topic])
             if topic not in found:
                 raise UnknownTopicError(f"there is no topic {topic!r} to write to")
