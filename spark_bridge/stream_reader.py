@@ -51,6 +51,39 @@ LEASE_MOVED_AFTER_S = 60
 LEASE_ATTEMPTS = 3
 
 
+class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """In the place of a reader that the options do not allow. Spark 4.3 stops the reader that it has asked for whether it was given one or not, and what is
+    raised instead is lost in an UnboundLocalError.
+    """
+
+    def __init__(self, error: TailraceError) -> None:
+        self._error = error
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Raises the error, as all do."""
+        raise self._error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Raises the error."""
+        raise self._error
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Raises the error."""
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Raises the error."""
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Raises the error."""
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Raises the error."""
+        raise self._error
+
+
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads topics as a stream. See the module's docstring."""
 

@@ -44,6 +44,22 @@ def test_a_driver_whose_batch_another_finishes_while_it_looks_at_the_log_again_g
     check_once(appliance, topic, 1)
 
 
+def test_a_limit_lowered_under_a_decided_batch_is_said_with_its_partition_and_the_batch_goes_on_when_it_is_raised(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    make(appliance, topic, 1)
+    options, name = options_of(appliance, topic), f"query:{topic}"
+    tasks = stage(options, 0, name, tasks=1)
+    with Admin(appliance.address) as admin:
+        admin.alter_topics({topic: {"max.message.bytes": 1_500}})
+        with pytest.raises(RecordTooLargeError, match=rf"{topic}-0: .*large.* max\.message\.bytes"):
+            commit_staged(options, tasks, 0)
+        assert values_in(appliance, topic) == []
+        admin.alter_topics({topic: {"max.message.bytes": 1 << 20}})
+    assert not commit_staged(options, tasks, 0)
+    check_once(appliance, topic, 1)
+
+
 # ---- checkpoints ---------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -146,6 +162,19 @@ def test_a_decision_about_too_many_pieces_says_how_to_have_fewer(
 
 
 # ---- rows and jobs -------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_waits_for_an_appliance_as_long_as_the_commit_does(appliance: EmbeddedAppliance, topic: str) -> None:
+    make(appliance, topic, 1)
+    options = parse_sink_options({"bootstrap": appliance.address, "topic": topic, "publishTimeoutMs": "500000"})
+    stager = Stager(options, f"query:{topic}", 0)
+    try:
+        stager.add(pa.RecordBatch.from_arrays([pa.array([b"v"])], ["value"]))
+        assert stager.finish().rows == 1
+        assert stager._producer is not None
+        assert stager._producer.settings.delivery_timeout_ms == 500_000
+    finally:
+        stager.close()
 
 
 @pytest.mark.parametrize("header", [None, {"key": None, "value": b"v"}])
