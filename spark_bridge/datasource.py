@@ -87,13 +87,17 @@ class TailraceDataSource(DataSource):
         return stream_sink(dict(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """A reader of topics as a stream, of the columns in `schema`. Raises InvalidSettingError."""
+        """A reader of topics as a stream, of the columns in `schema`. What is wrong with the options it says when it is asked for the first offset."""
         from spark_bridge.environment import check_here
         from spark_bridge.stream_options import parse_stream_options
-        from spark_bridge.stream_reader import TopicStreamReader
+        from spark_bridge.stream_reader import RefusedStream, TopicStreamReader
+        from tailrace.errors import TailraceError
 
-        check_here()
-        return TopicStreamReader(parse_stream_options(dict(self.options)), schema)
+        try:
+            check_here()
+            return TopicStreamReader(parse_stream_options(dict(self.options)), schema)
+        except TailraceError as error:
+            return RefusedStream(error)
 
 
 class TopicReader(DataSourceReader):

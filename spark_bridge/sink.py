@@ -124,13 +124,18 @@ class BatchSink(DataSourceArrowWriter):
             self._drop()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Drop what is staged. Raises TailraceError."""
+        """Drop what is staged."""
         self._drop()
 
     def _drop(self) -> None:
-        """Of a job without a name nothing is needed any more; that of others may have to be finished by the next."""
+        """Of a job without a name nothing is needed any more; that of others may have to be finished by the next. A job whose rows are published does not
+        fail because they are not dropped: it would be run again.
+        """
         if self._options.app_id is None:
-            forget(self._identity, self._options.bootstrap)
+            try:
+                forget(self._identity, self._options.bootstrap)
+            except TailraceError as error:
+                logger.warning("sink_stage_left prefix=%s reason=%r", stage_prefix(self._identity), error.detail)
 
 
 def commit_staged(options: SinkOptions, tasks: Sequence[StagedTask], batch_id: int) -> bool:
@@ -142,7 +147,8 @@ def commit_staged(options: SinkOptions, tasks: Sequence[StagedTask], batch_id: i
         if identity.startswith("job:"):
             log = MemoryLog()
         else:
-            log = TopicLog(committer.admin, committer.log_sender, log_topic(identity), committer.sources.remote)
+            is_of_query = identity.startswith("query:")
+            log = TopicLog(committer.admin, committer.log_sender, log_topic(identity), committer.sources.remote, is_of_query=is_of_query)
         return committer.commit(log, tasks[0].run, batch_id, [task.staged for task in tasks])
     finally:
         committer.close()
@@ -161,9 +167,5 @@ def forget(identity: str, bootstrap: str | None) -> None:
         names = [
             name for name in admin.partition_counts(internal=True) if name == log_topic(identity) or name.startswith(stage_prefix(identity))
         ]
-        try:
-            if names:
-                admin.delete_topics(names)
-        except TailraceError as error:
-            logger.warning("sink_forget_failed topics=%r reason=%r", names, error.detail)
-            raise
+        if names:
+            admin.delete_topics(names)

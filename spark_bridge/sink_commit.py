@@ -22,8 +22,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from spark_bridge.sink_log import EPOCH_MAX, DecisionLog, Manifest, Stage, State, Target, known, taken_over
-from spark_bridge.sink_publish import OtherTopicError, StagedRowsGoneError, progress, publish, question, target_info
+from spark_bridge.sink_log import EPOCH_MAX, UNKNOWN_ROWS, DecisionLog, Manifest, Stage, State, Target, known, taken_over
+from spark_bridge.sink_publish import UNFINISHED_ADVICE, OtherTopicError, StagedRowsGoneError, progress, publish, question, target_info
 from spark_bridge.sink_source import CLIENT_ID, Sources
 from spark_bridge.sink_stage import Staged, combined
 from spark_bridge.sink_wire import BatchSender, UndecidedError
@@ -43,6 +43,11 @@ PAUSE_S = 0.1
 TIDY_BATCHES = 16
 TIDY_ROWS = 200_000
 """Staged rows are deleted after so many batches, or a batch of so many rows."""
+
+
+DIFFERS = (
+    "nothing of it is written; where the query's source does not give the same rows again, or its checkpoint is a copy, rows may be missing"
+)
 
 
 class Fenced(InvalidRequestError):
@@ -100,6 +105,7 @@ class Committer:
 
     def commit(self, log: DecisionLog, run: str, batch_id: int, staged: list[Staged]) -> bool:
         """Publish a batch; False: it was published already. Raises Fenced, TailraceError."""
+        rows = sum(each.rows for each in staged)
         for _ in range(ATTEMPTS):
             state = log.read()
             run = run or state.run
@@ -108,6 +114,8 @@ class Committer:
                     f"another run of this query has taken over at batch {state.published + 1}; this one may write nothing any more: stop it, "
                     "and give each query a checkpoint of its own"
                 )
+            if log.is_of_query and batch_id < state.published:
+                raise InvalidRequestError(_older(batch_id, state.published))
             if taken_over(state, run) is not state and state.at >= 0:
                 log.append(state, "claim", taken_over(state, run))
                 continue
@@ -116,18 +124,21 @@ class Committer:
                 continue
             if batch_id <= state.published:
                 logger.info("sink_batch_repeated batch=%d published=%d", batch_id, state.published)
+                if batch_id == state.published and state.rows not in (rows, UNKNOWN_ROWS):
+                    logger.warning("sink_batch_differs batch=%d rows=%d published_rows=%d: %s", batch_id, rows, state.rows, DIFFERS)
                 return False
-            if not any(each.rows for each in staged):
+            if not rows:
                 return True  # nothing to remember: its repetition has no rows either
             following = self._decided(state, run, batch_id, staged)
             if log.append(state, "begin", following):
                 crash_point("after_manifest", batch_id)
                 state = log.read()
-                assert state.manifest is not None
+                if state.manifest is None or state.manifest != following.manifest:
+                    continue  # another driver has finished it meanwhile, or gone on
                 self._publish(log, state, state.manifest, {})
                 if log.read().published >= batch_id:
                     crash_point("after_done", batch_id)
-                    if batch_id % TIDY_BATCHES == 0 or sum(each.rows for each in staged) >= TIDY_ROWS:
+                    if batch_id % TIDY_BATCHES == 0 or rows >= TIDY_ROWS:
                         self._tidy(log, state.manifest)
                     return True
         raise error_for(ErrorCode.NOT_READY, f"batch {batch_id} was disturbed {ATTEMPTS} times by other drivers of the same query")
@@ -150,7 +161,7 @@ class Committer:
             tuple(Target(*target, ends[number][1] if number in ends else 0, rows[number]) for number, target in enumerate(targets)),
             tuple(Stage(*key, tuple(batches)) for key, batches in stages.items()),
         )  # fmt: skip
-        return State(state.at, run, state.fenced, state.published, producer_id, epoch, manifest)
+        return replace(state, run=run, producer_id=producer_id, epoch=epoch, manifest=manifest)
 
     def _identity(self, state: State) -> tuple[int, int]:
         """A producer and an epoch that no manifest has had. The sink's producer is nobody else's, so its epochs can be counted in its log."""
@@ -202,7 +213,8 @@ class Committer:
             sender.close()
             self._senders.remove(sender)
         crash_point("before_done", manifest.batch_id)
-        log.append(state, "done", replace(state, published=manifest.batch_id, manifest=None))
+        published = replace(state, published=manifest.batch_id, rows=sum(target.rows for target in manifest.targets), manifest=None)
+        log.append(state, "done", published)
 
     def _finish(self, log: DecisionLog, state: State, manifest: Manifest) -> None:
         """One step towards the end of a publication that was begun before, perhaps by another driver, which may still be at it."""
@@ -216,17 +228,22 @@ class Committer:
                 raise
             self._give_up(log, state, manifest, error)
             return
-        seen = log.read()
+        seen, doubted = log.read(), self._doubted
         if seen.manifest == manifest and self._is_forgotten(manifest, infos):
-            # Who is forgotten has appended nothing for a long time: all that it has appended is in `present`. The rest gets another epoch.
-            producer_id, epoch = self._identity(seen)
-            bounds = self._bounds([target.key for target in manifest.targets])
-            targets = tuple(
-                replace(target, skip=target.skip + present[number], start=bounds[number][1])
-                for number, target in enumerate(manifest.targets)
-            )
-            amended = replace(manifest, producer_id=producer_id, epoch=epoch, targets=targets)
-            log.append(seen, "begin", replace(seen, producer_id=producer_id, epoch=epoch, manifest=amended))
+            self._amend(log, seen, manifest, doubted)
+
+    def _amend(self, log: DecisionLog, seen: State, manifest: Manifest, number: int) -> None:
+        """A partition has forgotten the manifest's producer, so nothing more of it is appended there: the rest gets another epoch. All other partitions keep
+        theirs: what has just been sent to them, and is not seen yet, they recognise by it.
+        """
+        present = self._progress(manifest, self._infos(manifest))[number]
+        target = manifest.targets[number]
+        identity = self._identity(seen)
+        end = self._bounds([target.key])[0][1]
+        amended = replace(target, skip=target.skip + present, start=end, identity=identity)
+        targets = (*manifest.targets[:number], amended, *manifest.targets[number + 1 :])
+        following = replace(seen, producer_id=identity[0], epoch=identity[1], manifest=replace(manifest, targets=targets))
+        log.append(seen, "begin", following)
 
     def _is_forgotten(self, manifest: Manifest, infos: Mapping[str, TopicInfo]) -> bool:
         """Whether the partition that could not tell knows nothing of the manifest's producer; otherwise another driver is ahead, and its batches are to be
@@ -255,7 +272,7 @@ class Committer:
         if any(present.values()) or any(target.skip for target in manifest.targets):
             done = ", ".join(f"{present[n] + t.skip} of {t.rows} rows in {t.topic}-{t.partition}" for n, t in enumerate(manifest.targets))
             raise type(error)(
-                f"batch {manifest.batch_id} is published in part and cannot be finished ({error.detail}); there are {done}"
+                f"batch {manifest.batch_id} is published in part and cannot be finished ({error.detail}); there are {done}. {UNFINISHED_ADVICE}"
             ) from None
         logger.warning("sink_void batch=%d reason=%r", manifest.batch_id, error.detail)
         log.append(state, "void", replace(state, manifest=None))
@@ -268,6 +285,14 @@ class Committer:
             log.trim()
         except TailraceError as error:
             logger.warning("sink_tidy_failed batch=%d reason=%r", manifest.batch_id, error.detail)
+
+
+def _older(batch_id: int, published: int) -> str:
+    return (
+        f"batch {batch_id} is to be written, and batch {published} of this query was: its checkpoint is an older copy, another query uses it too, or "
+        "another one has the same queryId; what this one reads is not what was written under its numbers. Start it with a checkpoint of its own, and a "
+        "queryId of its own where it has that option"
+    )
 
 
 def _cannot_be_finished(error: TailraceError) -> bool:

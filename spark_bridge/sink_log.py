@@ -14,22 +14,26 @@ are deleted now and then: what remains begins with a valid one.
 from __future__ import annotations
 
 import json
+import logging
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from spark_bridge.sink_source import BatchSource, decode_values
 from spark_bridge.sink_wire import BatchSender
 from tailrace.admin import Admin
-from tailrace.errors import TopicExistsError
+from tailrace.errors import RecordTooLargeError, TopicExistsError, UnknownTopicError
 from tailrace.formats.arrow_batch import default_rows, encode
 from tailrace.new_topic import NewTopic
 from tailrace.protocol.wire import Api
 from tailrace.records import TopicPartition
 from tailrace.topics import TopicInfo
 
+logger = logging.getLogger("tailrace.spark")
+UNKNOWN_ROWS = -1
 FENCED_MAX = 100
 """So many runs that others have taken over from are remembered."""
 EPOCH_MAX = 32_767
@@ -55,6 +59,8 @@ class Target:
     rows: int
     skip: int = 0
     """So many rows were published under an earlier epoch; sequence 0 is the row behind them."""
+    identity: tuple[int, int] | None = None
+    """Producer and epoch of the rows behind `skip`, where the partition had forgotten the manifest's; those of all others stay what they are."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -85,11 +91,33 @@ class Manifest:
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> Manifest:
-        """What `asdict` made."""
-        stages = tuple(
-            Stage(s["topic"], s["topic_id"], s["partition"], tuple((a, b, c) for a, b, c in s["batches"])) for s in given["stages"]
-        )
-        return cls(given["batch_id"], given["producer_id"], given["epoch"], tuple(Target(**t) for t in given["targets"]), stages)
+        """What `to_json` made."""
+        stages = tuple(Stage(s["topic"], s["topic_id"], s["partition"], _together(s["batches"])) for s in given["stages"])
+        targets = tuple(Target(**{**t, "identity": tuple(t["identity"]) if t.get("identity") else None}) for t in given["targets"])
+        return cls(given["batch_id"], given["producer_id"], given["epoch"], targets, stages)
+
+    def to_json(self) -> dict[str, Any]:
+        """For a record: the batches by column, offsets as gaps, which are a third of the bytes when they are compressed."""
+        stages = [{**asdict(stage), "batches": _apart(stage.batches)} for stage in self.stages]
+        return {**asdict(self), "stages": stages}
+
+    def identity_in(self, number: int) -> tuple[int, int]:
+        """Producer and epoch of what is sent to this target."""
+        return self.targets[number].identity or (self.producer_id, self.epoch)
+
+
+def _apart(batches: Sequence[tuple[int, int, int]]) -> list[list[int]]:
+    ends = [0, *(first + rows for first, rows, _ in batches)]
+    gaps = [first - end for (first, _, _), end in zip(batches, ends, strict=False)]
+    return [gaps, [rows for _, rows, _ in batches], [target for _, _, target in batches]]
+
+
+def _together(columns: Sequence[Sequence[int]]) -> tuple[tuple[int, int, int], ...]:
+    result, position = [], 0
+    for gap, rows, target in zip(*columns, strict=True):
+        result.append((position + gap, rows, target))
+        position += gap + rows
+    return tuple(result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +131,8 @@ class State:
     """Runs of the query that a later one has taken over from."""
     published: int = -1
     """The newest batch that is published."""
+    rows: int = UNKNOWN_ROWS
+    """Of that batch."""
     producer_id: int = -1
     epoch: int = -1
     manifest: Manifest | None = None
@@ -116,7 +146,8 @@ def follow(state: State, offset: int, record: dict[str, Any]) -> State:
     manifest = Manifest.from_json(record["manifest"]) if record["kind"] == "begin" else None
     if record["kind"] == "claim":
         manifest = state.manifest
-    return State(offset, record["run"], tuple(record["fenced"]), record["published"], record["producer"], record["epoch"], manifest)
+    rows = record.get("rows", UNKNOWN_ROWS)
+    return State(offset, record["run"], tuple(record["fenced"]), record["published"], rows, record["producer"], record["epoch"], manifest)
 
 
 def taken_over(state: State, run: str) -> State:
@@ -129,6 +160,9 @@ def taken_over(state: State, run: str) -> State:
 
 class DecisionLog(Protocol):
     """Where decisions are kept."""
+
+    is_of_query: bool
+    """Its batches are a stream's, which come one after the other."""
 
     def read(self) -> State:
         """What is decided now."""
@@ -145,6 +179,8 @@ class DecisionLog(Protocol):
 
 class MemoryLog:
     """Of a batch write, which nobody could take up again: its job has no name."""
+
+    is_of_query = False
 
     def __init__(self) -> None:
         self._state = State()
@@ -165,7 +201,16 @@ class MemoryLog:
 class TopicLog:
     """The log of a query, in a topic."""
 
-    def __init__(self, admin: Admin, sender: BatchSender, topic: str, make_source: Callable[[TopicInfo, int], BatchSource]) -> None:
+    def __init__(
+        self,
+        admin: Admin,
+        sender: BatchSender,
+        topic: str,
+        make_source: Callable[[TopicInfo, int], BatchSource],
+        *,
+        is_of_query: bool = True,
+    ) -> None:
+        self.is_of_query = is_of_query
         self._admin = admin
         self._sender = sender
         self._info = made(admin, NewTopic(topic, 1, LOG_CONFIGS))
@@ -179,14 +224,44 @@ class TopicLog:
 
     def read(self) -> State:
         """See `DecisionLog`. Raises TailraceError."""
+        with self._said():
+            return self._read()
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        """Errors that only concern the log, in words that say what it is."""
+        try:
+            yield
+        except UnknownTopicError:
+            raise UnknownTopicError(
+                f"{self._info.name!r}, the log of what this query has published, was deleted while a batch was committed: whether that batch is in its topic "
+                "only the topic can tell. Look there before the query is started again, which writes the batch once more"
+            ) from None
+        except RecordTooLargeError:
+            raise RecordTooLargeError(
+                "the batch is in too many pieces for a record of the sink's log: each task has one for each partition that it writes to. Give it fewer tasks "
+                "(coalesce before writing, or a lower spark.sql.shuffle.partitions), or smaller batches (maxOffsetsPerTrigger)"
+            ) from None
+
+    def _read(self) -> State:
         found = self._admin.offsets({TopicPartition(self._info.name, 0): "latest"})[TopicPartition(self._info.name, 0)]
         if self._position < 0:
             self._position = self._first = found["beginning"]
         if self._position < found["end"]:
             for offset, value in decode_values(self._source, self._info, self._position, found["end"]):
-                self._take(offset, json.loads(zlib.decompress(value)))
+                if (record := self._decoded(offset, value)) is not None:
+                    self._take(offset, record)
             self._position = found["end"]
         return self._state
+
+    def _decoded(self, offset: int, value: bytes | None) -> dict[str, Any] | None:
+        """The record; None for what nobody of the sink has written: all readers pass over it alike."""
+        try:
+            record = json.loads(zlib.decompress(value or b""))
+            return record if record["on"] < offset else None
+        except (zlib.error, ValueError, TypeError, KeyError) as error:
+            logger.warning("sink_log_stranger topic=%s offset=%d reason=%r", self._info.name, offset, error)
+            return None
 
     def _take(self, offset: int, record: dict[str, Any]) -> None:
         if self._state.at < 0 and offset == self._first and record["on"] < offset:
@@ -197,18 +272,22 @@ class TopicLog:
 
     def append(self, seen: State, kind: str, following: State) -> bool:
         """See `DecisionLog`. Raises TailraceError; RecordTooLargeError for a manifest that no record holds."""
+        with self._said():
+            return self._append(seen, kind, following)
+
+    def _append(self, seen: State, kind: str, following: State) -> bool:
         record = {
             "on": seen.at, "kind": kind, "run": following.run, "fenced": following.fenced, "published": following.published,
-            "producer": following.producer_id, "epoch": following.epoch,
-            "manifest": None if following.manifest is None or kind != "begin" else asdict(following.manifest),
+            "rows": following.rows, "producer": following.producer_id, "epoch": following.epoch,
+            "manifest": None if following.manifest is None or kind != "begin" else following.manifest.to_json(),
         }  # fmt: skip
-        rows = default_rows([0], [None], [zlib.compress(json.dumps(record, separators=(",", ":")).encode(), 1)], None)
+        rows = default_rows([0], [None], [zlib.compress(json.dumps(record, separators=(",", ":")).encode())], None)
         data = encode(
             rows, schema_id=self._info.schema_id, seed=self._info.seeds[0], compression="none", first_timestamp_us=0, max_timestamp_us=0
         )
         appended = self._sender.add(self._lane, data)
         self._sender.drain()
-        self.read()
+        self._read()
         return self._state.at == appended.base_offset
 
     def trim(self) -> None:

@@ -21,6 +21,7 @@ from spark_bridge.sink_wire import Lane
 from tailrace.errors import CorruptBatchError, OffsetOutOfRangeError, SchemaMismatchError, TailraceError, UnknownTopicError
 from tailrace.formats.arrow_batch import encode
 from tailrace.formats.batch_header import HEADER_BYTES, header_position, stamp_producer
+from tailrace.protocol.errors import ErrorCode
 from tailrace.topics import TopicInfo
 
 _SCHEMA_ID_OFFSET = 76
@@ -44,8 +45,19 @@ class Carrier(Protocol):
         ...
 
 
+UNFINISHED_ADVICE = (
+    "To write the whole batch again, what is there of it twice, delete what the sink keeps of the query "
+    "(spark_bridge.sink.forget_query) and start it again"
+)
+
+
 class StagedRowsGoneError(TailraceError):
     """Staged rows of a publication cannot be read any more."""
+
+    default_code = ErrorCode.INVALID_REQUEST
+
+
+STAGED_ADVICE = "start the query again, which stages them anew"
 
 
 class OtherTopicError(UnknownTopicError):
@@ -77,7 +89,7 @@ def publish(
     lanes = [carrier.lane(target_info(target, infos), target.partition, target.map_version) for target in manifest.targets]
     count = 0
     for step, data, schema_message in _staged(manifest, infos, open_source, present or {}):
-        _stamp(data, manifest, lanes[step.target], step.sequence, schema_message)
+        _stamp(data, manifest.identity_in(step.target), lanes[step.target], step.sequence, schema_message)
         carrier.add(lanes[step.target], data)
         count += 1
         if count == 1:
@@ -116,20 +128,23 @@ def _staged(
     for stage, steps in _steps(manifest, present):
         info = infos.get(stage.topic)
         if info is None or info.topic_id.hex() != stage.topic_id:
-            raise StagedRowsGoneError(f"the staging topic {stage.topic!r} is gone")
+            raise StagedRowsGoneError(f"the staging topic {stage.topic!r} was deleted: {STAGED_ADVICE}")
         source = open_source(info, stage.partition, headers_only=False)
         frames = source.frames(steps[0].first, steps[-1].first + steps[-1].rows)
         for step in steps:
             try:  # between them lie batches of attempts that failed
                 frame = next((frame for frame in frames if frame.header.base_offset >= step.first), None)
             except (OffsetOutOfRangeError, CorruptBatchError) as error:
-                raise StagedRowsGoneError(f"staged rows cannot be read any more: {error.detail}") from None
+                raise StagedRowsGoneError(f"staged rows cannot be read any more ({error.detail}): {STAGED_ADVICE}") from None
             if frame is None or frame.header.base_offset != step.first or frame.header.record_count != step.rows or frame.data is None:
-                raise StagedRowsGoneError(f"staged rows from offset {step.first} of {stage.topic}-{stage.partition} are gone")
+                raise StagedRowsGoneError(
+                    f"staged rows from offset {step.first} of {stage.topic}-{stage.partition} are gone: {STAGED_ADVICE}"
+                )
             yield step, writable(frame.data), info.schema_message
 
 
-def _stamp(data: bytearray, manifest: Manifest, lane: Lane, sequence: int, schema_message: bytes) -> None:
+def _stamp(data: bytearray, identity: tuple[int, int], lane: Lane, sequence: int, schema_message: bytes) -> None:
+    producer_id, epoch = identity
     if lane.topic.schema_message != schema_message:
         raise SchemaMismatchError(
             f"the schema of topic {lane.topic.name!r} has changed since its rows were staged; restart the query to stage them anew"
@@ -138,8 +153,8 @@ def _stamp(data: bytearray, manifest: Manifest, lane: Lane, sequence: int, schem
         struct.pack_into("<I", view, header_position(view) + _SCHEMA_ID_OFFSET, lane.topic.schema_id)
         stamp_producer(
             view,
-            producer_id=manifest.producer_id,
-            producer_epoch=manifest.epoch,
+            producer_id=producer_id,
+            producer_epoch=epoch,
             base_sequence=sequence,
             seed=lane.topic.seeds[lane.partition],
         )
@@ -152,8 +167,9 @@ def question(manifest: Manifest, number: int, topic: TopicInfo) -> bytearray:
     seed = topic.seeds[target.partition]
     data = encode(row, schema_id=topic.schema_id, seed=seed, compression="none", first_timestamp_us=0, max_timestamp_us=0)
     behind_a_gap = target.rows - target.skip + 1
+    producer_id, epoch = manifest.identity_in(number)
     with memoryview(data) as view:
-        stamp_producer(view, producer_id=manifest.producer_id, producer_epoch=manifest.epoch, base_sequence=behind_a_gap, seed=seed)
+        stamp_producer(view, producer_id=producer_id, producer_epoch=epoch, base_sequence=behind_a_gap, seed=seed)
     return data
 
 
@@ -174,12 +190,12 @@ def progress(
         rows = 0
         for frame in open_source(info, target.partition, headers_only=True).frames(max(beginning, target.start), end):
             header = frame.header
-            if header.producer_id == manifest.producer_id and header.producer_epoch == manifest.epoch:
+            if (header.producer_id, header.producer_epoch) == manifest.identity_in(number):
                 rows = header.base_sequence + header.record_count
         if beginning > target.start and not rows:
             raise OffsetOutOfRangeError(
                 f"whether batch {manifest.batch_id} is in {target.topic}-{target.partition} cannot be told: what was written from offset {target.start} on "
-                f"was deleted up to {beginning} before the batch was finished"
+                f"was deleted up to {beginning} before the batch was finished. {UNFINISHED_ADVICE}"
             )
         found[number] = rows
     return found

@@ -83,13 +83,22 @@ def _check_typed(schema: pa.Schema, topic: TopicInfo, key_column: str | None) ->
 
 
 def default_rows(batch: pa.RecordBatch) -> pa.Table:
-    """Rows of Kafka's columns as rows of the default schema, written now."""
+    """Rows of Kafka's columns as rows of the default schema, written now. Raises InvalidRecordError for a header without a key."""
     count = batch.num_rows
     stamps = pa.array(np.full(count, time.time_ns() // 1000, np.int64)).view(DEFAULT_SCHEMA.field("timestamp").type)
     names = batch.schema.names
     key = batch.column("key").cast(pa.binary()) if "key" in names else pa.nulls(count, pa.binary())
-    headers = batch.column("headers").cast(HEADER_TYPE) if "headers" in names else null_headers(count)
+    headers = _headers(batch.column("headers")) if "headers" in names else null_headers(count)
     return pa.Table.from_arrays([stamps, key, batch.column("value").cast(pa.binary()), headers], schema=DEFAULT_SCHEMA)
+
+
+def _headers(given: pa.ListArray) -> pa.Array:
+    of_all_rows = given.flatten()
+    if of_all_rows.null_count or of_all_rows.field("key").null_count:
+        raise InvalidRecordError(
+            "a row has a header without a key in the column headers; a header is a key and a value, of which the value may be null"
+        )
+    return given.cast(HEADER_TYPE)
 
 
 def typed_rows(batch: pa.RecordBatch, info: TopicInfo) -> pa.Table:

@@ -17,15 +17,15 @@ import pyarrow as pa
 
 from spark_bridge import sink_rows
 from spark_bridge.sink_log import known, made
-from spark_bridge.sink_options import SinkOptions
+from spark_bridge.sink_options import PUBLISH_TIMEOUT_MS, SinkOptions
 from spark_bridge.sink_source import CLIENT_ID
 from tailrace.admin import Admin
-from tailrace.errors import UnknownTopicError, error_for
+from tailrace.errors import InvalidRequestError, UnknownTopicError, error_for
 from tailrace.handles import BatchesHandle
 from tailrace.new_topic import NewTopic
 from tailrace.producer import Producer
 from tailrace.protocol.errors import ErrorCode
-from tailrace.topics import INTERNAL_PREFIX, TopicInfo
+from tailrace.topics import INTERNAL_PREFIX, TopicInfo, is_internal
 
 STAGES = 4
 PIECE_BYTES = 900 << 10
@@ -106,6 +106,8 @@ class Stager:
     def _info(self, topic: str) -> TopicInfo:
         info = self._infos.get(topic)
         if info is None:
+            if is_internal(topic):
+                raise InvalidRequestError(f"topic {topic!r} is the appliance's own, which takes no rows; name another")
             found = known(self._admin, [topic])
             if topic not in found:
                 raise UnknownTopicError(f"there is no topic {topic!r} to write to")
@@ -156,7 +158,10 @@ class Stager:
 
     def _send(self, buffered: _Buffered) -> None:
         if self._producer is None:
-            self._producer = Producer(self._options.bootstrap, client_id=CLIENT_ID, acks="all", linger_ms=0, buffer_memory=BUFFER_BYTES)
+            self._producer = Producer(
+                self._options.bootstrap, client_id=CLIENT_ID, acks="all", linger_ms=0, buffer_memory=BUFFER_BYTES,
+                delivery_timeout_ms=max(PUBLISH_TIMEOUT_MS, self._options.publish_timeout_ms),
+            )  # fmt: skip
         tables, buffered.tables, buffered.byte_count = buffered.tables, [], 0
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
         handle = self._producer.send_arrow(buffered.stage.name, table.combine_chunks(), partition=self._task % STAGES)

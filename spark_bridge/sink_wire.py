@@ -233,4 +233,4 @@ class BatchSender:
         if code in self._undecided:
             self._error = UndecidedError(lane, code)
         elif code is ErrorCode.STALE_SLOT_MAP or not ERROR_TABLE[code].retriable:
-            self._error = error_for(code, f"{lane.name}{': ' if detail else ''}{detail}")
+            self._error = error_for(code, f"{lane.name}: {detail or ERROR_TABLE[code].meaning}")

@@ -15,6 +15,7 @@ from spark_bridge.stream_tasks import DATA_LOSS_ADVICE
 from spark_bridge.stream_view import Held, View
 from tailrace.client_log import logger
 from tailrace.errors import OffsetOutOfRangeError, TailraceError, UnknownTopicError
+from tailrace.records import TopicPartition
 from tailrace.scanning.planner import PartitionRange
 
 
@@ -50,6 +51,18 @@ class Losses:
                     ),
                 )
 
+    def check_end(self, key: TopicPartition, position: int, held: Held) -> None:
+        """That the log is as long as a position says. Raises OffsetOutOfRangeError."""
+        if position > held.end:
+            where = f"{key.topic}-{key.partition}"
+            self._report(
+                (where, "end"),
+                OffsetOutOfRangeError(
+                    f"{where} ends at offset {held.end}, and the query's checkpoint says {position}: the log was truncated, or is an older copy: "
+                    f"{DATA_LOSS_ADVICE}"
+                ),
+            )
+
     def what_is_there(self, wanted: PartitionRange, held: Held) -> PartitionRange:
         """Of the offsets that are to be read those which the log has. Raises OffsetOutOfRangeError."""
         where = f"{wanted.topic}-{wanted.partition}"
@@ -68,13 +81,6 @@ class Losses:
                 gone - start,
             )
             start = gone
-        last = max(start, end)
-        if last > held.end:
-            self._report(
-                (where, "end"),
-                OffsetOutOfRangeError(
-                    f"{where} ends at offset {held.end}, and the query's checkpoint says {last}: the log was truncated, or is an older copy: {DATA_LOSS_ADVICE}"
-                ),
-            )
-            end = min(end, held.end)
+        self.check_end(wanted.key, max(start, end), held)
+        end = min(end, held.end)
         return replace(wanted, start=min(start, end), end=end)

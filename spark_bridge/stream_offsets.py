@@ -75,12 +75,16 @@ def _in_hex(topic_ids: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _from_json(given: Mapping[str, Any]) -> dict[TopicPartition, int]:
-    return {
-        TopicPartition(topic, int(partition)): int(offset)
-        for topic, partitions in given.items()
-        if not topic.startswith("@")
-        for partition, offset in partitions.items()
-    }
+    ids = given[TOPIC_IDS]
+    result = {}
+    for topic, partitions in given.items():
+        if topic.startswith("@"):
+            continue
+        for partition, offset in partitions.items():
+            if topic not in ids or type(offset) is not int or offset < 0:
+                raise ValueError(f"{topic}-{partition}: {offset}")
+            result[TopicPartition(topic, int(partition))] = offset
+    return result
 
 
 # ---- admission control -----------------------------------------------------------------------------------------------------------------------

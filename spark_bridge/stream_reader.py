@@ -51,6 +51,39 @@ LEASE_MOVED_AFTER_S = 60
 LEASE_ATTEMPTS = 3
 
 
+class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """In the place of a reader that the options do not allow. Spark 4.3 stops the reader that it has asked for whether it was given one or not, and what is
+    raised instead is lost in an UnboundLocalError.
+    """
+
+    def __init__(self, error: TailraceError) -> None:
+        self._error = error
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Raises the error, as all do."""
+        raise self._error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Raises the error."""
+        raise self._error
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Raises the error."""
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Raises the error."""
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Raises the error."""
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Raises the error."""
+        raise self._error
+
+
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads topics as a stream. See the module's docstring."""
 
@@ -117,10 +150,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._end.encode()
 
     def _begins(self, begin: Position, view: View) -> dict[TopicPartition, int]:
-        """Where each partition goes on: never before what it still holds."""
+        """Where each partition goes on: never before what it still holds. Raises OffsetOutOfRangeError."""
         result = {}
         for key, held in view.held.items():
             is_known = begin.topic_ids.get(key.topic) == view.infos[key.topic].topic_id
+            if is_known:  # before Spark writes down a batch that ends before it begins, and repeats it when the log is whole again
+                self._losses.check_end(key, begin.offsets.get(key, 0), held)
             result[key] = max(begin.offsets.get(key, 0) if is_known else 0, held.beginning)
         return result
 

@@ -229,7 +229,7 @@ def test_a_batch_of_which_a_part_was_published_goes_on_after_its_producer_was_fo
     monkeypatch.setattr(Committer, "_is_forgotten", note)
     running = start_embedded(auto_create_topics=False, settings={"producer.id.expiration.ms": 1})
     try:
-        make(running, topic, 1)
+        make(running, topic, 3)  # those that know the producer yet keep what they have
         options, sink = options_of(running, topic), f"query:{topic}"
         commit_and_die(options, stage(options, 0, sink), 0, "in_publish", tmp_path / "commit")
         assert 0 < len(values_in(running, topic)) < ROWS

@@ -91,7 +91,13 @@ def test_a_position_comes_back_from_its_json(position: Position) -> None:
     assert decode(json.loads(json.dumps(position.encode()))) == position
 
 
-@pytest.mark.parametrize("text", ['{"t": {"0": 3}}', '{"t": 3, "@topicIds": {}}', '{"offset": 12}', '{"@topicIds": {"t": "no hex"}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"t": {"0": 3}}', '{"t": 3, "@topicIds": {}}', '{"offset": 12}', '{"@topicIds": {"t": "no hex"}}', "[1]",
+        '{"t": {"0": -7}, "@topicIds": {"t": "00"}}', '{"t": {"0": 1.5}, "@topicIds": {"t": "00"}}', '{"other": {"0": 3}, "@topicIds": {"t": "00"}}',
+    ],
+)  # fmt: skip
 def test_the_checkpoint_of_another_source_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequestError, match="the checkpoint is another source's"):
         decode(json.loads(text))

@@ -327,6 +327,25 @@ def test_the_checkpoint_of_another_topic_of_the_same_name_is_refused_or_begun_an
     assert Query(appliance, made, failOnDataLoss="false").again(before).batch() == offsets(0, 15, 0, 1)
 
 
+def test_a_log_that_ends_before_the_checkpoint_fails_the_query_before_it_plans_a_batch(appliance: EmbeddedAppliance, made: str) -> None:
+    """Spark writes down each batch that is planned, and repeats it: one that ends before it begins would have the query read twice when the log is whole
+    again.
+    """
+    send(appliance, made, 20)
+    whole = Query(appliance, made)
+    whole.batch()
+    whole.committed = {**whole.committed, made: {"0": 10, "1": 15}}
+    with pytest.raises(OffsetOutOfRangeError, match=f"{made}-1 ends at offset 10, and the query's checkpoint says 15: .* older copy"):
+        Query(appliance, made).again(whole).plan()
+    send(appliance, made, 14)
+    assert Query(appliance, made).again(whole).batch() == sorted([*offsets(10, 17, 0), *offsets(15, 17, 1)])
+    short = Query(appliance, made, failOnDataLoss="false").again(whole)
+    short.committed = {**whole.committed, made: {"0": 17, "1": 30}}
+    assert short.batch() == []
+    send(appliance, made, 2)
+    assert short.batch() == offsets(17, 18, 0, 1)
+
+
 # ---- leases ------------------------------------------------------------------------------------------------------------------------------------
 
 

@@ -56,6 +56,15 @@ def start(frame: Any, output: Output, checkpoint: pathlib.Path, **trigger: Any) 
     return frame.writeStream.foreachBatch(output).option("checkpointLocation", str(checkpoint)).trigger(**trigger).start()
 
 
+def test_an_option_out_of_range_is_named_by_the_query_that_fails(
+    spark: Any, appliance: EmbeddedAppliance, made: str, tmp_path: pathlib.Path
+) -> None:
+    query = start(stream(spark, appliance, made, maxOffsetsPerTrigger="0"), Output(), tmp_path, availableNow=True)
+    with pytest.raises(Exception, match="option maxOffsetsPerTrigger is '0'; it takes a whole number from 1 on") as caught:
+        query.awaitTermination(120)
+    assert "UnboundLocalError" not in str(caught.value)
+
+
 def test_a_query_reads_what_there_was_in_batches_and_goes_on_from_its_checkpoint(
     spark: Any, appliance: EmbeddedAppliance, made: str, tmp_path: pathlib.Path
 ) -> None:
