@@ -43,6 +43,11 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 """
+LATE_OPTIMISATION = ("-XX:Tier4InvocationThreshold=50000", "-XX:Tier4MinInvocationThreshold=6000", "-XX:Tier4CompileThreshold=150000")
+"""Ten times HotSpot's thresholds of its second compiler: what a start and a first query call was compiled by it, for a third of their processor time, and
+thrown away with the session. Loops that run long reach it by their own threshold (Tier4BackEdgeThreshold), which stays.
+https://docs.oracle.com/en/java/javase/17/docs/specs/man/java.html; HotSpot's compilationPolicy.hpp says what each of them is.
+"""
 ADVICE = "tailrace: spark_bridge.prepare(), once, saves a second or more of each start of Spark and its first query (half a minute, 160 MB in ~/.cache)"
 _advised = False
 LOG_FILE = "spark.log"
@@ -63,6 +68,7 @@ def settings(scratch: str, java_options: Sequence[str] = ()) -> dict[str, str]:
         "spark.driver.extraJavaOptions": " ".join(
             (
                 "-XX:-UsePerfData",
+                *LATE_OPTIMISATION,
                 f"-Djava.io.tmpdir={scratch}",
                 f"-Dderby.system.home={scratch}",
                 f"-Dlog4j2.configurationFile={scratch}/log4j2.properties",

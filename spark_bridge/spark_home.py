@@ -26,7 +26,7 @@ from spark_bridge.environment import check_here, find_java, import_paths
 
 ARCHIVE = "classes.jsa"
 LOCK = "lock"
-PREPARE_TIMEOUT_S = 300
+PREPARE_TIMEOUT_S = 900
 ROOM_BYTES = 200 << 20
 """An archive has 160 MB."""
 
