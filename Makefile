@@ -14,7 +14,7 @@ PURE_TESTS := $(addprefix tests/tailrace/test_,kernel.py quick_send.py send_at_o
 	$(addprefix tests/system/test_,produce_and_consume.py callbacks.py fork.py aio.py bad_input.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 
-.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-scan bench-spark bench-spark-streaming lint java clean
+.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-scan bench-spark bench-spark-streaming lint java prepare-spark clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
@@ -124,6 +124,11 @@ $(KERNEL): $(STAMP) tailrace/kernel/build.py tailrace/kernel/_native.pyx $(wildc
 
 java:
 	@sh tools/ensure_java.sh
+
+# Spark's classes kept for this user's later sessions (docs/spark.md). Not part of demo and test: one session, or a suite's eight, gain no more than it takes.
+prepare-spark: $(KERNEL) java
+	@echo "tailrace: keeping Spark's classes for later sessions (half a minute, 160 MB)"
+	@$(BIN)/python -P -c "import spark_bridge; print('tailrace: they are in', spark_bridge.prepare())"
 
 clean:
 	rm -rf $(VENV) $(KERNEL) tailrace/kernel/*.so

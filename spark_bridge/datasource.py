@@ -54,15 +54,14 @@ class TailraceDataSource(DataSource):
     def schema(self) -> StructType:
         """Columns of the first topic; all topics of one read have the same. Raises UnknownTopicError, SchemaMismatchError."""
         from spark_bridge.environment import check_here
-        from spark_bridge.planner import columns_of, load_topics
         from spark_bridge.read_options import parse_options
-        from spark_bridge.spark_types import spark_schema
+        from spark_bridge.topic_columns import load_topics, spark_columns
         from tailrace.admin import Admin
 
         check_here()
         options = parse_options(dict(self.options))
         with Admin(options.bootstrap, client_id=options.client_id, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
-            return spark_schema(columns_of(options, load_topics(admin, options)))
+            return spark_columns(options, load_topics(admin, options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the columns in `schema`, in that order. Raises InvalidSettingError."""
@@ -109,8 +108,9 @@ class TopicReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """What each task reads; the ranges are fixed here. Raises TailraceError."""
-        from spark_bridge.planner import load_topics, plan_leased
+        from spark_bridge.planner import plan_leased
         from spark_bridge.spark_types import check_asked
+        from spark_bridge.topic_columns import load_topics
         from tailrace.admin import Admin
         from tailrace.scanning.columns import LOG_COLUMNS, arrow_schema, own_columns
 

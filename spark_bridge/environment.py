@@ -17,6 +17,7 @@ import warnings
 from tailrace.errors import NotSupportedError
 
 JAVA_LEAST = 17
+JAVA_TIMEOUT_S = 60
 PYSPARK_TESTED = "4.3"
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 JAVA_ADVICE = "install openjdk-17-jre-headless (or your system's package of it), or set JAVA_HOME to one that is there"
@@ -24,7 +25,9 @@ _warned: set[str] = set()
 
 
 def check_here() -> None:
-    """What each Python process of Spark needs. Raises NotSupportedError without pandas; warns of a PySpark that was not tested."""
+    """What each Python process of Spark needs. Raises NotSupportedError without PySpark or pandas; warns of a PySpark that was not tested."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise NotSupportedError(f"{sys.executable} has no PySpark: pip install 'tailrace[spark]'")
     if importlib.util.find_spec("pandas") is None:
         raise NotSupportedError(
             f"Spark's Arrow exchange needs pandas, and {sys.executable} has none: pip install 'tailrace[spark]', or set PYSPARK_PYTHON to a Python that has it"
@@ -54,7 +57,10 @@ def find_java() -> str:
     if path is None or not os.access(path, os.X_OK):
         where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the PATH"
         raise RuntimeError(f"Spark needs a Java {JAVA_LEAST} runtime, and {where}: {JAVA_ADVICE}")
-    said = subprocess.run([path, "-XX:-UsePerfData", "-version"], capture_output=True, text=True, timeout=60, check=False)
+    try:
+        said = subprocess.run([path, "-XX:-UsePerfData", "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RuntimeError(f"Spark needs a Java {JAVA_LEAST} runtime, and {path} cannot be run ({error}): {JAVA_ADVICE}") from error
     found = _JAVA_VERSION.search(said.stderr + said.stdout)
     if found is None:
         raise RuntimeError(f"Spark needs a Java {JAVA_LEAST} runtime, and {path} does not say which it is: {JAVA_ADVICE}")

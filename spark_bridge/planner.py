@@ -10,14 +10,10 @@ Invariants: every offset between start and end is in one task, in none twice; th
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import pyarrow as pa
 
 from spark_bridge.read_options import (
     EARLIEST,
@@ -28,13 +24,13 @@ from spark_bridge.read_options import (
     check_batch_options,
     parse_options,
 )
+from spark_bridge.topic_columns import columns_of, kafka_schema, load_topics
 from tailrace.admin import Admin
 from tailrace.client_log import logger
-from tailrace.errors import InvalidSettingError, OffsetOutOfRangeError, PartitionOutOfRangeError, SchemaMismatchError, UnknownTopicError
+from tailrace.errors import InvalidSettingError, OffsetOutOfRangeError, PartitionOutOfRangeError
 from tailrace.offset_lookup import check_offsets_answer
 from tailrace.records import TopicPartition
 from tailrace.scanning import lease as leases
-from tailrace.scanning.columns import KAFKA_COLUMNS, LOG_COLUMNS, arrow_schema
 from tailrace.scanning.options import AtTime, ScanSettings
 from tailrace.scanning.planner import PartitionRange, ScanPlan, _offsets_at, own_directories, plan_of
 from tailrace.topics import TopicInfo
@@ -58,63 +54,6 @@ class ReadTask:
     leased: Mapping[TopicPartition, int]
     """The lease of the whole read, as far as it is of this task's partitions."""
     fail_on_data_loss: bool = True
-
-
-def kafka_schema(include_headers: bool) -> pa.Schema:
-    """Columns of a default-schema topic, as Spark's Kafka source names them."""
-    return arrow_schema([column for column in KAFKA_COLUMNS if include_headers or column.name != "headers"])
-
-
-def columns_of(options: ReadOptions, infos: Mapping[str, TopicInfo]) -> pa.Schema:
-    """What the read gives unless `.schema` says it. Raises InvalidSettingError for a name in `columns` that is none."""
-    first = next(iter(infos.values()), None)
-    own = first.schema if first is not None and first.typed else kafka_schema(options.include_headers)
-    log = [field for field in arrow_schema(LOG_COLUMNS) if field.name not in own.names]
-    if options.columns is None:
-        return pa.schema([*own, *log]) if options.include_metadata else own
-    every = {field.name: field for field in (*(own if first is not None and first.typed else kafka_schema(True)), *log)}
-    for name in options.columns:
-        if name not in every:
-            near = difflib.get_close_matches(name, every, 1, 0.5)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(every)}"
-            raise InvalidSettingError(f"option columns names {name!r}, which is no column; {hint}")
-    return pa.schema([every[name] for name in options.columns])
-
-
-def load_topics(admin: Admin, options: ReadOptions) -> dict[str, TopicInfo]:
-    """The topics to read; none when no name matches subscribePattern. Raises UnknownTopicError, with the name that is near; SchemaMismatchError when their
-    columns differ, so that one DataFrame cannot hold them.
-    """
-    names = list(options.wanted)
-    if options.pattern:
-        names = [name for name in admin.list_topics() if re.fullmatch(options.pattern, name)]
-    try:
-        infos = admin.topic_info(names) if names else {}
-    except UnknownTopicError as error:
-        there = admin.list_topics()
-        missing = next((name for name in names if name not in there), names[0])
-        near = difflib.get_close_matches(missing, there, 1, 0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(there[:10])}" if there else "there is none yet"
-        raise UnknownTopicError(f"there is no topic {missing!r}; {hint}") from error
-    first = next(iter(infos.values()), None)
-    for info in infos.values():
-        assert first is not None
-        if info.typed != first.typed or (info.typed and info.schema != first.schema):
-            raise SchemaMismatchError(
-                f"topics {first.name!r} and {info.name!r} have different columns{_difference(first, info)}; read each in a DataFrame of its own"
-            )
-    return infos
-
-
-def _difference(first: TopicInfo, other: TopicInfo) -> str:
-    """Which column is the first that differs."""
-    for info, against in ((first, other), (other, first)):
-        for field in info.schema:
-            number = against.schema.get_field_index(field.name)
-            if number < 0 or against.schema.field(number).type != field.type:
-                there = "does not have" if number < 0 else f"has as {against.schema.field(number).type}"
-                return f" ({info.name!r} has {field.name!r} as {field.type}, which {against.name!r} {there})"
-    return ""
 
 
 def plan(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo]) -> list[PartitionRange]:

@@ -43,6 +43,13 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 """
+LATE_OPTIMISATION = ("-XX:Tier4InvocationThreshold=50000", "-XX:Tier4MinInvocationThreshold=6000", "-XX:Tier4CompileThreshold=150000")
+"""Ten times HotSpot's thresholds of its second compiler: what a start and a first query call was compiled by it, for a third of their processor time, and
+thrown away with the session. Loops that run long reach it by their own threshold (Tier4BackEdgeThreshold), which stays.
+https://docs.oracle.com/en/java/javase/17/docs/specs/man/java.html; HotSpot's compilationPolicy.hpp says what each of them is.
+"""
+ADVICE = "tailrace: spark_bridge.prepare(), once, saves a second or more of each start of Spark and its first query (half a minute, 160 MB in ~/.cache)"
+_advised = False
 LOG_FILE = "spark.log"
 LINES_SHOWN = 20
 END_TIMEOUT_S = 20.0
@@ -61,6 +68,7 @@ def settings(scratch: str, java_options: Sequence[str] = ()) -> dict[str, str]:
         "spark.driver.extraJavaOptions": " ".join(
             (
                 "-XX:-UsePerfData",
+                *LATE_OPTIMISATION,
                 f"-Djava.io.tmpdir={scratch}",
                 f"-Dderby.system.home={scratch}",
                 f"-Dlog4j2.configurationFile={scratch}/log4j2.properties",
@@ -81,17 +89,27 @@ def session(
     """A session in which `spark.read.format("tailrace")` works: `spark`, the active one, or a new local one with `config` beside our settings.
 
     A new one is the caller's: `stop()` ends it, or the end of the process; it is a context manager, too. Raises RuntimeError with what to do when there is no
-    Java 17; NotSupportedError without pandas.
+    Java 17; NotSupportedError without PySpark or pandas.
     """
+    check_here()
     from pyspark.sql import SparkSession
 
-    check_here()
     found = spark if spark is not None else SparkSession.getActiveSession()
     if found is not None:
         return register(found)
     scratch, started = _start_in_scratch(master, name, dict(config or {}))
+    _advise()
     atexit.register(_end_at_exit, started, scratch, os.getpid())
     return started
+
+
+def _advise() -> None:
+    """Say once in a process, where somebody sees it, that the start can be made shorter: it takes half a minute and 160 MB, so it is not done unasked."""
+    global _advised
+    if _advised or not (sys.stderr.isatty() or "ipykernel" in sys.modules) or spark_home.prepared() is not None:
+        return
+    _advised = True
+    print(ADVICE, file=sys.stderr)
 
 
 def register(spark: SparkSession) -> SparkSession:

@@ -7,11 +7,14 @@ them take the installed package.
 `prepare` also makes an archive of the classes that a query loads (Java's AppCDS: https://docs.oracle.com/en/java/javase/17/docs/specs/man/java.html, under
 -XX:ArchiveClassesAtExit). The JVM proves it against its version and each jar's date, and starts without it when it does not fit.
 
-Owner: `prepare` writes the cache directory, sessions read it. Crash: what is half written has another name, and is left for the next `prepare` to replace.
+Owner: `prepare` writes the cache directory, under its lock; sessions read it. Crash: what is half written has another name, and the next `prepare` removes it;
+the lock ends with the last process that makes an archive, so that one whose `prepare` was killed is waited for, too.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -19,8 +22,13 @@ import shutil
 import subprocess
 import sys
 
+from spark_bridge.environment import check_here, find_java, import_paths
+
 ARCHIVE = "classes.jsa"
-PREPARE_TIMEOUT_S = 300
+LOCK = "lock"
+PREPARE_TIMEOUT_S = 900
+ROOM_BYTES = 200 << 20
+"""An archive has 160 MB."""
 
 
 def _real_home() -> str:
@@ -45,8 +53,9 @@ def make_home(directory: str) -> str | None:
         return None
     os.makedirs(directory, exist_ok=True)
     for name in os.listdir(home):
-        if name != "python" and not os.path.lexists(f"{directory}/{name}"):
-            os.symlink(f"{home}/{name}", f"{directory}/{name}")
+        if name != "python":
+            with contextlib.suppress(FileExistsError):  # of an earlier time, or another process's just now
+                os.symlink(f"{home}/{name}", f"{directory}/{name}")
     return directory
 
 
@@ -63,24 +72,84 @@ def cache_directory() -> str:
 def prepared() -> tuple[str, list[str]] | None:
     """(home, options for Java) where `prepare` has run; None: it has not."""
     directory = cache_directory()
-    if not os.path.isfile(f"{directory}/{ARCHIVE}") or not os.path.isdir(f"{directory}/home/jars"):
+    if not os.path.isfile(f"{directory}/{ARCHIVE}"):
         return None
-    return f"{directory}/home", [f"-XX:SharedArchiveFile={directory}/{ARCHIVE}", "-Xlog:disable", "-Xlog:all=error:stderr"]
+    home = f"{directory}/home" if os.path.isdir(f"{directory}/home/jars") else _real_home()
+    if _is_needed(home):
+        return None  # its home was removed
+    return home, [f"-XX:SharedArchiveFile={directory}/{ARCHIVE}", "-Xlog:disable", "-Xlog:all=error:stderr"]
 
 
 def prepare() -> str:
-    """Make the start of later sessions of this user shorter, once for each PySpark and Java; 160 MB, half a minute. Returns where it lies. Raises RuntimeError
-    with what Spark said.
+    """Make the start of later sessions of this user shorter, once for each PySpark and Java; 160 MB, half a minute. Returns where it lies.
+
+    Where another `prepare` is at it, its result is waited for, and taken. Raises RuntimeError with what to do, or with what Spark said; NotSupportedError.
     """
+    check_here()
+    find_java()
     directory = cache_directory()
-    os.makedirs(directory, exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "spark_bridge.archive_classes", directory],
-        capture_output=True,
-        text=True,
-        timeout=PREPARE_TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode or not os.path.exists(f"{directory}/{ARCHIVE}"):
-        raise RuntimeError(f"Spark's classes could not be archived in {directory}:\n{(done.stderr or done.stdout)[-2_000:]}")
+    before = _archive_mark(directory)
+    try:
+        os.makedirs(directory, exist_ok=True)
+        lock = os.open(f"{directory}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _not_writable(directory, error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _archive_mark(directory) in {before, None}:
+            _remove_unfinished(directory)
+            _make_archive(directory, lock)
+    except OSError as error:
+        raise _not_writable(directory, error) from error
+    finally:
+        os.close(lock)
     return directory
+
+
+def _not_writable(directory: str, error: OSError) -> RuntimeError:
+    return RuntimeError(
+        f"Spark's classes cannot be kept in {directory} ({error.strerror or error}): set XDG_CACHE_HOME to a directory that can be written"
+    )
+
+
+def _archive_mark(directory: str) -> tuple[int, int] | None:
+    """Tells one archive from another; None: there is none."""
+    try:
+        found = os.stat(f"{directory}/{ARCHIVE}")
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _remove_unfinished(directory: str) -> None:
+    """What a `prepare` left that was killed: no other is at work while the lock is held."""
+    for name in os.listdir(directory):
+        if name.startswith(f"{ARCHIVE}."):
+            os.unlink(f"{directory}/{name}")
+
+
+def _command(directory: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "spark_bridge.archive_classes", directory]
+
+
+def _make_archive(directory: str, lock: int) -> None:
+    free = shutil.disk_usage(directory).free
+    if free < ROOM_BYTES:
+        raise RuntimeError(
+            f"{directory} has room for {free >> 20} MB, and Spark's classes take up to {ROOM_BYTES >> 20}: "
+            "make room, or set XDG_CACHE_HOME to a directory elsewhere"
+        )
+    before = _archive_mark(directory)
+    paths = [*import_paths(), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+    environment = {**os.environ, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}
+    try:
+        # The child has the lock, too: it may outlive this process.
+        done = subprocess.run(
+            _command(directory), capture_output=True, text=True, timeout=PREPARE_TIMEOUT_S, check=False, pass_fds=(lock,), env=environment
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(
+            f"Spark's classes were not archived in {directory} within {PREPARE_TIMEOUT_S} s: try again when the machine has less to do"
+        ) from None
+    if done.returncode or _archive_mark(directory) in {before, None}:
+        raise RuntimeError(f"Spark's classes could not be archived in {directory}:\n{(done.stderr or done.stdout)[-2_000:]}")

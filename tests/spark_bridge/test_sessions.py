@@ -14,7 +14,7 @@ import zipfile
 import pytest
 
 import spark_bridge
-from spark_bridge import environment, spark_home
+from spark_bridge import environment
 from spark_bridge.environment import check_here, find_java
 from tailrace import Producer
 from tailrace.errors import NotSupportedError
@@ -77,29 +77,24 @@ def test_another_pyspark_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> N
         check_here()
 
 
-def test_a_home_without_the_zip_has_everything_else(tmp_path: pathlib.Path) -> None:
-    home = spark_home.make_home(str(tmp_path / "home"))
-    assert home is not None
-    names = set(os.listdir(home))
-    assert {"jars", "bin"} <= names
-    assert "python" not in names
-    assert spark_home.make_home(str(tmp_path / "home")) == home  # once more does no harm
+def test_no_pyspark_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyspark" else real(name))
+    for call in (spark_bridge.session, spark_bridge.prepare):
+        with pytest.raises(NotSupportedError, match=r"has no PySpark: pip install 'tailrace\[spark\]'"):
+            call()
 
 
-def test_an_archive_of_classes_is_used_where_it_was_made_whole(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    directory = pathlib.Path(spark_home.cache_directory())
-    assert spark_home.prepared() is None
-    (directory / "home" / "jars").mkdir(parents=True)
-    (directory / "classes.jsa.123").touch()  # a `prepare` that was killed
-    assert spark_home.prepared() is None
-    (directory / "classes.jsa").touch()
-    found = spark_home.prepared()
-    assert found is not None
-    assert found[0] == f"{directory}/home"
-    assert f"-XX:SharedArchiveFile={directory}/classes.jsa" in found[1]
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # another Java has another
-    assert spark_home.prepared() is None
+def test_a_java_that_cannot_be_run_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    java(tmp_path, "")
+    (tmp_path / "bin" / "java").write_bytes(b"\x7fELF of another machine")
+    with pytest.raises(RuntimeError, match=rf"{tmp_path}/bin/java cannot be run \(.*\): install openjdk-17"):
+        find_java()
+    (tmp_path / "bin" / "java").write_text("#!/bin/sh\nexec sleep 100\n")
+    monkeypatch.setattr(environment, "JAVA_TIMEOUT_S", 0.05)
+    with pytest.raises(RuntimeError, match=r"cannot be run \(.*timed out"):
+        find_java()
 
 
 # ---- programs ------------------------------------------------------------------------------------------------------------------------------
