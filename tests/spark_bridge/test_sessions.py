@@ -116,6 +116,8 @@ assert spark_bridge.session() is spark
 assert (spark.sparkContext.pythonExec, spark.sparkContext.environment) == before
 frame = spark.read.format("tailrace").option("bootstrap", os.environ["ADDRESS"]).option("subscribe", "orders").load()
 print("ROWS", frame.count())
+print("SCANNED", spark_bridge.scan(spark, "orders", os.environ["ADDRESS"]).count())
+assert (spark.sparkContext.pythonExec, spark.sparkContext.environment) == before
 spark.stop()
 """
 OWN_SESSION = """
@@ -128,6 +130,7 @@ with spark_bridge.session(master="local[2]", config={"spark.driver.memory": "700
     assert [os.environ.get(name) for name in names] == before
     frame = spark.read.format("tailrace").option("bootstrap", os.environ["ADDRESS"]).option("subscribe", "orders").load()
     print("ROWS", frame.count())
+    print("SCANNED", spark_bridge.scan(spark, "orders", os.environ["ADDRESS"]).count())
 """
 SUBMITTED = """
 import importlib.util
@@ -185,7 +188,9 @@ def test_without_an_activated_environment_topics_are_read(tmp_path: pathlib.Path
     path.write_text(program)
     # Only this process is told where the packages are, as a notebook's kernel is; Spark's are not.
     start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); exec(compile(open({str(path)!r}).read(), 'notebook', 'exec'))"
-    assert "ROWS 10" in run([sys.executable, "-P", "-c", start], tmp_path, filled)
+    said = run([sys.executable, "-P", "-c", start], tmp_path, filled)
+    assert "ROWS 10" in said
+    assert "SCANNED 10" in said
     left = [name for name in os.listdir(tmp_path) if name.startswith("trspark-")]
     assert left == []
 
