@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException, PySparkTypeError
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from spark_bridge.environment import this_python
 from spark_bridge.planner import LEASE_MS
 from spark_bridge.tasks import divided
 from tailrace.admin import Admin
@@ -61,7 +62,8 @@ def scan(
     schema = spark_schema(made.schema)
     pieces = divided(made, tasks or cores(spark), *([1] if tasks else []))
     target = to_arrow_schema(schema, timezone="UTC")
-    return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(_reader(made, pieces, target), schema)
+    with this_python(spark):
+        return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(_reader(made, pieces, target), schema)
 
 
 def cores(spark: SparkSession) -> int:

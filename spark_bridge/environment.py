@@ -5,6 +5,7 @@ Invariants: each refusal says what to install or set; a version that was not tes
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -13,6 +14,8 @@ import site
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 from tailrace.errors import NotSupportedError
 
@@ -81,3 +84,30 @@ def import_paths() -> list[str]:
         if os.path.realpath(path) not in own and path not in found:
             found.append(path)
     return found
+
+
+@contextlib.contextmanager
+def this_python(spark: Any) -> Iterator[None]:
+    """What is given to a local session inside runs in this Python, with this process's packages, whichever Python its session starts otherwise.
+
+    Spark notes the Python of a function or a source when it is given one, so the session has its own again afterwards.
+    """
+    from pyspark.errors import PySparkException
+
+    try:
+        context = spark.sparkContext
+    except PySparkException:  # Spark Connect: the server's Python processes are the server's
+        context = None
+    if (
+        context is None or not hasattr(context, "pythonExec") or not str(context.master).startswith("local")
+    ):  # elsewhere, executors have one of their own
+        yield
+        return
+    before = context.pythonExec, context.environment
+    context.pythonExec = sys.executable
+    if paths := [*import_paths(), *filter(None, [before[1].get("PYTHONPATH", "")])]:
+        context.environment = {**before[1], "PYTHONPATH": os.pathsep.join(paths)}
+    try:
+        yield
+    finally:
+        context.pythonExec, context.environment = before

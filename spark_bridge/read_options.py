@@ -35,8 +35,8 @@ KAFKA_OPTIONS = (
     "maxRecordsPerPartition", "includeHeaders", "groupIdPrefix",
 )  # fmt: skip
 STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger")
-_NAMES = {name.lower(): name for name in (*KAFKA_OPTIONS, *OWN_OPTIONS, *STREAM_ONLY)}
-KNOWN_OPTIONS = (*_NAMES, "path")
+NAMES = {name.lower(): name for name in (*KAFKA_OPTIONS, *OWN_OPTIONS, *STREAM_ONLY)}
+KNOWN_OPTIONS = (*NAMES, "path")
 """In lower case. `path` is what `load("topic")` gives."""
 OffsetsByPartition = str | dict[TopicPartition, int]
 
@@ -111,7 +111,7 @@ def check_batch_options(given: Mapping[str, str], options: ReadOptions) -> None:
     for name in given:
         if name.lower() in (stream.lower() for stream in STREAM_ONLY):
             raise InvalidSettingError(
-                f"option {_NAMES[name.lower()]} is for streams (spark.readStream): a batch read takes everything at once"
+                f"option {NAMES[name.lower()]} is for streams (spark.readStream): a batch read takes everything at once"
             )
     for name, bound, wrong, word in (
         ("startingOffsets", options.starting, LATEST, "latest"),
@@ -128,9 +128,11 @@ def check_batch_options(given: Mapping[str, str], options: ReadOptions) -> None:
 
 
 def _hint(name: str) -> str:
-    near = difflib.get_close_matches(name, _NAMES, 1, 0.7)
+    if name == "provider":  # what Spark's catalog adds of its own
+        return "Spark's catalog holds no topic (CREATE TABLE, toTable): CREATE TEMPORARY VIEW ... USING tailrace reads one"
+    near = difflib.get_close_matches(name, NAMES, 1, 0.7)
     if near:
-        return f"did you mean {_NAMES[near[0]]}?"
+        return f"did you mean {NAMES[near[0]]}?"
     of_kafka = (
         "an appliance has no such setting of Kafka's clients; " if name.startswith(("kafka.", "kafkaconsumer.", "fetchoffset.")) else ""
     )

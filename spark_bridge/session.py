@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spark_bridge import spark_home
-from spark_bridge.environment import check_here, find_java, import_paths
+from spark_bridge.environment import check_here, find_java, import_paths, this_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -120,20 +120,8 @@ def register(spark: SparkSession) -> SparkSession:
     from spark_bridge.datasource import TailraceDataSource
 
     check_here()
-    context = getattr(spark, "sparkContext", None)
-    if context is None or not hasattr(context, "pythonExec"):  # Spark Connect: the server's Python processes are the server's
+    with this_python(spark):
         spark.dataSource.register(TailraceDataSource)
-        return spark
-    before = context.pythonExec, dict(context.environment)
-    paths = [*import_paths(), *filter(None, [context.environment.get("PYTHONPATH", "")])]
-    if str(context.master).startswith("local"):  # elsewhere, executors have a Python of their own
-        context.pythonExec = sys.executable
-        if paths:
-            context.environment["PYTHONPATH"] = os.pathsep.join(paths)
-    try:
-        spark.dataSource.register(TailraceDataSource)
-    finally:
-        context.pythonExec, context.environment = before
     return spark
 
 

@@ -135,7 +135,9 @@ def partitions_of(rows: pa.Table, batch: pa.RecordBatch, info: TopicInfo, key_co
         is_given = np.asarray(given.is_valid().to_numpy(zero_copy_only=False))
         wrong = wanted[is_given & ((wanted < 0) | (wanted >= count))]
         if len(wrong):
-            raise InvalidRecordError(f"a row names partition {wrong[0]} of topic {info.name!r}, which has 0 to {count - 1}")
+            raise InvalidRecordError(
+                f"a row names partition {wrong[0]} of topic {info.name!r}, which has 0 to {count - 1}; without the column `partition` the key says it"
+            )
         numbers = np.where(is_given, wanted, numbers)
     return numbers
 

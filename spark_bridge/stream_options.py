@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spark_bridge.planner import ReadOptions, parse_options
+from spark_bridge.read_options import NAMES, ReadOptions, parse_options
 from tailrace.errors import InvalidSettingError
 from tailrace.units import whole_number
 
@@ -44,7 +44,7 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
     for name in given:
         if name.lower().startswith("ending"):
             raise InvalidSettingError(
-                f"option {name} is for batch reads: a stream has no end (a batch read, or Trigger.AvailableNow, has one)"
+                f"option {NAMES.get(name.lower(), name)} is for batch reads: a stream has no end (a batch read, or Trigger.AvailableNow, has one)"
             )
     most, least = _number(options, "maxOffsetsPerTrigger"), _number(options, "minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:

@@ -13,9 +13,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pyarrow as pa
+
 from tailrace.errors import InvalidRequestError, NotSupportedError, StorageError
 from tailrace.exporting import partitioning
 from tailrace.exporting.held_directory import HeldDirectory
+from tailrace.exporting.refusals import refusal
 from tailrace.exporting.state import Commit, ExportState, Step
 
 INSTALL = "format=delta needs the package deltalake: pip install 'tailrace[delta]'"
@@ -78,8 +81,17 @@ class DeltaTarget:
         except OSError:
             raise
         except Exception as error:  # deltalake's errors have no class in common below this one
-            raise StorageError(f"{path}: deltalake refuses the commit: {error}") from error
+            raise refusal(path, "deltalake", error, self._unfit(step.table.schema)) from error
         return Commit(after.number, step.table.num_rows, step.ranges, step.left_out)
+
+    def _unfit(self, schema: pa.Schema) -> pa.Field | None:
+        """The first column whose type Delta has not."""
+        for field in schema:
+            try:
+                self._delta.Schema.from_arrow(pa.schema([field]))
+            except Exception:  # see commit()
+                return field
+        return None
 
     def close(self) -> None:
         """See `Target`."""

@@ -18,6 +18,7 @@ import pyarrow as pa
 from tailrace.errors import InvalidRequestError, NotSupportedError, StorageError
 from tailrace.exporting import partitioning
 from tailrace.exporting.held_directory import HeldDirectory
+from tailrace.exporting.refusals import refusal
 from tailrace.exporting.state import Commit, ExportState, Step
 
 INSTALL = "format=iceberg needs the package pyiceberg with a SQLite catalog: pip install 'tailrace[iceberg]'"
@@ -35,10 +36,12 @@ class IcebergTarget:
         try:
             from pyiceberg.catalog.sql import SqlCatalog
             from pyiceberg.exceptions import NotInstalledError
+            from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException
         except ModuleNotFoundError:
             raise NotSupportedError(INSTALL) from None
         self._catalog_class: Any = SqlCatalog
         self._not_installed: type[Exception] = NotInstalledError
+        self._no_such_type: Any = UnsupportedPyArrowTypeException
         self._held = HeldDirectory(directory)
         self._by = partition_by
         self._catalog: Any = None
@@ -88,7 +91,8 @@ class IcebergTarget:
         except OSError:
             raise
         except Exception as error:  # pyiceberg's errors have no class in common below this one
-            raise StorageError(f"{self._held.path}: pyiceberg refuses the commit: {error}") from error
+            unfit = error.field if isinstance(error, self._no_such_type) else None
+            raise refusal(self._held.path, "pyiceberg", error, unfit) from error
         return Commit(after.number, step.table.num_rows, step.ranges, step.left_out)
 
     def _make(self, rows: pa.Table, said: str, snapshot: dict[str, str]) -> None:

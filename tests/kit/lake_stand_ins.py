@@ -84,6 +84,14 @@ def deltalake() -> dict[str, ModuleType]:
         def to_pyarrow_table(self) -> pa.Table:
             return pa.concat_tables([commit["data"] for commit in self._commits], promote_options="default")
 
+    class Schema:
+        @classmethod
+        def from_arrow(cls, schema: pa.Schema) -> Schema:
+            for field in schema:
+                if pa.types.is_duration(field.type):
+                    raise Exception("Schema error: Invalid data type for Delta Lake: Duration(us)\n   0: <unknown>\n   1: <unknown>")
+            return cls()
+
     def write_deltalake(
         table_or_uri: str, data: pa.Table, *, partition_by: list[str] | None = None, mode: str = "error", name: str | None = None,
         description: str | None = None, schema_mode: str | None = None, commit_properties: Any = None,
@@ -92,20 +100,26 @@ def deltalake() -> dict[str, ModuleType]:
         assert mode == "append"
         if known and schema_mode != "merge" and known[0]["data"].schema != data.schema:
             raise ValueError("schemas differ")
+        Schema.from_arrow(data.schema)
         pathlib.Path(table_or_uri).mkdir(exist_ok=True)
         (pathlib.Path(table_or_uri) / f"part-{len(known)}.parquet").write_bytes(b"written before the commit")
         txn = [(item.app_id, item.version) for item in commit_properties.app_transactions] if commit_properties is not None else []
         _add(f"{table_or_uri}/_delta_log", {"data": data, "description": description, "partition_by": partition_by, "txn": txn})
 
     module.DeltaTable, module.Transaction, module.CommitProperties = DeltaTable, Transaction, CommitProperties
-    module.write_deltalake = write_deltalake
+    module.write_deltalake, module.Schema = write_deltalake, Schema
     return {"deltalake": module}
 
 
 def pyiceberg() -> dict[str, ModuleType]:
     """The modules, by their names."""
-    names = ("pyiceberg", "pyiceberg.catalog", "pyiceberg.catalog.sql", "pyiceberg.exceptions")
+    names = ("pyiceberg", "pyiceberg.catalog", "pyiceberg.catalog.sql", "pyiceberg.exceptions", "pyiceberg.io", "pyiceberg.io.pyarrow")
     modules: dict[str, Any] = {name: ModuleType(name) for name in names}
+
+    class UnsupportedPyArrowTypeException(Exception):
+        def __init__(self, field: pa.Field, *arguments: Any) -> None:
+            self.field = field
+            super().__init__(*arguments)
 
     class Changes:
         """`update_schema` and `update_spec`."""
@@ -181,8 +195,12 @@ def pyiceberg() -> dict[str, ModuleType]:
             return Table(f"{self._path}/{identifier}")
 
         def create_table_transaction(self, identifier: str, schema: pa.Schema) -> Transaction:
+            for field in schema:
+                if pa.types.is_duration(field.type):
+                    raise UnsupportedPyArrowTypeException(field, f"Column '{field.name}' has an unsupported type: {field.type}")
             return Transaction(f"{self._path}/{identifier}")
 
     modules["pyiceberg.catalog.sql"].SqlCatalog = SqlCatalog
+    modules["pyiceberg.io.pyarrow"].UnsupportedPyArrowTypeException = UnsupportedPyArrowTypeException
     modules["pyiceberg.exceptions"].NotInstalledError = type("NotInstalledError", (Exception,), {})
     return modules

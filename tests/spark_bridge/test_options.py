@@ -52,6 +52,7 @@ def test_a_misspelt_option_is_told_which_is_meant(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [({}, "name what to read"), ({"subscribe": "a", "assign": "{}"}, "one of the two"), ({"subscribe": "a", "startingOffsets": "x"}, "startingOffsets"),
+     ({"subscribe": "a", "provider": "tailrace"}, r"catalog holds no topic .*: CREATE TEMPORARY VIEW"),
      ({"subscribe": "a", "startingOfsets": "x"}, "unknown option"), ({"assign": "[1]"}, "JSON object"), ({"assign": "{}"}, "no partitions to assign"),
      ({"assign": '{"t": [true]}'}, "option assign names partitions"), ({"assign": '{"t": []}'}, "option assign names partitions"),
      ({"assign": "t"}, "option assign is not JSON"), ({"subscribePattern": "("}, "subscribePattern is .*no regular expression"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
+import re
 import stat
 import subprocess
 import sys
@@ -112,6 +113,8 @@ assert spark_bridge.session() is spark
 assert (spark.sparkContext.pythonExec, spark.sparkContext.environment) == before
 frame = spark.read.format("tailrace").option("bootstrap", os.environ["ADDRESS"]).option("subscribe", "orders").load()
 print("ROWS", frame.count())
+print("SCANNED", spark_bridge.scan(spark, "orders", os.environ["ADDRESS"]).count())
+assert (spark.sparkContext.pythonExec, spark.sparkContext.environment) == before
 spark.stop()
 """
 OWN_SESSION = """
@@ -124,6 +127,7 @@ with spark_bridge.session(master="local[2]", config={"spark.driver.memory": "700
     assert [os.environ.get(name) for name in names] == before
     frame = spark.read.format("tailrace").option("bootstrap", os.environ["ADDRESS"]).option("subscribe", "orders").load()
     print("ROWS", frame.count())
+    print("SCANNED", spark_bridge.scan(spark, "orders", os.environ["ADDRESS"]).count())
 """
 SUBMITTED = """
 import importlib.util
@@ -181,19 +185,59 @@ def test_without_an_activated_environment_topics_are_read(tmp_path: pathlib.Path
     path.write_text(program)
     # Only this process is told where the packages are, as a notebook's kernel is; Spark's are not.
     start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); exec(compile(open({str(path)!r}).read(), 'notebook', 'exec'))"
-    assert "ROWS 10" in run([sys.executable, "-P", "-c", start], tmp_path, filled)
+    said = run([sys.executable, "-P", "-c", start], tmp_path, filled)
+    assert "ROWS 10" in said
+    assert "SCANNED 10" in said
     left = [name for name in os.listdir(tmp_path) if name.startswith("trspark-")]
     assert left == []
+
+
+def zip_of_the_two_packages(directory: pathlib.Path) -> pathlib.Path:
+    archive = directory / "tailrace.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for package in ("tailrace", "spark_bridge"):
+            for path in sorted((ROOT / package).rglob("*.py")):
+                file.write(path, path.relative_to(ROOT))
+    return archive
+
+
+ONLY_WHAT_IS_NAMED = """
+import importlib
+import sys
+
+class Others:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if path is None and top not in sys.stdlib_module_names and top not in ALLOWED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+archive, *named = sys.argv[1:]
+ALLOWED = {"tailrace", "spark_bridge", "pyspark", "py4j", *(name.replace("pyzmq", "zmq") for name in named)}
+for name in ("pandas", "pyarrow"):  # with what they take themselves
+    importlib.import_module(name)
+sys.meta_path.insert(0, Others())
+sys.path.insert(0, archive)
+import tailrace
+assert tailrace.__file__.startswith(archive)
+for name in ("datasource", "planner", "reader", "sink_entry", "sink_publish", "sink_stage", "stream_reader", "stream_tasks", "arrow_scan"):
+    importlib.import_module(f"spark_bridge.{name}")
+from tailrace import Admin, Consumer, Producer
+"""
+
+
+def test_the_packages_that_the_page_names_are_enough_for_the_zip(tmp_path: pathlib.Path) -> None:
+    page = (ROOT / "docs/spark.md").read_text()
+    (named,) = re.findall(r"The Python of the driver and of the executors needs ([^(]*) \(`pip install` them\)", page)
+    command = [sys.executable, "-P", "-c", ONLY_WHAT_IS_NAMED, str(zip_of_the_two_packages(tmp_path)), *re.split(r", | and ", named)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr[-2_000:]
 
 
 def test_spark_submit_with_a_zip_of_the_two_packages(tmp_path: pathlib.Path, filled: EmbeddedAppliance) -> None:
     import pyspark
 
-    archive = tmp_path / "tailrace.zip"
-    with zipfile.ZipFile(archive, "w") as file:
-        for package in ("tailrace", "spark_bridge"):
-            for path in sorted((ROOT / package).rglob("*.py")):
-                file.write(path, path.relative_to(ROOT))
+    archive = zip_of_the_two_packages(tmp_path)
     job = tmp_path / "job.py"
     job.write_text(SUBMITTED)
     submit = str(pathlib.Path(pyspark.__file__).parent / "bin" / "spark-submit")

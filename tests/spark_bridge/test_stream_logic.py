@@ -66,7 +66,7 @@ def test_limits_are_read_with_their_units() -> None:
      ({"maxOffsetsPerTrigger": "0"}, "from 1 on"), ({"failOnDataLoss": "maybe"}, "takes true or false"),
      ({"maxTriggerDelay": "soon"}, "option maxTriggerDelay is 'soon'.*15m"), ({"maxBytesPerTrigger": "big"}, "option maxBytesPerTrigger.*64MiB"),
      ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "minOffsetsPerTrigger is 9 and maxOffsetsPerTrigger 8"),
-     ({"endingOffsets": "latest"}, "option endingOffsets is for batch reads")],
+     ({"endingoffsets": "latest"}, "option endingOffsets is for batch reads")],
 )  # fmt: skip
 def test_wrong_options_are_refused_by_name(options: dict[str, str], sentence: str) -> None:
     with pytest.raises(InvalidSettingError, match=sentence):

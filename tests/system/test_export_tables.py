@@ -1,11 +1,12 @@
 """Exports to Delta and Iceberg tables: rows and offsets in one commit of the table.
 
-With the packages where they are installed, else with stand-ins that have the same calls (`tests/kit/lake_stand_ins.py`): those prove what is called when, not
-what the packages make of it.
+With the packages where they are installed (`pip install '.[delta,iceberg]'` beside pytest), else with stand-ins that have the same calls
+(`tests/kit/lake_stand_ins.py`): those prove what is called when, not what the packages make of it.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import pathlib
 import sys
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from tailrace import Admin, NewTopic, Producer
-from tailrace.errors import InvalidRequestError, StorageError
+from tailrace.errors import InvalidRequestError, NotSupportedError, StorageError
 from tailrace.exporting.export import Export
 from tailrace.private_appliance import EmbeddedAppliance
 from tests.kit import lake_stand_ins
@@ -30,6 +31,27 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         for name, module in modules.items():
             monkeypatch.setitem(sys.modules, name, module)
     return str(request.param)
+
+
+def end_at_the_commit(form: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next commit is the last thing that the export does: before it is made, or behind it."""
+    if not IS_INSTALLED[form]:
+        lake_stand_ins.fail_at = where
+        return
+    holder, name = (sys.modules["deltalake"], "write_deltalake") if form == "delta" else (sql_catalog(), "commit_table")
+    real = getattr(holder, name)
+
+    def end(*arguments: Any, **named: Any) -> None:
+        monkeypatch.setattr(holder, name, real)
+        if where == "behind":
+            real(*arguments, **named)
+        raise lake_stand_ins.Interrupted
+
+    monkeypatch.setattr(holder, name, end)
+
+
+def sql_catalog() -> Any:
+    return importlib.import_module("pyiceberg.catalog.sql").SqlCatalog
 
 
 @pytest.fixture
@@ -53,9 +75,7 @@ def run(appliance: EmbeddedAppliance, topic: str, directory: pathlib.Path, form:
 def table(directory: pathlib.Path, form: str) -> pa.Table:
     if form == "delta":
         return sys.modules["deltalake"].DeltaTable(str(directory)).to_pyarrow_table()
-    catalog = sys.modules["pyiceberg.catalog.sql"].SqlCatalog(
-        "tailrace", uri=f"sqlite:///{directory}/catalog.db", warehouse=f"file://{directory}"
-    )
+    catalog = sql_catalog()("tailrace", uri=f"sqlite:///{directory}/catalog.db", warehouse=f"file://{directory}")
     return catalog.load_table("tailrace.export").scan().to_arrow()
 
 
@@ -83,13 +103,11 @@ def test_every_record_is_in_the_table_once_and_a_second_run_brings_what_came_sin
 
 @pytest.mark.parametrize("where", ["before", "behind"])
 def test_an_end_at_the_commit_leaves_all_of_it_or_nothing(
-    appliance: EmbeddedAppliance, tmp_path: pathlib.Path, orders: str, form: str, where: str
+    appliance: EmbeddedAppliance, tmp_path: pathlib.Path, orders: str, form: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if IS_INSTALLED[form]:
-        pytest.skip("the stand-in alone can be ended there")
     run(appliance, orders, tmp_path, form, rows_max=40)
     send(appliance, orders, range(40, 60))
-    lake_stand_ins.fail_at = where
+    end_at_the_commit(form, where, monkeypatch)
     with pytest.raises(lake_stand_ins.Interrupted):
         run(appliance, orders, tmp_path, form, rows_max=10)
     assert len(values(tmp_path, form)) == (40 if where == "before" else 50)
@@ -98,11 +116,9 @@ def test_an_end_at_the_commit_leaves_all_of_it_or_nothing(
 
 
 def test_the_first_commit_makes_the_table_so_that_nothing_is_there_before(
-    appliance: EmbeddedAppliance, tmp_path: pathlib.Path, orders: str, form: str
+    appliance: EmbeddedAppliance, tmp_path: pathlib.Path, orders: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if IS_INSTALLED[form]:
-        pytest.skip("the stand-in alone can be ended there")
-    lake_stand_ins.fail_at = "before"
+    end_at_the_commit(form, "before", monkeypatch)
     with pytest.raises(lake_stand_ins.Interrupted):
         run(appliance, orders, tmp_path, form)
     assert run(appliance, orders, tmp_path, form, partition_by="date") == 40
@@ -143,12 +159,28 @@ def test_commits_of_others_to_a_delta_table_do_not_hide_how_far_it_is(
 def test_what_the_package_refuses_is_said_with_the_directory(
     appliance: EmbeddedAppliance, tmp_path: pathlib.Path, orders: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if IS_INSTALLED[form]:
-        pytest.skip("of the stand-in")
-
     def refuse(*_arguments: Any, **_named: Any) -> None:
         raise ValueError("no such type")
 
-    monkeypatch.setattr(lake_stand_ins, "_add", refuse)
+    if not IS_INSTALLED[form]:
+        monkeypatch.setattr(lake_stand_ins, "_add", refuse)
+    elif form == "delta":
+        monkeypatch.setattr(sys.modules["deltalake"], "write_deltalake", refuse)
+    else:
+        monkeypatch.setattr(sql_catalog(), "commit_table", refuse)
     with pytest.raises(StorageError, match=f"{tmp_path}: (deltalake|pyiceberg) refuses the commit: no such type"):
         run(appliance, orders, tmp_path, form)
+
+
+def test_a_column_that_the_format_has_no_type_for_is_named_and_no_disk_is_suspected(
+    appliance: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str, form: str
+) -> None:
+    rows = pa.table({"id": pa.array([1]), "took": pa.array([5], pa.duration("us"))})
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics([NewTopic(topic, 1, schema=rows.schema)])
+        producer.send_arrow(topic, rows).result(60)
+    said = r"has no type for column 'took', which is duration\[us\]: name the other columns \(--columns\), or export to format parquet"
+    with pytest.raises(NotSupportedError, match=said) as error:
+        run(appliance, topic, tmp_path, form)
+    assert "\n" not in str(error.value)
+    assert run(appliance, topic, tmp_path, form, columns=("id", "_offset")) == 1
