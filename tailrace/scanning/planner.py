@@ -97,7 +97,7 @@ def plan(
 ) -> ScanPlan:
     """What to read of a topic, or of a directory. Raises TailraceError."""
     if not directories.is_directory(source):
-        if not isinstance(source, str) or not source:
+        if not isinstance(source, str) or not source or not source.isprintable():
             raise InvalidRequestError(f"scan takes the name of a topic, or DATA_DIR/topic, not {source!r:.100}")
         return _of_appliance(source, bootstrap or DEFAULT_BOOTSTRAP, columns, start, end, settings, with_lease=with_lease)
     path = os.path.abspath(os.fspath(source))
