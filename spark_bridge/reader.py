@@ -18,7 +18,7 @@ from tailrace.admin import Admin
 from tailrace.client_log import logger
 from tailrace.errors import CorruptBatchError, OffsetOutOfRangeError, UnknownTopicError
 from tailrace.offset_lookup import check_offsets_answer
-from tailrace.scanning.columns import LOG_COLUMNS, Column, Origin
+from tailrace.scanning.columns import Origin, with_origin
 from tailrace.scanning.lease import Lease
 from tailrace.scanning.planner import PartitionRange, ScanPlan
 from tailrace.scanning.reader import read
@@ -81,7 +81,7 @@ def _checked(made: ScanPlan, r: PartitionRange) -> Iterator[pa.RecordBatch]:
 
 def _what_is_left(made: ScanPlan, r: PartitionRange, lost: _Lost) -> Iterator[pa.RecordBatch]:
     """The range, without what is deleted while it is read."""
-    columns, number = _with_offset(made.columns)
+    columns, number = with_origin(made.columns, Origin.OFFSET)
     position = r.start
     while position < r.end:
         try:
@@ -100,14 +100,6 @@ def _what_is_left(made: ScanPlan, r: PartitionRange, lost: _Lost) -> Iterator[pa
             logger.warning("spark_read_lost %s", error.detail)
             lost.add(position, r.end)
             return
-
-
-def _with_offset(columns: tuple[Column, ...]) -> tuple[tuple[Column, ...], int]:
-    """The columns with one that says the offset, and which that is: the last, where it is added."""
-    for number, column in enumerate(columns):
-        if column.origin is Origin.OFFSET:
-            return columns, number
-    return (*columns, next(column for column in LOG_COLUMNS if column.origin is Origin.OFFSET)), len(columns)
 
 
 def _beginning(made: ScanPlan, r: PartitionRange) -> int:
