@@ -93,6 +93,8 @@ class Export:
             survey = self._source.survey(with_sealed=self.settings.follow)
             self._check_columns(survey)
             state = self._opened(survey)
+            if self.settings.follow:
+                self._source.look_briefly()
             overtaken = away = 0
             while not stop.is_set():
                 try:
