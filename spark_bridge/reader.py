@@ -17,7 +17,7 @@ from spark_bridge.planner import ReadTask, kafka_schema
 from tailrace.admin import Admin
 from tailrace.client_log import logger
 from tailrace.errors import CorruptBatchError, OffsetOutOfRangeError, UnknownTopicError
-from tailrace.offset_lookup import check_offsets_answer
+from tailrace.offset_lookup import ready_offsets
 from tailrace.scanning.columns import Origin, with_origin
 from tailrace.scanning.lease import Lease
 from tailrace.scanning.planner import PartitionRange, ScanPlan
@@ -108,7 +108,7 @@ def _beginning(made: ScanPlan, r: PartitionRange) -> int:
         try:
             if admin.topic_info([r.topic])[r.topic].topic_id != r.topic_id:
                 return r.end
-            return int(check_offsets_answer(admin.offsets({r.key: "earliest"})[r.key])["beginning"])
+            return int(ready_offsets(admin.offsets, [r.key], "earliest", made.settings.request_timeout_ms)[r.key]["beginning"])
         except UnknownTopicError as error:
             logger.warning("spark_read_lost %s", error.detail)
             return r.end

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tailrace.admin import Admin
 from tailrace.errors import NotReachableError, RequestTimeoutError, UnknownTopicError
-from tailrace.offset_lookup import check_offsets_answer
+from tailrace.offset_lookup import ready_offsets
 from tailrace.records import TopicPartition
 from tailrace.scanning.options import Bounds, ScanSettings
 from tailrace.scanning.planner import PartitionRange as Range
@@ -81,7 +81,7 @@ class TopicSource:
         info = _topic_info(admin, self.topic)
         self._connect_ms = self._connect_ms if self._looks_briefly else None
         keys = [TopicPartition(self.topic, number) for number in range(len(info.partitions))]
-        found = {key.partition: check_offsets_answer(item) for key, item in admin.offsets(dict.fromkeys(keys, "latest")).items()}
+        found = {key.partition: item for key, item in ready_offsets(admin.offsets, keys, "latest", self._patience_ms).items()}
         sealed: dict[int, int] = {}
         directories = own_directories(admin) if with_sealed else []
         for number, item in found.items():

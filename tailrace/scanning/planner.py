@@ -24,7 +24,7 @@ from tailrace.errors import (
     StorageError,
     UnknownTopicError,
 )
-from tailrace.offset_lookup import check_offsets_answer
+from tailrace.offset_lookup import ready_offsets
 from tailrace.records import TopicPartition
 from tailrace.scanning import directories, lease
 from tailrace.scanning.columns import Column, arrow_schema, chosen_columns, united
@@ -243,7 +243,7 @@ def _ranges(admin: Admin, info: TopicInfo, start: Bounds, end: Bounds, settings:
     for bounds in (start, end):
         bounds.check_partitions(info.name, numbers)
     times = {(bounds.name, key): bound for bounds in (start, end) for key in keys if isinstance(bound := bounds.of(key), AtTime)}
-    found = {key: check_offsets_answer(item) for key, item in admin.offsets(dict.fromkeys(keys, "latest")).items()}
+    found = ready_offsets(admin.offsets, keys, "latest", settings.request_timeout_ms)
     at_times = _offsets_at(admin, times, settings) if times else {}
     result = []
     for key in keys:
