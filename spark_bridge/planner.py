@@ -28,7 +28,7 @@ from spark_bridge.topic_columns import columns_of, kafka_schema, load_topics
 from tailrace.admin import Admin
 from tailrace.client_log import logger
 from tailrace.errors import InvalidSettingError, OffsetOutOfRangeError, PartitionOutOfRangeError
-from tailrace.offset_lookup import check_offsets_answer
+from tailrace.offset_lookup import ready_offsets
 from tailrace.records import TopicPartition
 from tailrace.scanning import lease as leases
 from tailrace.scanning.options import AtTime, ScanSettings
@@ -59,10 +59,8 @@ class ReadTask:
 def plan(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo]) -> list[PartitionRange]:
     """The ranges to read, without empty ones. Raises InvalidSettingError for offsets outside the log, PartitionOutOfRangeError."""
     keys = [TopicPartition(topic, partition) for topic, info in infos.items() for partition in _partitions(options, info)]
-    held = {}
-    for key, answer in (admin.offsets(dict.fromkeys(keys, "latest")) if keys else {}).items():
-        found = check_offsets_answer(answer)
-        held[key] = found["beginning"], found["end"]
+    known = ready_offsets(admin.offsets, keys, "latest", options.request_timeout_ms)
+    held = {key: (found["beginning"], found["end"]) for key, found in known.items()}
     starts, ends = (_bounds(admin, options, held, which) for which in ("start", "end"))
     return [
         PartitionRange(key.topic, infos[key.topic].topic_id, key.partition, starts[key], ends[key])

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tailrace.errors import InvalidSettingError
-from tailrace.records import TopicPartition
+from tailrace.records import TIMESTAMP_MAX_MS, TopicPartition
 from tailrace.settings import DEFAULT_BOOTSTRAP, ConsumerSettings, build
 from tailrace.units import whole_number
 
@@ -38,6 +39,8 @@ STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"
 NAMES = {name.lower(): name for name in (*KAFKA_OPTIONS, *OWN_OPTIONS, *STREAM_ONLY)}
 KNOWN_OPTIONS = (*NAMES, "path")
 """In lower case. `path` is what `load("topic")` gives."""
+_NUMBER = re.compile("[0-9]{1,9}")
+_WRONG_JSON = (AttributeError, ValueError, TypeError, RecursionError)
 OffsetsByPartition = str | dict[TopicPartition, int]
 
 
@@ -181,19 +184,19 @@ def _assigned(text: str) -> dict[str, list[int] | None]:
 def _json_object(name: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidSettingError(f"option {name} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise InvalidSettingError(f"option {name} must be a JSON object")
     return value
 
 
-def _by_partition(text: str, least: int) -> dict[TopicPartition, int]:
-    """JSON {topic: {partition: number}}. Raises ValueError."""
+def _by_partition(text: str, least: int, most: float = math.inf) -> dict[TopicPartition, int]:
+    """JSON {topic: {partition: number}}. Raises ValueError, and AttributeError, TypeError or RecursionError for other JSON."""
     found = {}
     for topic, partitions in json.loads(text).items():
         for partition, number in partitions.items():
-            if type(number) is not int or number < least:
+            if type(number) is not int or not least <= number <= most or not _NUMBER.fullmatch(partition):
                 raise ValueError
             found[TopicPartition(topic, int(partition))] = number
     return found
@@ -204,9 +207,9 @@ def _offsets_option(name: str, text: str) -> OffsetsByPartition:
         return text.strip().lower()
     try:
         return _by_partition(text, EARLIEST)
-    except (json.JSONDecodeError, AttributeError, ValueError, TypeError):
+    except _WRONG_JSON:
         raise InvalidSettingError(
-            f'option {name} is {text!r}; it takes "earliest", "latest" or JSON such as {{"topic": {{"0": 23, "1": -2}}}}'
+            f'option {name} is {text!r:.300}; it takes "earliest", "latest" or JSON such as {{"topic": {{"0": 23, "1": -2}}}}'
         ) from None
 
 
@@ -214,18 +217,18 @@ def _times(options: Mapping[str, str], one: str, each: str) -> int | dict[TopicP
     """A time of all partitions, which comes first, or of each; ms since 1970."""
     if (text := options.get(one.lower())) is not None:
         try:
-            if (stamp := int(text)) >= 0:
+            if 0 <= (stamp := int(text)) <= TIMESTAMP_MAX_MS:
                 return stamp
         except ValueError:
             pass
-        raise InvalidSettingError(f"option {one} is {text!r}; it takes a time in ms since 1970")
+        raise InvalidSettingError(f"option {one} is {text!r:.300}; it takes a time in ms since 1970")
     if (text := options.get(each.lower())) is None:
         return None
     try:
-        return _by_partition(text, 0)
-    except (json.JSONDecodeError, AttributeError, ValueError, TypeError):
+        return _by_partition(text, 0, TIMESTAMP_MAX_MS)
+    except _WRONG_JSON:
         raise InvalidSettingError(
-            f'option {each} is {text!r}; it takes times in ms since 1970 as JSON, such as {{"topic": {{"0": 1000, "1": 2000}}}}'
+            f'option {each} is {text!r:.300}; it takes times in ms since 1970 as JSON, such as {{"topic": {{"0": 1000, "1": 2000}}}}'
         ) from None
 
 

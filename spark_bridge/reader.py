@@ -17,8 +17,8 @@ from spark_bridge.planner import ReadTask, kafka_schema
 from tailrace.admin import Admin
 from tailrace.client_log import logger
 from tailrace.errors import CorruptBatchError, OffsetOutOfRangeError, UnknownTopicError
-from tailrace.offset_lookup import check_offsets_answer
-from tailrace.scanning.columns import LOG_COLUMNS, Column, Origin
+from tailrace.offset_lookup import ready_offsets
+from tailrace.scanning.columns import Origin, with_origin
 from tailrace.scanning.lease import Lease
 from tailrace.scanning.planner import PartitionRange, ScanPlan
 from tailrace.scanning.reader import read
@@ -81,7 +81,7 @@ def _checked(made: ScanPlan, r: PartitionRange) -> Iterator[pa.RecordBatch]:
 
 def _what_is_left(made: ScanPlan, r: PartitionRange, lost: _Lost) -> Iterator[pa.RecordBatch]:
     """The range, without what is deleted while it is read."""
-    columns, number = _with_offset(made.columns)
+    columns, number = with_origin(made.columns, Origin.OFFSET)
     position = r.start
     while position < r.end:
         try:
@@ -102,21 +102,13 @@ def _what_is_left(made: ScanPlan, r: PartitionRange, lost: _Lost) -> Iterator[pa
             return
 
 
-def _with_offset(columns: tuple[Column, ...]) -> tuple[tuple[Column, ...], int]:
-    """The columns with one that says the offset, and which that is: the last, where it is added."""
-    for number, column in enumerate(columns):
-        if column.origin is Origin.OFFSET:
-            return columns, number
-    return (*columns, next(column for column in LOG_COLUMNS if column.origin is Origin.OFFSET)), len(columns)
-
-
 def _beginning(made: ScanPlan, r: PartitionRange) -> int:
     """Where the partition begins now; the range's end, when its topic is another one."""
     with Admin(made.bootstrap, client_id=made.settings.client_id, request_timeout_ms=made.settings.request_timeout_ms) as admin:
         try:
             if admin.topic_info([r.topic])[r.topic].topic_id != r.topic_id:
                 return r.end
-            return int(check_offsets_answer(admin.offsets({r.key: "earliest"})[r.key])["beginning"])
+            return int(ready_offsets(admin.offsets, [r.key], "earliest", made.settings.request_timeout_ms)[r.key]["beginning"])
         except UnknownTopicError as error:
             logger.warning("spark_read_lost %s", error.detail)
             return r.end

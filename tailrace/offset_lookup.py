@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tailrace.errors import InvalidRequestError, error_for
+from tailrace.errors import InvalidRequestError, RequestTimeoutError, error_for
 from tailrace.protocol.errors import ErrorCode, code_of
 from tailrace.protocol.wire import Api
 from tailrace.records import TopicPartition
 
 OFFSETS_AT_ONCE = 1_024
+ASK_AGAIN_S = 0.05
 Call = Callable[[Api, dict[str, Any]], dict[str, Any]]
 """A request and its answer, both JSON."""
 At = str | int | dict[str, int]
@@ -26,6 +28,30 @@ def list_offsets(call: Call, wanted: Iterable[tuple[TopicPartition, At]]) -> dic
         answer = call(Api.LIST_OFFSETS, {"partitions": items[start : start + OFFSETS_AT_ONCE]})
         found.update((TopicPartition(item["topic"], item["partition"]), item) for item in answer["offsets"])
     return found
+
+
+def ready_offsets(
+    ask: Callable[[Mapping[TopicPartition, str]], dict[TopicPartition, dict[str, Any]]],
+    keys: Iterable[TopicPartition],
+    at: str,
+    timeout_ms: int,
+) -> dict[TopicPartition, dict[str, Any]]:
+    """What `ask` (`Admin.offsets`) says of each partition, all of them offsets. One that is being opened, as all are for a moment after the appliance's
+    start, is asked for again. Raises what an entry says, RequestTimeoutError when one is not open after `timeout_ms`.
+    """
+    by_s = time.monotonic() + timeout_ms / 1000
+    found: dict[TopicPartition, dict[str, Any]] = {key: {} for key in keys}
+    missing = list(found)
+    while missing:
+        found.update(ask(dict.fromkeys(missing, at)))
+        missing = [key for key in missing if code_of(found[key]["code"]) is ErrorCode.NOT_READY]
+        if missing and time.monotonic() >= by_s:
+            raise RequestTimeoutError(
+                f"{missing[0].topic}-{missing[0].partition} is being opened by the appliance, for {timeout_ms} ms now"
+            )
+        if missing:
+            time.sleep(ASK_AGAIN_S)
+    return {key: check_offsets_answer(item) for key, item in found.items()}
 
 
 def offset_in(item: dict[str, Any]) -> int:

@@ -72,11 +72,15 @@ def _answer(database: Any, duckdb: Any, tables: dict[str, Any], query: str, boot
             named, qualified = (set(database.get_table_names(query, qualified=full)) for full in (False, True))
         except duckdb.ParserException as error:
             raise click.ClickException(_sentence(error) + _quoting_hint(error, query, topics)) from None
+        called: dict[str, str] = {}
         for name in sorted(named):
             topic = _topic_called(name, topics)
             if topic is None and (dotted := [q for q in qualified if q.endswith(f".{name}") and q in topics]):
                 raise click.ClickException(f'topic {dotted[0]!r} is a name with a dot: write "{dotted[0]}" in double quotes')
             if topic is not None:
+                other = called.setdefault(name.lower(), topic)
+                if other != topic:
+                    raise click.ClickException(f"topics {other!r} and {topic!r} are one table to SQL: ask each in a query of its own")
                 tables[name] = _table(admin.topic_info([topic])[topic], query, bootstrap)
                 database.register(name, tables[name])
     try:
@@ -91,8 +95,10 @@ def _answer(database: Any, duckdb: Any, tables: dict[str, Any], query: str, boot
 
 def _rows(reader: Any) -> Iterator[list[list[Any]]]:
     """Rows in pieces."""
+    from appliance.cli.sql_values import python_values
+
     for batch in reader:
-        columns = [column.to_pylist() for column in batch.columns]
+        columns = [python_values(name, column) for name, column in zip(batch.schema.names, batch.columns, strict=True)]
         yield [list(row) for row in zip(*columns, strict=True)]
 
 

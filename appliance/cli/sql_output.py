@@ -20,10 +20,11 @@ MARGIN = "  "
 def write_json(columns: Sequence[str], pieces: Pieces) -> None:
     """One array of objects, a row a line."""
     out = sys.stdout.buffer
+    names = _each_once(columns)
     separator = b"[\n"
     for rows in pieces:
         for row in rows:
-            out.write(separator + orjson.dumps(dict(zip(columns, row, strict=True)), default=_plain))
+            out.write(separator + orjson.dumps(dict(zip(names, row, strict=True)), default=_plain))
             separator = b",\n"
     out.write(b"\n]\n" if separator == b",\n" else b"[]\n")
 
@@ -32,8 +33,21 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return text_of(value)
     if isinstance(value, decimal.Decimal):
-        return float(value) if value % 1 or abs(value) >= 1 << 63 else int(value)
+        is_whole = value == value.to_integral_value()  # which any precision allows, as % does not
+        return int(value) if is_whole and abs(value) < 1 << 63 else float(value)
     return str(value)
+
+
+def _each_once(names: Sequence[str]) -> list[str]:
+    """Names for an object's keys: `a, a` as `a, a_1`, as DuckDB itself calls them where it must."""
+    found: list[str] = []
+    for name in names:
+        new, number = name, 0
+        while new in found or (number and new in names):
+            number += 1
+            new = f"{name}_{number}"
+        found.append(new)
+    return found
 
 
 def write_table(columns: Sequence[str], pieces: Pieces) -> None:

@@ -65,6 +65,7 @@ class DeltaTarget:
 
     def commit(self, step: Step, after: ExportState) -> Commit:
         """See `Target`."""
+        self._held.check_held()
         if self._by:
             partitioning.check_count(self._by, len(step.table.column(partitioning.column_name(self._by)).unique()))
         path = self._held.path

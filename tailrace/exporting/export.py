@@ -36,7 +36,7 @@ from tailrace.exporting import partitioning, steps
 from tailrace.exporting.settings import ExportSettings, build_settings
 from tailrace.exporting.source import CLIENT_ID, Survey, TopicSource
 from tailrace.exporting.state import Commit, ExportState, LeftOut, Step, Target
-from tailrace.scanning.columns import KAFKA_COLUMNS
+from tailrace.scanning.columns import KAFKA_COLUMNS, Origin, with_origin
 from tailrace.scanning.lease import Lease
 from tailrace.scanning.options import ScanSettings
 from tailrace.scanning.planner import PartitionRange, ScanPlan
@@ -47,8 +47,7 @@ LOOK_S = 0.5
 """How often a continuous export asks what is new."""
 ATTEMPTS = 3
 """Of a round that retention overtakes, or that finds the appliance away."""
-OFFSET_COLUMN = "_offset"
-LOG_COLUMNS = ("_partition", OFFSET_COLUMN, partitioning.TIME_COLUMN)
+LOG_COLUMNS = ("_partition", "_offset", "_timestamp")
 
 
 def open_target(directory: str, settings: ExportSettings) -> Target:
@@ -94,6 +93,8 @@ class Export:
             survey = self._source.survey(with_sealed=self.settings.follow)
             self._check_columns(survey)
             state = self._opened(survey)
+            if self.settings.follow:
+                self._source.look_briefly()
             overtaken = away = 0
             while not stop.is_set():
                 try:
@@ -142,10 +143,9 @@ class Export:
         return [*own, *(name for name in LOG_COLUMNS if name not in own)]
 
     def _columns(self, names: list[str]) -> list[str]:
-        """Names of the columns that are read, to write these."""
+        """Names of the columns that are read, to write these: the first of them."""
         by = self.settings.partition_by
-        needed = [OFFSET_COLUMN, *([partitioning.source_column(by)] if by else [])]
-        return [*names, *(name for name in dict.fromkeys(needed) if name not in names)]
+        return [*names, by] if by and by not in (*partitioning.BY_TIME, *names) else names
 
     def _check_columns(self, survey: Survey) -> None:
         """Before anything is written. Raises InvalidSettingError."""
@@ -233,6 +233,7 @@ class Export:
 
     def _read(self, made: ScanPlan, chosen: steps.Ranges, lease: Lease, wanted: list[str]) -> tuple[Step, TailraceError | None]:
         """The rows of these ranges, or of the first of them as far as `commit_bytes` go, or as what cannot be read allows; then that is said, too."""
+        made, offset_at, by_at = self._with_needed(made)
         by_partition = {r.partition: r for r in made.ranges}
         batches: list[pa.RecordBatch] = []
         done: list[tuple[int, int, int]] = []
@@ -243,7 +244,7 @@ class Export:
                 for batch in read(_part(made, by_partition[partition], start, end)):
                     lease.renew_when_due()
                     batches.append(batch)
-                    position = batch.column(batch.schema.get_field_index(OFFSET_COLUMN))[-1].as_py() + 1
+                    position = batch.column(offset_at)[-1].as_py() + 1
                     taken += batch.nbytes
                     if taken >= self.settings.commit_bytes:
                         break
@@ -262,11 +263,19 @@ class Export:
             if item.start < reached.get(item.partition, 0)
         )
         table = pa.Table.from_batches(batches, made.schema)
-        made_for = partitioning.made_column(table, by) if (by := self.settings.partition_by) else None
-        table = table.select([name for name in made.schema.names if name in wanted])
-        if by and made_for is not None:
-            table = table.append_column(partitioning.column_name(by), made_for)
-        return Step(table, tuple(done), left_out), failure
+        written = table.select(range(len(wanted)))
+        if by := self.settings.partition_by:
+            written = written.append_column(partitioning.column_name(by), partitioning.made_column(table.column(by_at), by))
+        return Step(written, tuple(done), left_out), failure
+
+    def _with_needed(self, made: ScanPlan) -> tuple[ScanPlan, int, int]:
+        """The plan with what must be known of each row, and the numbers of the columns that say its offset, and what it is partitioned by (-1: by nothing)."""
+        by = self.settings.partition_by
+        columns, offset_at = with_origin(made.columns, Origin.OFFSET)
+        by_at = made.schema.get_field_index(by) if by else -1
+        if by in partitioning.BY_TIME:
+            columns, by_at = with_origin(columns, Origin.TIME)
+        return replace(made, columns=columns), offset_at, by_at
 
     def _on_damage(self, error: CorruptBatchError) -> None:
         if error.key is not None and error.first_offset is not None and error.next_offset is not None:

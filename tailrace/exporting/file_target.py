@@ -17,9 +17,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.errors import InvalidRequestError
+from tailrace.client_log import logger
+from tailrace.errors import InvalidRequestError, StorageError
 from tailrace.exporting.held_directory import HeldDirectory
-from tailrace.exporting.manifest import TEMPORARY, Commits, sync
+from tailrace.exporting.manifest import COMMITS, TEMPORARY, Commits, sync
 from tailrace.exporting.partitioning import divided
 from tailrace.exporting.state import Commit, ExportState, Step
 
@@ -69,12 +70,15 @@ class FileTarget:
     def commit(self, step: Step, after: ExportState) -> Commit:
         """See `Target`."""
         written: list[dict[str, Any]] = []
+        self._held.check_held()
         try:
             for number, (directory, rows) in enumerate(divided(step.table, self._by) if step.table.num_rows else []):
                 name = f"{directory}/" if directory else ""
                 name += f"part-{after.number:012d}-{number:04d}.{self._form}"
+                self._check_free(name)
                 written.append({"path": name, "rows": rows.num_rows, "bytes": self._write(rows, name)})
             sync(self._pending)
+            self._held.check_held()
             more = {"ranges": step.ranges, "left_out": [list(item) for item in step.left_out]}
             self._commits.add(after, written, more)
         except OSError:
@@ -99,8 +103,17 @@ class FileTarget:
         """Whether nothing is there but what a first run leaves that was killed before it began."""
         return self._held.is_empty(but="_tailrace")
 
+    def _check_free(self, name: str) -> None:
+        """That the file is not in its place: then there was a commit of this number, and its rows are there. Raises StorageError."""
+        if os.path.lexists(f"{self._path}/{name}"):
+            raise StorageError(
+                f"{self._path}/{name} is there, and no commit names it: {COMMITS} was put back to an earlier state, perhaps, and rows would be there twice. "
+                "Export to another directory"
+            )
+
     def _temporary(self, name: str) -> str:
-        return f"{self._pending}/{name.replace('/', '%2F')[-200:]}{TEMPORARY}"
+        cut = name.replace("/", "%2F").encode()[-200:].decode(errors="ignore")
+        return f"{self._pending}/{cut}{TEMPORARY}"
 
     def _write(self, rows: pa.Table, name: str) -> int:
         """Durable bytes under the temporary name; returns how many. Raises OSError with the path."""
@@ -132,12 +145,14 @@ class FileTarget:
             sync(directory)
 
     def _forget_pending(self) -> None:
-        """Give the room back, where that goes: the next `open` does it otherwise."""
-        for name in os.listdir(self._pending):
-            try:
+        """Give the room back, where that goes: the next `open` does it otherwise. What lies under the path of another's directory is not ours."""
+        if not self._held.is_held():
+            return
+        try:
+            for name in os.listdir(self._pending):
                 os.unlink(f"{self._pending}/{name}")
-            except OSError:
-                return
+        except OSError as error:
+            logger.warning("export_pending_left directory=%s reason=%r", self._pending, str(error))
 
 
 def write_rows(sink: Any, rows: pa.Table, form: str, compression: str) -> None:

@@ -9,7 +9,7 @@ import errno
 import fcntl
 import os
 
-from tailrace.errors import InvalidRequestError
+from tailrace.errors import InvalidRequestError, InvalidSettingError
 
 LOCK_FILE = ".tailrace-export.lock"
 MARK = b"tailrace export\n"
@@ -20,8 +20,8 @@ class HeldDirectory:
     """See the module's docstring."""
 
     def __init__(self, path: str) -> None:
-        """`path`: is made, with its parents, when it is missing."""
-        self.path = os.path.abspath(path)
+        """`path`: is made, with its parents, when it is missing. Raises InvalidSettingError."""
+        self.path = os.path.abspath(_checked(path))
         self._fd = -1
 
     def hold(self) -> None:
@@ -39,6 +39,23 @@ class HeldDirectory:
                 ) from None
             raise OSError(error.errno, error.strerror, path) from None
         self._fd = fd
+
+    def is_held(self) -> bool:
+        """Whether what is held lies under its path still. Raises OSError."""
+        held = os.fstat(self._fd)
+        try:
+            here = os.stat(f"{self.path}/{LOCK_FILE}", follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return (here.st_dev, here.st_ino) == (held.st_dev, held.st_ino)
+
+    def check_held(self) -> None:
+        """The same, for commits: they go there by name, and would go into another export that was begun there. Raises InvalidRequestError, OSError."""
+        if not self.is_held():
+            raise InvalidRequestError(
+                f"{self.path} was moved, removed or made anew while it was exported to, or {LOCK_FILE} in it was: nothing more is written. "
+                "Export again, to where the earlier commits are"
+            )
 
     def is_empty(self, but: str = "") -> bool:
         """But for what is hidden, and this name."""
@@ -58,3 +75,13 @@ class HeldDirectory:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _checked(path: object) -> str:
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    try:
+        if isinstance(text, str) and text and "\0" not in text and text.encode():
+            return text
+    except UnicodeEncodeError:
+        pass  # said below: Arrow opens no such files
+    raise InvalidSettingError(f"the directory to export to is {path!r:.300}; it takes a path, whose text is UTF-8")

@@ -74,6 +74,7 @@ class IcebergTarget:
 
     def commit(self, step: Step, after: ExportState) -> Commit:
         """See `Target`."""
+        self._held.check_held()
         if self._by:
             partitioning.check_count(self._by, len(step.table.column(partitioning.column_name(self._by)).unique()))
         said = json.dumps(after.encode())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from tailrace.formats import checked_json
 COMMITS = "_tailrace/commits"
 TEMPORARY = ".tmp"
 VERSION = 1
+_COMMIT_NAME = re.compile(r"([0-9]{20})\.json")
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """Of file systems without hard links."""
 
@@ -104,7 +106,7 @@ class Commits:
 
     def _numbers(self) -> list[int]:
         names = os.listdir(self._path) if os.path.isdir(self._path) else []
-        return [int(stem) for name in names if (stem := name.removesuffix(".json")) != name and stem.isdecimal()]
+        return [int(match[1]) for name in names if (match := _COMMIT_NAME.fullmatch(name))]
 
     def _file(self, number: int) -> str:
         return f"{self._path}/{number:020d}.json"

@@ -16,24 +16,21 @@ import pyarrow.compute as pc
 
 from tailrace.errors import InvalidSettingError
 
-TIME_COLUMN = "_timestamp"
 BY_TIME = {"date": "%Y-%m-%d", "hour": "%Y-%m-%d-%H"}
 VALUES_MAX = 1_000
 """Of one commit: each is a file."""
 TEXT_CHARACTERS = 60
 NAME_BYTES = 150
 """Of a value in a directory's name, which has 255 at most."""
+COLUMN_NAME_BYTES = 100
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+TIMES_US = -62_135_596_800_000_000, 253_402_300_800_000_000
+"""Years 1 to 9999. Others, which are mistaken units mostly, have no date that all readers take (Arrow writes year 294246 as 32102)."""
 
 
 def column_name(by: str) -> str:
     """Of the column that is made."""
     return by if by in BY_TIME else f"by_{by}"
-
-
-def source_column(by: str) -> str:
-    """Of the column that it is made from."""
-    return TIME_COLUMN if by in BY_TIME else by
 
 
 def check(schema: pa.Schema, topic: str, by: str, wanted: list[str]) -> None:
@@ -42,7 +39,14 @@ def check(schema: pa.Schema, topic: str, by: str, wanted: list[str]) -> None:
         raise InvalidSettingError(
             f"topic {topic!r} has a column {column_name(by)!r} of its own, which partition_by={by} would make: leave it out of columns"
         )
-    kind = schema.field(source_column(by)).type
+    if by in BY_TIME:
+        return
+    if not by.isprintable() or any(sign in by for sign in "/=%") or len(by.encode()) > COLUMN_NAME_BYTES:
+        raise InvalidSettingError(
+            f"partition_by={by[:100]!r}: the column's name would be in those of directories; it takes one of at most {COLUMN_NAME_BYTES} bytes "
+            "without /, =, % and control characters"
+        )
+    kind = schema.field(by).type
     can = (
         pa.types.is_string,
         pa.types.is_large_string,
@@ -51,16 +55,18 @@ def check(schema: pa.Schema, topic: str, by: str, wanted: list[str]) -> None:
         pa.types.is_integer,
         pa.types.is_boolean,
     )
-    if by not in BY_TIME and not any(test(kind) for test in (*can, pa.types.is_date, pa.types.is_decimal)):
+    if not any(test(kind) for test in (*can, pa.types.is_date, pa.types.is_decimal)):
         raise InvalidSettingError(
             f"partition_by={by}: column {by!r} of topic {topic!r} is {kind}; it takes text, bytes, whole numbers or dates"
         )
 
 
-def made_column(table: pa.Table, by: str) -> pa.ChunkedArray:
-    """What the rows are told apart by, as text; null where there is none. `table`: with the source column."""
-    column = table.column(source_column(by))
+def made_column(column: pa.ChunkedArray, by: str) -> pa.ChunkedArray:
+    """What the rows are told apart by, as text; null where there is none. `column`: what it is made from, of BY_TIME the rows' times."""
     if by in BY_TIME:
+        first, behind = (pa.scalar(us, column.type) for us in TIMES_US)
+        can_be_said = pc.and_(pc.greater_equal(column, first), pc.less(column, behind))
+        column = pc.if_else(can_be_said, column, pa.scalar(None, column.type))
         column = pc.floor_temporal(column, unit={"date": "day", "hour": "hour"}[by])
     known = pc.dictionary_encode(column).combine_chunks()
     return pa.chunked_array([_texts(known.dictionary, by).take(known.indices)])

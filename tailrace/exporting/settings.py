@@ -49,7 +49,7 @@ class ExportSettings:
                 near = difflib.get_close_matches(str(value), known, 1, 0.5)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise InvalidSettingError(f"{name} is {value!r:.100}; it takes {', '.join(known)}{hint}")
-        if self.since is not None and not isinstance(self.since, dt.datetime):
+        if self.since is not None and (not isinstance(self.since, dt.datetime) or self.since != self.since):  # pandas' NaT equals nothing
             raise InvalidSettingError(f"since is {self.since!r:.100}; it takes a datetime")
         if self.format == "arrow" and self.compression == "snappy":
             raise InvalidSettingError("compression is snappy, which arrow files have not; it takes zstd, lz4 or none")

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tailrace.admin import Admin
 from tailrace.errors import NotReachableError, RequestTimeoutError, UnknownTopicError
-from tailrace.offset_lookup import check_offsets_answer
+from tailrace.offset_lookup import ready_offsets
 from tailrace.records import TopicPartition
 from tailrace.scanning.options import Bounds, ScanSettings
 from tailrace.scanning.planner import PartitionRange as Range
@@ -21,6 +21,8 @@ from tailrace.scanning.planner import ScanPlan, _directory_of, _topic_info, own_
 from tailrace.scanning.segment_files import SegmentFiles, read_partition_file
 
 CLIENT_ID = "tailrace-export"
+LOOK_TIMEOUT_MS, LOOK_CONNECT_MS = 5_000, 2_000
+"""Of a look at a topic that is followed: nobody who ends an export wants to wait for an appliance that is away. One that is slow gets more with each look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class TopicSource:
         """`connect_timeout_ms`: for the first connection."""
         self.topic, self.bootstrap = topic, bootstrap
         self._timeout_ms, self._connect_ms = request_timeout_ms, connect_timeout_ms
+        self._patience_ms = request_timeout_ms
+        self._looks_briefly = False
         self._admin: Admin | None = None
 
     def close(self) -> None:
@@ -50,24 +54,34 @@ class TopicSource:
             self._admin.close()
             self._admin = None
 
+    def look_briefly(self) -> None:
+        """From now on: a look that fails is followed by others."""
+        self.close()
+        self._looks_briefly = True
+        self._patience_ms = min(LOOK_TIMEOUT_MS, self._timeout_ms)
+        self._connect_ms = min(LOOK_CONNECT_MS, self._timeout_ms)
+
     def survey(self, *, with_sealed: bool) -> Survey:
         """Raises UnknownTopicError, NotReachableError, RequestTimeoutError."""
         try:
             return self._survey(with_sealed)
-        except (NotReachableError, RequestTimeoutError):
+        except (NotReachableError, RequestTimeoutError) as error:
             self.close()
+            if self._looks_briefly:  # an answer that does not come in time is looked for longer; what is away is not
+                is_slow = isinstance(error, RequestTimeoutError)
+                self._patience_ms = min(2 * self._patience_ms if is_slow else LOOK_TIMEOUT_MS, self._timeout_ms)
             raise
 
     def _survey(self, with_sealed: bool) -> Survey:
         if self._admin is None:
             self._admin = Admin(
-                self.bootstrap, client_id=CLIENT_ID, request_timeout_ms=self._timeout_ms, connect_timeout_ms=self._connect_ms
+                self.bootstrap, client_id=CLIENT_ID, request_timeout_ms=self._patience_ms, connect_timeout_ms=self._connect_ms
             )
         admin = self._admin
         info = _topic_info(admin, self.topic)
-        self._connect_ms = None
+        self._connect_ms = self._connect_ms if self._looks_briefly else None
         keys = [TopicPartition(self.topic, number) for number in range(len(info.partitions))]
-        found = {key.partition: check_offsets_answer(item) for key, item in admin.offsets(dict.fromkeys(keys, "latest")).items()}
+        found = {key.partition: item for key, item in ready_offsets(admin.offsets, keys, "latest", self._patience_ms).items()}
         sealed: dict[int, int] = {}
         directories = own_directories(admin) if with_sealed else []
         for number, item in found.items():

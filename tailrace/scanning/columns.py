@@ -82,6 +82,16 @@ def chosen_columns(topic: str, schema: pa.Schema, wanted: Any, *, typed: bool) -
     return tuple(known[name] for name in names)
 
 
+def with_origin(columns: tuple[Column, ...], origin: Origin) -> tuple[tuple[Column, ...], int]:
+    """The columns with one that says this of the log, and which that is: the last, where it is added. A topic's own column may have the name of the log's,
+    and hold anything: what must be known is found by its origin.
+    """
+    for number, column in enumerate(columns):
+        if column.origin is origin:
+            return columns, number
+    return (*columns, next(column for column in LOG_COLUMNS if column.origin is origin)), len(columns)
+
+
 def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
     """Of the batches that a scan gives."""
     return pa.schema([pa.field(column.name, column.kind) for column in columns])

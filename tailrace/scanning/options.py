@@ -128,9 +128,9 @@ class Bounds:
             ) from None
 
     def _bound(self, value: Any) -> Bound:
-        if isinstance(value, AtTime) or value in ("earliest", "latest"):
-            return value  # type: ignore[no-any-return]
-        if isinstance(value, dt.datetime):
+        if isinstance(value, AtTime) or (isinstance(value, str) and value in ("earliest", "latest")):
+            return value
+        if isinstance(value, dt.datetime) and value == value:  # pandas' NaT, a datetime by its class, equals nothing
             return AtTime(to_timestamp_us(value))
         try:
             offset = -1 if isinstance(value, bool) else operator.index(value)

@@ -24,7 +24,7 @@ from tailrace.errors import (
     StorageError,
     UnknownTopicError,
 )
-from tailrace.offset_lookup import check_offsets_answer
+from tailrace.offset_lookup import ready_offsets
 from tailrace.records import TopicPartition
 from tailrace.scanning import directories, lease
 from tailrace.scanning.columns import Column, arrow_schema, chosen_columns, united
@@ -97,7 +97,7 @@ def plan(
 ) -> ScanPlan:
     """What to read of a topic, or of a directory. Raises TailraceError."""
     if not directories.is_directory(source):
-        if not isinstance(source, str) or not source:
+        if not isinstance(source, str) or not source or not source.isprintable():
             raise InvalidRequestError(f"scan takes the name of a topic, or DATA_DIR/topic, not {source!r:.100}")
         return _of_appliance(source, bootstrap or DEFAULT_BOOTSTRAP, columns, start, end, settings, with_lease=with_lease)
     path = os.path.abspath(os.fspath(source))
@@ -243,7 +243,7 @@ def _ranges(admin: Admin, info: TopicInfo, start: Bounds, end: Bounds, settings:
     for bounds in (start, end):
         bounds.check_partitions(info.name, numbers)
     times = {(bounds.name, key): bound for bounds in (start, end) for key in keys if isinstance(bound := bounds.of(key), AtTime)}
-    found = {key: check_offsets_answer(item) for key, item in admin.offsets(dict.fromkeys(keys, "latest")).items()}
+    found = ready_offsets(admin.offsets, keys, "latest", settings.request_timeout_ms)
     at_times = _offsets_at(admin, times, settings) if times else {}
     result = []
     for key in keys:

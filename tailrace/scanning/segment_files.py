@@ -54,7 +54,11 @@ WINDOW_BYTES = 8 << 20
 HEAD_BYTES = 4 << 10
 HEADS_AT_ONCE_BYTES = 256 << 10
 """Read at once where batches are so small that many headers lie in it."""
+OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""Without waiting for what is no file."""
 _MADV_POPULATE_READ = 22
+NAMES_ATTEMPTS = 100
+"""So often the names of segments may change between a look at them and the opening of one. A link to nothing is there each time."""
 EHWPOISON = 133
 _UNREADABLE = (errno.EFAULT, EHWPOISON)
 """What it says of a page that the disk, or memory, does not give."""
@@ -97,7 +101,7 @@ class SegmentFiles:
 
     def frames(self, start: int, end: int) -> Iterator[Frame]:
         """See `Source`. Raises UnknownTopicError when the topic was deleted meanwhile, OffsetOutOfRangeError when retention was faster, StorageError."""
-        offset = start
+        offset, attempts = start, 0
         while offset < end:
             self._raise_if_gone(offset)
             try:
@@ -110,20 +114,24 @@ class SegmentFiles:
                 with _OpenSegment(bases[base]) as segment:
                     limit = min(following, end)
                     yield from self._segment_frames(segment, base, offset, limit)
-                    offset = limit
-            except FileNotFoundError:
-                continue  # its segments were named anew, or it is gone
+                    offset, attempts = limit, 0
+            except FileNotFoundError as error:
+                attempts += 1  # its segments were named anew, or it is gone
+                if attempts >= NAMES_ATTEMPTS:
+                    raise StorageError(
+                        f"{self.key.topic}-{self.key.partition} has no file at offset {offset} but in name: {error}"
+                    ) from error
             except OSError as error:
                 raise StorageError(f"{self.key.topic}-{self.key.partition} cannot be read at offset {offset}: {error}") from error
 
     def _segment_frames(self, segment: _OpenSegment, base: int, start: int, limit: int) -> Iterator[Frame]:
         schema, position = self._beginning(segment)
-        offset = base
-        found = self._indexed(segment, base, start)
-        if found is not None:
-            offset, position = found
         take: Callable[[int, int], tuple[BatchHeader, pa.Buffer | None] | None]
         take = segment.head_at if self._headers_only else segment.batch_at
+        offset = base
+        found = self._indexed(segment, base, start)
+        if found is not None and _is_at(segment, found, self.known.seed):
+            offset, position = found
         while offset < limit:
             try:
                 taken = take(position, self.known.seed)
@@ -152,9 +160,11 @@ class SegmentFiles:
         if start == base:
             return None
         try:
-            with open(f"{self.directory}/{file_name(base, INDEX_SUFFIX)}", "rb", buffering=0) as file:
-                fd = file.fileno()
+            fd = os.open(f"{self.directory}/{file_name(base, INDEX_SUFFIX)}", OPEN_FLAGS)
+            try:
                 found = IndexReader(lambda length, at: os.pread(fd, length, at), os.fstat(fd).st_size, base).find_offset(start)
+            finally:
+                os.close(fd)
         except (OSError, IndexDamagedError):
             return None
         return None if found is None or found.file_position >= segment.size else (found.base_offset, found.file_position)
@@ -186,6 +196,15 @@ class SegmentFiles:
         self.known = now
 
 
+def _is_at(segment: _OpenSegment, found: tuple[int, int], seed: int) -> bool:
+    """Whether a batch of this offset lies at this position: an index is proven by itself, not by its segment, and may be of what the segment was before."""
+    try:
+        taken = segment.head_at(found[1], seed)
+    except BatchFormatError:
+        return False
+    return taken is not None and taken[0].base_offset == found[0]
+
+
 class _Window(NamedTuple):
     start: int
     data: memoryview
@@ -195,7 +214,7 @@ class _OpenSegment:
     """One segment file, open for as long as it is walked; what it hands out lives on."""
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._fd = os.open(path, OPEN_FLAGS)
         self.size = os.fstat(self._fd).st_size
         self._mapping: pa.Buffer | None = None
         self._view = memoryview(b"")

@@ -68,7 +68,12 @@ def test_a_misspelt_option_is_told_which_is_meant(name: str) -> None:
      ({"subscribe": "a", "maxRecordsPerPartition": "1.5"}, "maxRecordsPerPartition is '1.5'"), ({"subscribe": "a", "columns": "a,,b"}, "option columns is"),
      ({"subscribe": "a", "maxUnpackedBatchBytes": "much"}, "maxUnpackedBatchBytes"),
      ({"subscribe": "a", "maxUnpackedBatchBytes": "5"}, "max_unpacked_batch_bytes"),
-     ({"subscribe": " , "}, "names no topic")],
+     ({"subscribe": " , "}, "names no topic"), ({"assign": "[" * 100_000}, "option assign is not JSON"),
+     ({"assign": "9" * 5_000}, "option assign is not JSON"), ({"subscribe": "a", "startingOffsets": "[" * 100_000}, "startingOffsets is"),
+     ({"subscribe": "a", "endingOffsetsByTimestamp": "[" * 100_000}, "endingOffsetsByTimestamp is"),
+     ({"subscribe": "a", "startingOffsets": '{"a": {"0_0": 1}}'}, "startingOffsets is"),
+     ({"subscribe": "a", "startingTimestamp": str(2**63)}, "startingTimestamp is"),
+     ({"subscribe": "a", "endingOffsetsByTimestamp": f'{{"a": {{"0": {2**63 // 1000 + 1}}}}}'}, "endingOffsetsByTimestamp is")],
 )  # fmt: skip
 def test_wrong_options_name_the_option(options: dict[str, str], sentence: str) -> None:
     with pytest.raises(InvalidSettingError, match=sentence):

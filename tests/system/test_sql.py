@@ -59,6 +59,36 @@ def test_json_is_one_document_also_of_no_rows_and_of_many(filled: EmbeddedApplia
     assert [row["n"] for row in rows(filled, "select range as n from range(10000)")] == list(range(10_000))
 
 
+def test_a_time_that_python_has_not_is_text_and_its_rows_are_there(filled: EmbeddedAppliance, topic: str) -> None:
+    """As producers give it that take microseconds for milliseconds."""
+    with Admin(filled.address) as admin, Producer(filled.address) as producer:
+        admin.create_topics([NewTopic(topic)])
+        for time_ms in (0, 1_700_000_000_000_000, -62_135_596_800_001):
+            producer.send(topic, b"x", timestamp=time_ms)
+        producer.flush(60)
+    found = lines(filled, f'select timestamp from "{topic}"')
+    assert [line[0] for line in found[1:]] == ["1970-01-01", "55840-11-08", "0000-12-31"]
+    assert [row["timestamp"] for row in rows(filled, f'select timestamp from "{topic}"')][1:] == [
+        "55840-11-08 22:13:20+00:00", "0000-12-31 23:59:59.999000+00:00",
+    ]  # fmt: skip
+
+
+def test_json_leaves_no_column_out_whatever_their_names_and_numbers(filled: EmbeddedAppliance) -> None:
+    assert rows(filled, "select 1 as a, 2 as a, 3 as a_1, 4 as a") == [{"a": 1, "a_2": 2, "a_1": 3, "a_3": 4}]
+    assert rows(filled, "select (2::hugeint**120)::hugeint as n") == [{"n": 2.0**120}]
+
+
+def test_two_topics_that_are_one_table_to_sql_are_not_taken_for_each_other(filled: EmbeddedAppliance) -> None:
+    with Admin(filled.address) as admin:
+        admin.create_topics([NewTopic("Pair"), NewTopic("pair")])
+    with Producer(filled.address) as producer:
+        producer.send("pair", b"x").result(60)
+    assert lines(filled, "select count(*) from Pair") == [["count_star()"], ["0"]]
+    answer = run(filled, "sql", 'select (select count(*) from "Pair") a, (select count(*) from "pair") b', status=1)
+    assert answer.stdout == b""
+    assert b"topics 'Pair' and 'pair' are one table to SQL: ask each in a query of its own" in answer.stderr
+
+
 def test_the_logs_columns_are_there_when_they_are_named(filled: EmbeddedAppliance) -> None:
     assert list(rows(filled, "select * from flights limit 1")[0]) == ["carrier", "delay"]
     assert rows(filled, "select max(_offset) m, any_value(_topic) t from flights") == [{"m": 999, "t": "flights"}]

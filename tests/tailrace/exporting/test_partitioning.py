@@ -16,7 +16,7 @@ from tailrace.exporting.partitioning import NO_VALUE, check, column_name, divide
 
 
 def with_made(table: pa.Table, by: str) -> pa.Table:
-    return table.append_column(column_name(by), made_column(table, by))
+    return table.append_column(column_name(by), made_column(table.column(0), by))
 
 
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=4)), min_size=1, max_size=40))
@@ -37,11 +37,24 @@ def test_every_row_is_given_once_and_rows_of_one_value_stay_in_order(keys: list[
 @pytest.mark.parametrize(
     ("by", "moment", "name"),
     [("date", dt.datetime(2026, 12, 31, 23, 59, 59, 999_999), "date=2026-12-31"), ("date", dt.datetime(1969, 12, 31, 23), "date=1969-12-31"),
-     ("hour", dt.datetime(2027, 1, 1, 0, 0), "hour=2027-01-01-00"), ("date", None, f"date={NO_VALUE}")],
+     ("hour", dt.datetime(2027, 1, 1, 0, 0), "hour=2027-01-01-00"), ("date", None, f"date={NO_VALUE}"),
+     ("date", dt.datetime.min, "date=0001-01-01"), ("hour", dt.datetime.max, "hour=9999-12-31-23")],
 )  # fmt: skip
 def test_dates_and_hours_are_those_of_utc(by: str, moment: dt.datetime | None, name: str) -> None:
     table = pa.table({"_timestamp": pa.array([moment], pa.timestamp("us", "UTC"))})
     assert [directory for directory, _ in divided(with_made(table, by), by)] == [name]
+
+
+@pytest.mark.parametrize("by", ["date", "hour"])
+def test_a_time_of_no_year_from_1_to_9999_is_no_wrong_date(by: str) -> None:
+    moments = pa.array([2**63 - 1, -(2**63), 253_402_300_800_000_000, -62_135_596_800_000_001], pa.timestamp("us", "UTC"))
+    assert [directory for directory, _ in divided(with_made(pa.table({"_timestamp": moments}), by), by)] == [f"{by}={NO_VALUE}"]
+
+
+@pytest.mark.parametrize("name", ["../../x", "a=b", "a%2Fb", "a\0b", "a\nb", "é" * 51])
+def test_a_column_whose_name_is_no_directorys_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSettingError, match="the column's name would be in those of directories"):
+        check(pa.schema([(name, pa.utf8())]), "t", name, [])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,55 @@
+"""A column of an answer as Python values, also of times that Python has none for: the log takes years of six digits, which mistaken units give.
+
+Owner: `tailrace sql`.
+Invariants: pure. Nothing is left out: a time of no year from 1 to 9999 is text, as ISO 8601 writes such years; DuckDB's infinity is `infinity`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import click
+import pyarrow as pa
+
+DAYS_OF_400_YEARS = 146_097
+DAYS_TO_1970 = 719_162
+"""From the first day of year 1."""
+UNITS_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+INFINITE = {"timestamp": 2**63 - 1, "date": 2**31 - 1}
+
+
+def python_values(name: str, column: pa.Array) -> list[Any]:
+    """Raises ClickException, which names the column, where such a time lies inside a list or a struct."""
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    except (OverflowError, ValueError) as error:
+        if not pa.types.is_timestamp(column.type) and not pa.types.is_date32(column.type):
+            raise click.ClickException(f"column {name!r} holds what Python has no value for ({error}): select {name}::varchar") from None
+    return [_time(value) for value in column]
+
+
+def _time(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return _time_text(value.value, value.type)
+
+
+def _time_text(count: int, kind: pa.DataType) -> str:
+    """Of so many units, or days, since 1970."""
+    is_date = pa.types.is_date32(kind)
+    if abs(count) >= INFINITE["date" if is_date else "timestamp"]:
+        return "infinity" if count > 0 else "-infinity"
+    of_a_second = 1 if is_date else UNITS_A_SECOND[kind.unit]
+    days, rest = (count, 0) if is_date else divmod(count, 86_400 * of_a_second)
+    cycles, day = divmod(days + DAYS_TO_1970, DAYS_OF_400_YEARS)
+    date = dt.date.fromordinal(day + 1)
+    year = date.year + 400 * cycles
+    text = f"{'-' * (year < 0)}{abs(year):04d}-{date:%m-%d}"
+    if is_date:
+        return text
+    seconds, fraction = divmod(rest, of_a_second)
+    digits = f".{fraction:0{len(str(of_a_second)) - 1}d}" if fraction else ""
+    zone = "+00:00" if kind.tz else ""
+    return f"{text} {seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}{digits}{zone}"
