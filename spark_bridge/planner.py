@@ -32,7 +32,7 @@ from tailrace.offset_lookup import ready_offsets
 from tailrace.records import TopicPartition
 from tailrace.scanning import lease as leases
 from tailrace.scanning.options import AtTime, ScanSettings
-from tailrace.scanning.planner import PartitionRange, ScanPlan, _offsets_at, own_directories, plan_of
+from tailrace.scanning.planner import PartitionRange, ScanPlan, offsets_at, own_directories, plan_of
 from tailrace.topics import TopicInfo
 
 __all__ = [
@@ -61,7 +61,7 @@ def plan(admin: Admin, options: ReadOptions, infos: Mapping[str, TopicInfo]) -> 
     keys = [TopicPartition(topic, partition) for topic, info in infos.items() for partition in _partitions(options, info)]
     known = ready_offsets(admin.offsets, keys, "latest", options.request_timeout_ms)
     held = {key: (found["beginning"], found["end"]) for key, found in known.items()}
-    starts, ends = (_bounds(admin, options, held, which) for which in ("start", "end"))
+    starts, ends = (bounds_of(admin, options, held, which) for which in ("start", "end"))
     return [
         PartitionRange(key.topic, infos[key.topic].topic_id, key.partition, starts[key], ends[key])
         for key in keys
@@ -78,7 +78,7 @@ def _partitions(options: ReadOptions, info: TopicInfo) -> Sequence[int]:
     return chosen
 
 
-def _bounds(admin: Admin, options: ReadOptions, held: Mapping[TopicPartition, tuple[int, int]], which: str) -> dict[TopicPartition, int]:
+def bounds_of(admin: Admin, options: ReadOptions, held: Mapping[TopicPartition, tuple[int, int]], which: str) -> dict[TopicPartition, int]:
     """Where each partition's range begins (`which` is "start") or ends ("end"): by time before by offset, as Kafka's source."""
     is_start = which == "start"
     times = options.starting_ms if is_start else options.ending_ms
@@ -105,7 +105,7 @@ def _bounds_by_time(
         _check_complete(name, times, held)
     of_each = dict.fromkeys(held, times) if isinstance(times, int) else times
     asked = {(which, key): AtTime(of_each[key] * 1000) for key in held}
-    at_times = _offsets_at(admin, asked, scan_settings(options)) if asked else {}
+    at_times = offsets_at(admin, asked, scan_settings(options)) if asked else {}
     found = {}
     for key, (beginning, end) in held.items():
         offset = at_times.get((which, key))

@@ -29,7 +29,7 @@ from spark_bridge.sink_stage import Staged, combined
 from spark_bridge.sink_wire import BatchSender, UndecidedError
 from tailrace.admin import Admin
 from tailrace.errors import InvalidRequestError, SchemaMismatchError, TailraceError, error_for
-from tailrace.offset_lookup import check_offsets_answer
+from tailrace.offset_lookup import ready_offsets
 from tailrace.protocol.errors import ErrorCode
 from tailrace.protocol.wire import Api
 from tailrace.records import TopicPartition
@@ -178,9 +178,8 @@ class Committer:
             for number, (topic, topic_id, partition) in enumerate(targets)
             if topic in infos and infos[topic].topic_id.hex() == topic_id
         }
-        found = self.admin.offsets(dict.fromkeys(keys.values(), "latest")) if keys else {}
-        answers = {number: check_offsets_answer(found[key]) for number, key in keys.items()}
-        return {number: (answer["beginning"], answer["end"]) for number, answer in answers.items()}
+        found = ready_offsets(self.admin.offsets, keys.values(), "latest", self._timeout_ms)
+        return {number: (found[key]["beginning"], found[key]["end"]) for number, key in keys.items()}
 
     # ---- publishing --------------------------------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_bridge.planner import LEASE_MS, ReadTask, _bounds, load_topics, scan_settings
+from spark_bridge.planner import LEASE_MS, ReadTask, bounds_of, load_topics, scan_settings
 from spark_bridge.spark_types import arrow_target, check_asked, conformed
 from spark_bridge.stream_bytes import limited_by_bytes
 from spark_bridge.stream_losses import Losses
@@ -110,7 +110,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             view = self._look()
             load_topics(self._appliance.admin, self._options.read)  # all that are named are there, and alike
             held = {key: (of.beginning, of.end) for key, of in view.held.items()}
-            starts = _bounds(self._appliance.admin, self._options.read, held, "start")
+            starts = bounds_of(self._appliance.admin, self._options.read, held, "start")
             self._initial = Position(starts, view.topic_ids, is_first=True).encode()
         return self._initial
 

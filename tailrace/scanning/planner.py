@@ -244,7 +244,7 @@ def _ranges(admin: Admin, info: TopicInfo, start: Bounds, end: Bounds, settings:
         bounds.check_partitions(info.name, numbers)
     times = {(bounds.name, key): bound for bounds in (start, end) for key in keys if isinstance(bound := bounds.of(key), AtTime)}
     found = ready_offsets(admin.offsets, keys, "latest", settings.request_timeout_ms)
-    at_times = _offsets_at(admin, times, settings) if times else {}
+    at_times = offsets_at(admin, times, settings) if times else {}
     result = []
     for key in keys:
         first, behind = found[key]["beginning"], found[key]["end"]
@@ -267,7 +267,7 @@ def _range(
     return PartitionRange(key.topic, topic_id, key.partition, begin, until)
 
 
-def _offsets_at(
+def offsets_at(
     admin: Admin, times: Mapping[tuple[str, TopicPartition], AtTime], settings: ScanSettings
 ) -> dict[tuple[str, TopicPartition], int | None]:
     """The first record at or after each time, as `Consumer.offsets_for_times` finds it."""
