@@ -14,7 +14,7 @@ PURE_TESTS := $(addprefix tests/tailrace/test_,kernel.py quick_send.py send_at_o
 	$(addprefix tests/system/test_,produce_and_consume.py callbacks.py fork.py aio.py bad_input.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 
-.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-scan bench-spark bench-spark-streaming lint java clean
+.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
@@ -95,6 +95,10 @@ bench-spark-streaming: $(KERNEL) java
 # Spark reads a topic, and Parquet files beside it: ROWS=1000000 for a look, STARTS=0 without the first queries.
 bench-spark: $(KERNEL)
 	@$(BIN)/python -P -m bench.spark
+
+# Spark writes a topic, beside its noop sink and one that drops what it is given: ROWS=1000000 for a look, ARGS=--parts without Spark.
+bench-spark-sink: $(KERNEL) java
+	@$(BIN)/python -P -m bench.spark_sink $(ARGS)
 
 # Who wakes whom for one ack, and what it costs each thread; counts hold on a busy machine too.
 bench-wakeups: $(KERNEL)

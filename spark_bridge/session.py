@@ -61,6 +61,7 @@ def settings(scratch: str, java_options: Sequence[str] = ()) -> dict[str, str]:
         "spark.driver.extraJavaOptions": " ".join(
             (
                 "-XX:-UsePerfData",
+                "-XX:+UseParallelGC",
                 f"-Djava.io.tmpdir={scratch}",
                 f"-Dderby.system.home={scratch}",
                 f"-Dlog4j2.configurationFile={scratch}/log4j2.properties",
