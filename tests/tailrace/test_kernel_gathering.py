@@ -76,3 +76,13 @@ def test_offsets_that_leave_the_data_are_refused() -> None:
         NATIVE.gathered([bent], [named([1])])
     with pytest.raises(ValueError, match="offsets exceed"):
         NATIVE.murmur2_cells(bent)
+
+
+def test_a_copy_in_kept_memory_is_the_bytes_and_nobody_elses() -> None:
+    source = bytes(range(256)) * 1024
+    first = kernel.copied(source)
+    kernel.keep_message(first)
+    second = kernel.copied(memoryview(source)[:-8])
+    second[0] = 99
+    assert first == source, "memory that somebody still sees is not used again"
+    assert second[1:] == source[1:-8]
