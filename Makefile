@@ -10,7 +10,7 @@ PACKAGES := tailrace shm workers netfront appliance spark_bridge
 # The compiled kernel, where a C compiler is; made again when its source or the version changes (docs/adr/0021).
 KERNEL := tailrace/kernel/.made
 BUILD_KERNEL = $(BIN)/python -P tailrace/kernel/build.py; touch $(KERNEL) 2>/dev/null || true
-PURE_TESTS := $(addprefix tests/tailrace/test_,kernel.py quick_send.py send_at_once.py few_rows.py arrow_batch.py partitioners.py partition_queue.py filling_while_busy.py) \
+PURE_TESTS := $(addprefix tests/tailrace/test_,kernel.py kernel_gathering.py quick_send.py send_at_once.py few_rows.py arrow_batch.py partitioners.py partition_queue.py filling_while_busy.py) \
 	$(addprefix tests/system/test_,produce_and_consume.py callbacks.py fork.py aio.py bad_input.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 

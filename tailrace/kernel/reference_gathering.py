@@ -34,14 +34,15 @@ def gathered(columns: Sequence[pa.Array], rows: Sequence[Any]) -> tuple[bytearra
         if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(column)):
             raise ValueError(f"there are rows 0 to {len(column) - 1}, not all that are named")
         parts.append(column.cast(pa.binary()).take(pa.array(chosen)))
-    cells = pa.concat_arrays(parts) if parts else pa.array([], pa.binary())
-    lengths = np.asarray(cells.fill_null(b"").cast(pa.large_binary()).buffers()[1] or bytes(8)).view(np.int64)[: len(cells) + 1]
-    if lengths[-1] - lengths[0] > 2**31 - 1:
+    if sum(part.nbytes for part in parts) > 2**31 - 1:
         raise OverflowError("the cells have more than 2147483647 bytes")
-    data = b"".join(cells.drop_null().to_pylist())
+    cells = pa.concat_arrays(parts) if parts else pa.array([], pa.binary())
     bits = np.packbits(np.asarray(cells.is_valid().to_numpy(zero_copy_only=False), bool), bitorder="little").tobytes()
-    offsets = (lengths - lengths[0]).astype(np.int32).tobytes()
-    return bytearray(offsets), bytearray(data), bytearray(bits) if cells.null_count else None, cells.null_count
+    filled = cells.fill_null(b"")
+    _, offsets_buffer, data_buffer = filled.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32, len(filled) + 1, filled.offset * 4) if len(filled) else np.zeros(1, np.int32)
+    data = b"" if data_buffer is None else memoryview(data_buffer)[offsets[0] : offsets[-1]]
+    return bytearray((offsets - offsets[0]).tobytes()), bytearray(data), bytearray(bits) if cells.null_count else None, cells.null_count
 
 
 def murmur2_cells(column: pa.Array) -> bytearray:
