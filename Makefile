@@ -10,11 +10,11 @@ PACKAGES := tailrace shm workers netfront appliance spark_bridge
 # The compiled kernel, where a C compiler is; made again when its source or the version changes (docs/adr/0021).
 KERNEL := tailrace/kernel/.made
 BUILD_KERNEL = $(BIN)/python -P tailrace/kernel/build.py; touch $(KERNEL) 2>/dev/null || true
-PURE_TESTS := $(addprefix tests/tailrace/test_,kernel.py quick_send.py send_at_once.py few_rows.py arrow_batch.py partitioners.py partition_queue.py filling_while_busy.py) \
+PURE_TESTS := $(addprefix tests/tailrace/test_,kernel.py kernel_gathering.py quick_send.py send_at_once.py few_rows.py arrow_batch.py partitioners.py partition_queue.py filling_while_busy.py) \
 	$(addprefix tests/system/test_,produce_and_consume.py callbacks.py fork.py aio.py bad_input.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 
-.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-scan bench-spark bench-spark-streaming lint java prepare-spark clean
+.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
@@ -100,6 +100,10 @@ bench-spark-streaming: $(KERNEL) java
 # executors": only these; WRITE_DOCS=1: a whole run into docs/performance.md.
 bench-spark: $(KERNEL) java
 	@$(BIN)/python -P -m bench.spark
+
+# Spark writes a topic, beside its noop sink and one that drops what it is given: ROWS=1000000 for a look, ARGS=--parts without Spark.
+bench-spark-sink: $(KERNEL) java
+	@$(BIN)/python -P -m bench.spark_sink $(ARGS)
 
 # Who wakes whom for one ack, and what it costs each thread; counts hold on a busy machine too.
 bench-wakeups: $(KERNEL)

@@ -9,21 +9,23 @@ Owner: pure. Invariants: rows of one partition keep their order.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace import kernel
 from tailrace.errors import InvalidRecordError, SchemaMismatchError
-from tailrace.formats.arrow_batch import null_headers
 from tailrace.hash_slots import SLOT_COUNT
-from tailrace.schema import DEFAULT_SCHEMA, HEADER_TYPE, conform
+from tailrace.kernel.reference_gathering import hashed
+from tailrace.schema import HEADER_TYPE, conform
 from tailrace.topics import TopicInfo
 
+ROW_BYTES = 12
+"""Of a stored row beside key and value: its time, and that it has no headers."""
 NO_KEY = -1
 """In the place of a partition: the row has no key, and may go anywhere."""
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
@@ -82,14 +84,15 @@ def _check_typed(schema: pa.Schema, topic: TopicInfo, key_column: str | None) ->
 # ---- rows ------------------------------------------------------------------------------------------------------------------------------------
 
 
-def default_rows(batch: pa.RecordBatch) -> pa.Table:
-    """Rows of Kafka's columns as rows of the default schema, written now. Raises InvalidRecordError for a header without a key."""
-    count = batch.num_rows
-    stamps = pa.array(np.full(count, time.time_ns() // 1000, np.int64)).view(DEFAULT_SCHEMA.field("timestamp").type)
-    names = batch.schema.names
-    key = batch.column("key").cast(pa.binary()) if "key" in names else pa.nulls(count, pa.binary())
-    headers = _headers(batch.column("headers")) if "headers" in names else null_headers(count)
-    return pa.Table.from_arrays([stamps, key, batch.column("value").cast(pa.binary()), headers], schema=DEFAULT_SCHEMA)
+def default_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of Kafka's columns as those of the default schema: value, and key and headers where they are given. A producer adds the rest when it sends them.
+
+    Raises InvalidRecordError for a header without a key.
+    """
+    columns = {name: batch.column(name).cast(pa.binary()) for name in ("key", "value") if name in batch.schema.names}
+    if "headers" in batch.schema.names:
+        columns["headers"] = _headers(batch.column("headers"))
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def _headers(given: pa.ListArray) -> pa.Array:
@@ -101,9 +104,9 @@ def _headers(given: pa.ListArray) -> pa.Array:
     return given.cast(HEADER_TYPE)
 
 
-def typed_rows(batch: pa.RecordBatch, info: TopicInfo) -> pa.Table:
-    """Rows as those of a typed topic. Raises SchemaMismatchError for a value that does not fit."""
-    return conform(pa.Table.from_batches([batch]), info.schema)
+def typed_rows(batch: pa.RecordBatch, info: TopicInfo) -> pa.RecordBatch:
+    """Rows, one at least, as those of a typed topic. Raises SchemaMismatchError for a value that does not fit."""
+    return conform(pa.Table.from_batches([batch]), info.schema).combine_chunks().to_batches()[0]
 
 
 def by_topic(batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
@@ -117,18 +120,19 @@ def by_topic(batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
     return [(name, batch.filter(pc.equal(column, pa.scalar(name, column.type)))) for name in names]
 
 
-def partitions_of(rows: pa.Table, batch: pa.RecordBatch, info: TopicInfo, key_column: str | None) -> Numbers:
+def partitions_of(rows: pa.RecordBatch, batch: pa.RecordBatch, info: TopicInfo, key_column: str | None) -> Numbers:
     """Each row's partition, or NO_KEY. `batch`: the rows as Spark gave them. Raises InvalidRecordError for a partition that the topic does not have."""
     count = len(info.partitions)
-    keys = rows.column("key") if not info.typed else None if key_column is None else batch.column(key_column)
+    if info.typed:
+        keys = None if key_column is None else batch.column(key_column)
+    else:
+        keys = rows.column("key") if "key" in rows.schema.names else None
     if keys is None or keys.null_count == len(keys):
         numbers = np.full(rows.num_rows, NO_KEY, np.int64)
     else:
         # A Producer takes a key that is neither bytes nor text by its text, too (see `tailrace.arrow_frames`).
         text = keys if any(fits(keys.type) for fits in _BYTES) else pa.array([None if k is None else str(k) for k in keys.to_pylist()])
-        plain = text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
-        plain = pa.concat_arrays(plain.chunks) if isinstance(plain, pa.ChunkedArray) else plain
-        numbers = key_numbers(plain.cast(pa.binary()), info)
+        numbers = key_numbers(text.cast(pa.binary()), info)
     if not info.typed and "partition" in batch.schema.names:
         given = batch.column("partition")
         wanted = np.asarray(given.fill_null(NO_KEY).cast(pa.int64()).to_numpy(zero_copy_only=False))
@@ -144,56 +148,22 @@ def partitions_of(rows: pa.Table, batch: pa.RecordBatch, info: TopicInfo, key_co
 
 def key_numbers(keys: pa.BinaryArray, info: TopicInfo) -> Numbers:
     """Each key's partition, as the Producer chooses it; NO_KEY for a null."""
+    numbers: Numbers
     if info.owners is not None:
         owners = np.asarray(info.owners, np.int64)
-        numbers = owners[_hashed(keys, slots) % SLOT_COUNT]
+        numbers = owners[hashed(keys, slots) % SLOT_COUNT]
     else:
-        numbers = (_hashed(keys, murmur2s) & 0x7FFFFFFF) % len(info.partitions)
+        hashes = np.frombuffer(kernel.murmur2_cells(keys), np.uint32)
+        numbers = np.remainder(hashes & np.uint32(0x7FFFFFFF), np.uint32(len(info.partitions))).astype(np.int64)
     if keys.null_count:
         numbers = np.where(np.asarray(keys.is_valid().to_numpy(zero_copy_only=False)), numbers, NO_KEY)
     return numbers
 
 
-# ---- hashes of many keys at a time -----------------------------------------------------------------------------------------------------------
-
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-def _hashed(keys: pa.BinaryArray, function: Callable[[Bytes], np.ndarray[Any, Any]]) -> Numbers:
-    """A hash of each key; `function` takes keys of one length, a row each."""
-    _, offsets_buffer, data_buffer = keys.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int32, len(keys) + 1, keys.offset * 4).astype(np.int64)
-    data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
-    starts, lengths = offsets[:-1], np.diff(offsets)
-    if len(keys) and (lengths == lengths[0]).all():  # keys of one length, one behind the other
-        return function(data[offsets[0] : offsets[-1]].reshape(len(keys), lengths[0])).astype(np.int64)
-    numbers = np.empty(len(keys), np.int64)
-    for length in np.unique(lengths):
-        chosen = np.flatnonzero(lengths == length)
-        matrix = data[starts[chosen, None] + np.arange(length)] if length else np.empty((len(chosen), 0), np.uint8)
-        numbers[chosen] = function(matrix)
-    return numbers
-
-
-def murmur2s(keys: Bytes) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """`tailrace.partitioners.murmur2` of keys of one length, a row each (A. Appleby's MurmurHash2, with Kafka's seed)."""
-    count, length = keys.shape
-    m = np.uint32(0x5BD1E995)
-    hashed = np.full(count, (0x9747B28C ^ length) & 0xFFFFFFFF, np.uint32)
-    whole = length // 4 * 4
-    words = np.ascontiguousarray(keys[:, :whole]).view("<u4") if whole else np.empty((count, 0), np.uint32)
-    for word in words.T:
-        k = word * m
-        k ^= k >> np.uint32(24)
-        hashed = hashed * m ^ k * m
-    for position in range(length - 1, whole - 1, -1):
-        hashed ^= keys[:, position].astype(np.uint32) << np.uint32(8 * (position - whole))
-    if length > whole:
-        hashed *= m
-    hashed ^= hashed >> np.uint32(13)
-    hashed *= m
-    hashed ^= hashed >> np.uint32(15)
-    return hashed
+# ---- hash slots of many keys at a time -------------------------------------------------------------------------------------------------------
 
 
 def slots(keys: Bytes) -> np.ndarray[Any, np.dtype[np.uint16]]:
@@ -208,13 +178,59 @@ def slots(keys: Bytes) -> np.ndarray[Any, np.dtype[np.uint16]]:
     return crc
 
 
-def split(rows: pa.Table, numbers: Numbers) -> Sequence[tuple[int, pa.Table]]:
-    """The rows of each partition, in their order."""
+# ---- rows of one partition, in pieces ---------------------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """Rows of a batch that go to one partition. They are copied when a piece is made of them: until then the batch stays."""
+
+    batch: pa.RecordBatch
+    rows: Numbers | None
+    """Which, ascending; None: all."""
+    row_bytes: float
+    """Of the batch's rows, what one takes on average."""
+
+    @property
+    def row_count(self) -> int:
+        """How many."""
+        return self.batch.num_rows if self.rows is None else len(self.rows)
+
+    def cut(self, count: int) -> tuple[Part, Part]:
+        """The first so many, and the others."""
+        if self.rows is None:
+            return self._replace(batch=self.batch.slice(0, count)), self._replace(batch=self.batch.slice(count))
+        return self._replace(rows=self.rows[:count]), self._replace(rows=self.rows[count:])
+
+
+def split(batch: pa.RecordBatch, numbers: Numbers) -> list[tuple[int, Part]]:
+    """The rows of each partition, in their order. `numbers`: the partition of each row."""
+    row_bytes = batch.nbytes / len(numbers) + ROW_BYTES
     first = int(numbers[0])
     if (numbers == first).all():
-        return [(first, rows)]
+        return [(first, Part(batch, None, row_bytes))]
     order = np.argsort(numbers.astype(np.int16), kind="stable")  # of 16 bits it is a radix sort
-    ordered = rows.take(pa.array(order))
-    sorted_numbers = numbers[order]
-    bounds = [0, *(np.flatnonzero(np.diff(sorted_numbers)) + 1).tolist(), len(order)]
-    return [(int(sorted_numbers[a]), ordered.slice(a, b - a)) for a, b in pairwise(bounds)]
+    ordered = numbers[order]
+    bounds = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(order)]
+    return [(int(ordered[a]), Part(batch, order[a:b], row_bytes)) for a, b in pairwise(bounds)]
+
+
+def joined(parts: Sequence[Part]) -> pa.RecordBatch:
+    """The rows of all parts, one behind the other: each cell is copied once, and none of a batch that goes as it is."""
+    if len(parts) == 1 and parts[0].rows is None:
+        return parts[0].batch
+    schema = parts[0].batch.schema
+    if all(part.rows is None for part in parts):
+        columns = [pa.concat_arrays([part.batch.column(index) for part in parts]) for index in range(len(schema))]
+    else:
+        rows = [np.arange(part.row_count) if part.rows is None else part.rows for part in parts]
+        columns = [_gathered(field.type, [part.batch.column(index) for part in parts], rows) for index, field in enumerate(schema)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _gathered(kind: pa.DataType, columns: list[pa.Array], rows: list[Numbers]) -> pa.Array:
+    if not pa.types.is_binary(kind) and not pa.types.is_string(kind):
+        return pa.concat_arrays([column.take(pa.array(chosen)) for column, chosen in zip(columns, rows, strict=True)])
+    offsets, data, valid, nulls = kernel.gathered(columns, rows)
+    buffers = [None if valid is None else pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(data)]
+    kernel.keep_message(data)  # its memory is another piece's once nobody sees it
+    return pa.Array.from_buffers(kind, sum(map(len, rows)), buffers, nulls)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from tailrace import kernel
 from tailrace.admin import Admin
 from tailrace.formats.arrow_batch import decode
 from tailrace.scanning.frames import Source
@@ -72,4 +73,4 @@ def source_partition(source: Source) -> int:
 
 def writable(data: pa.Buffer | memoryview) -> bytearray:
     """A copy that can be stamped."""
-    return bytearray(memoryview(data))
+    return kernel.copied(data)

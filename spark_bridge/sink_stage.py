@@ -28,8 +28,10 @@ from tailrace.protocol.errors import ErrorCode
 from tailrace.topics import INTERNAL_PREFIX, TopicInfo, is_internal
 
 STAGES = 4
-PIECE_BYTES = 900 << 10
-"""Rows for a partition wait for so many bytes: a batch of a MiB has the least cost per row."""
+PIECE_BYTES = 960 << 10
+"""Rows for a partition wait for about so many bytes: a batch of a MiB has the least cost per row."""
+HELD_BYTES = 48 << 20
+"""Of Spark's batches, some rows of which wait. Of many partitions, or where some get few rows, smaller pieces are sent before there is more."""
 RETENTION_MS = 7 * 86_400_000
 """A publication that is not finished within that has lost its rows."""
 BUFFER_BYTES = 64 << 20
@@ -75,8 +77,8 @@ class _Buffered:
     info: TopicInfo
     stage: TopicInfo
     target: int
-    tables: list[pa.Table] = field(default_factory=list)
-    byte_count: int = 0
+    parts: list[sink_rows.Part] = field(default_factory=list)
+    byte_count: float = 0
 
 
 class Stager:
@@ -92,6 +94,7 @@ class Stager:
         self._infos: dict[str, TopicInfo] = {}
         self._stages: dict[str, TopicInfo] = {}
         self._buffered: dict[tuple[str, int], _Buffered] = {}
+        self._held_bytes = 0
         self._sticky = task
         """Counts on with each batch of rows without a key."""
         self._sent: list[tuple[TopicInfo, int, BatchesHandle]] = []
@@ -131,29 +134,43 @@ class Stager:
             self._add_rows(info, rows)
 
     def _add_rows(self, info: TopicInfo, batch: pa.RecordBatch) -> None:
-        table = sink_rows.typed_rows(batch, info) if info.typed else sink_rows.default_rows(batch)
-        numbers = sink_rows.partitions_of(table, batch, info, self._options.key_column)
-        self.staged.rows += table.num_rows
-        for number, part in sink_rows.split(table, numbers):
+        rows = sink_rows.typed_rows(batch, info) if info.typed else sink_rows.default_rows(batch)
+        numbers = sink_rows.partitions_of(rows, batch, info, self._options.key_column)
+        self.staged.rows += rows.num_rows
+        for number, part in sink_rows.split(rows, numbers):
             is_keyless = number == sink_rows.NO_KEY
             chosen = self._sticky % len(info.partitions) if is_keyless else number
-            if self._buffer(info, chosen, part) and is_keyless:
+            if self._buffer(self._of(info, chosen), part) and is_keyless:
                 self._sticky += 1
+        self._held_bytes += rows.nbytes
+        if self._held_bytes > HELD_BYTES:
+            self._send_all()
 
-    def _buffer(self, info: TopicInfo, partition: int, part: pa.Table) -> bool:
-        """Whether a batch was sent of what was there."""
+    def _of(self, info: TopicInfo, partition: int) -> _Buffered:
         buffered = self._buffered.get((info.name, partition))
         if buffered is None:
             target = (info.name, info.topic_id.hex(), partition, info.slot_map_version)
             self.staged.targets.append(target)
             buffered = _Buffered(info, self._stages[info.name], len(self.staged.targets) - 1)
             self._buffered[info.name, partition] = buffered
-        size = part.nbytes
-        has_sent = bool(buffered.tables) and buffered.byte_count + size > PIECE_BYTES
-        if has_sent:
+        return buffered
+
+    def _buffer(self, buffered: _Buffered, part: sink_rows.Part) -> bool:
+        """Whether a batch was sent of what is there now."""
+        has_sent = False
+        while buffered.byte_count + part.row_count * part.row_bytes > PIECE_BYTES:
+            room = int((PIECE_BYTES - buffered.byte_count) / part.row_bytes)
+            if not room and not buffered.parts:
+                room = 1  # a row that is larger than a piece
+            if room >= part.row_count:
+                break
+            if room:
+                first, part = part.cut(room)
+                buffered.parts.append(first)
             self._send(buffered)
-        buffered.tables.append(part)
-        buffered.byte_count += size
+            has_sent = True
+        buffered.parts.append(part)
+        buffered.byte_count += part.row_count * part.row_bytes
         return has_sent
 
     def _send(self, buffered: _Buffered) -> None:
@@ -162,16 +179,20 @@ class Stager:
                 self._options.bootstrap, client_id=CLIENT_ID, acks="all", linger_ms=0, buffer_memory=BUFFER_BYTES,
                 delivery_timeout_ms=max(PUBLISH_TIMEOUT_MS, self._options.publish_timeout_ms),
             )  # fmt: skip
-        tables, buffered.tables, buffered.byte_count = buffered.tables, [], 0
-        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
-        handle = self._producer.send_arrow(buffered.stage.name, table.combine_chunks(), partition=self._task % STAGES)
+        rows = sink_rows.joined(buffered.parts)
+        buffered.parts, buffered.byte_count = [], 0
+        handle = self._producer.send_arrow(buffered.stage.name, rows, partition=self._task % STAGES)
         self._sent.append((buffered.stage, buffered.target, handle))
+
+    def _send_all(self) -> None:
+        for buffered in self._buffered.values():
+            if buffered.parts:
+                self._send(buffered)
+        self._held_bytes = 0
 
     def finish(self) -> Staged:
         """Send the rest and wait until all is durable. Raises TailraceError."""
-        for buffered in self._buffered.values():
-            if buffered.tables:
-                self._send(buffered)
+        self._send_all()
         for stage, target, handle in self._sent:
             for batch in handle.result():
                 assert batch.base_offset is not None

@@ -17,6 +17,7 @@ from tailrace.connection import Connection
 from tailrace.environment import REAL
 from tailrace.errors import NotReachableError, RequestTimeoutError, error_for
 from tailrace.formats.batch_header import REMEMBERED_BATCHES
+from tailrace.kernel import keep_message
 from tailrace.produce_request import Entry, OutgoingRequest
 from tailrace.protocol import requests
 from tailrace.protocol.errors import ERROR_TABLE, ErrorCode, code_of
@@ -222,7 +223,9 @@ class BatchSender:
             outgoing.is_done, outgoing.base_offset = True, offset
             self._progress_ns = REAL.monotonic_ns()
             while lane.waiting and lane.waiting[0].is_done:
-                self._buffered_bytes -= len(lane.waiting.popleft().data)
+                data = lane.waiting.popleft().data
+                self._buffered_bytes -= len(data)
+                keep_message(data)  # the next batch is copied into its memory, once ZeroMQ has let go of it
 
     def _refuse(self, lane: Lane, code: ErrorCode, detail: str) -> None:
         lane.has_failed = True

@@ -40,12 +40,15 @@ __all__ = [
     "RecordBuffer",
     "RecordRows",
     "compiled",
+    "copied",
     "encoded_batch",
     "fetched_rows",
+    "gathered",
     "is_good_batch",
     "keep_message",
     "lay_message",
     "murmur2",
+    "murmur2_cells",
     "new_lock",
     "quick_append",
     "quick_send",
@@ -175,14 +178,16 @@ if TYPE_CHECKING or _native is None:
     from tailrace.kernel.reference_appends import BatchShape, QuickPartition, is_good_batch, quick_append
     from tailrace.kernel.reference_encoding import encoded_batch, stamp_batch
     from tailrace.kernel.reference_fetched import fetched_rows
-    from tailrace.kernel.reference_frames import keep_message, lay_message
+    from tailrace.kernel.reference_frames import copied, keep_message, lay_message
+    from tailrace.kernel.reference_gathering import gathered, murmur2_cells
     from tailrace.kernel.reference_requests import read_produce
 else:
     encoded_batch, stamp_batch = _native.encoded_batch, _native.stamp_batch
     BatchShape, QuickPartition = _native.BatchShape, _native.QuickPartition
     is_good_batch, quick_append = _native.is_good_batch, _native.quick_append
-    keep_message, lay_message, read_produce = _native.keep_message, _native.lay_message, _native.read_produce
+    copied, keep_message, lay_message, read_produce = _native.copied, _native.keep_message, _native.lay_message, _native.read_produce
     Choices, FillingBatch, FillingQueue = _native.Choices, _native.FillingBatch, _native.FillingQueue
     QuickSender, RecordBuffer = _native.QuickSender, _native.RecordBuffer
     RecordRows, fetched_rows = _native.RecordRows, _native.fetched_rows
+    gathered, murmur2_cells = _native.gathered, _native.murmur2_cells
     murmur2, new_lock, quick_send = _native.murmur2, _native.new_lock, _native.quick_send

@@ -52,6 +52,18 @@ def keep_message(message):
         _kept_messages.append(message)
 
 
+def copied(data):
+    """See `reference_frames.copied`."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        made = new_message(view.len)
+        memcpy(PyByteArray_AS_STRING(made), view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+    return made
+
+
 cdef int64_t place_in(template, Py_ssize_t index, int64_t length, int64_t size) except -1:
     cdef int64_t place = template[index]
     if not 8 <= place <= size - length:

@@ -59,3 +59,8 @@ def _check_room(template: Any, size: int, node_numbers: int, piece_count: int) -
 
 def keep_message(message: bytearray) -> None:
     """A message is not used any more, as far as the caller knows: its memory may become another's. Here Python frees it."""
+
+
+def copied(data: Readable) -> bytearray:
+    """A copy that may be changed, in memory that was kept where there is some."""
+    return bytearray(data)

@@ -27,6 +27,21 @@ PROGRAM_TIMEOUT_S = 220
 JAVA_OPTIONS = f"{os.environ['JAVA_TOOL_OPTIONS']} -XX:-UsePerfData -Xmx700m"
 
 
+def java_options_of(*given: str) -> list[str]:
+    made: dict[str, str] = spark_bridge.session.settings("/tmp/x", given)
+    return made["spark.driver.extraJavaOptions"].split()
+
+
+def test_a_collector_that_was_chosen_elsewhere_is_not_met_by_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JVM that is told of two does not start."""
+    for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS"):
+        monkeypatch.delenv(name, raising=False)
+    assert "-XX:+UseParallelGC" in java_options_of("-Xmx1g")
+    assert "-XX:+UseParallelGC" not in java_options_of("-XX:+UseZGC")
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Xmx700m -XX:+UseG1GC")
+    assert "-XX:+UseParallelGC" not in java_options_of()
+
+
 # ---- what a machine lacks ------------------------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import tailrace
-from spark_bridge import sink_commit
+from spark_bridge import sink_commit, sink_stage
 from spark_bridge.sink import StagedTask, commit_staged, forget, forget_query
 from spark_bridge.sink_commit import CRASH_VARIABLE, Committer, Fenced
 from spark_bridge.sink_log import Manifest
@@ -93,6 +93,32 @@ def test_nothing_is_visible_before_the_commit_and_all_is_after_it(appliance: Emb
     assert values_in(appliance, topic) == []
     assert commit_staged(options, tasks, 0)
     check_once(appliance, topic, 1)
+
+
+def test_rows_are_published_once_and_in_order_however_they_are_cut_into_pieces(
+    appliance: EmbeddedAppliance, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces of a few rows, some without a key, and one partition that gets so few that the limit on held batches sends them."""
+    monkeypatch.setattr(sink_stage, "PIECE_BYTES", 300)
+    monkeypatch.setattr(sink_stage, "HELD_BYTES", 4_000)
+    make(appliance, topic, 3)
+    options, sink = options_of(appliance, topic), f"query:{topic}"
+    stager = Stager(options, sink, 0)
+    partitions = [2 if n == 7 else None if n % 3 else n % 2 for n in range(ROWS)]
+    for first in range(0, ROWS, 100):
+        chosen = range(first, first + 100)
+        columns = [[b"0/%d" % n for n in chosen], pa.array([partitions[n] for n in chosen], pa.int32())]
+        stager.add(pa.record_batch(columns, ["value", "partition"]))
+    tasks = [StagedTask(sink, "run-1", stager.finish())]
+    stager.close()
+    few = [rows for batches in tasks[0].staged.batches.values() for _, rows, target in batches if tasks[0].staged.targets[target][2] == 2]
+    assert commit_staged(options, tasks, 0)
+    check_once(appliance, topic, 1)
+    assert len(few) > 1, "rows without a key were spread, and what waited for long was sent"
+    read = tailrace.scan(topic, appliance.address, columns=["partition", "value"]).read_all().to_pylist()
+    for partition in (0, 1):
+        own = [int(row["value"][2:]) for row in read if row["partition"] == partition and partitions[int(row["value"][2:])] == partition]
+        assert own == [n for n in range(ROWS) if partitions[n] == partition]
 
 
 def test_a_batch_that_is_committed_again_is_recognised_with_other_staged_rows_too(appliance: EmbeddedAppliance, topic: str) -> None:

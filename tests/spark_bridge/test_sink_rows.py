@@ -16,7 +16,7 @@ from spark_bridge.sink_log import State, follow, taken_over
 from spark_bridge.sink_options import parse_sink_options
 from tailrace.errors import InvalidRecordError, InvalidSettingError, SchemaMismatchError
 from tailrace.hash_slots import owners_after, ranges_of, slot_of
-from tailrace.partitioners import murmur2, partition_for_key
+from tailrace.partitioners import partition_for_key
 from tailrace.schema import DEFAULT_SCHEMA, to_message
 from tailrace.topics import TopicInfo
 
@@ -72,17 +72,28 @@ def test_keys_of_hash_slots_go_to_the_owner_of_their_slot(keys: list[bytes | Non
     assert sink_rows.key_numbers(pa.array(keys, pa.binary()), topic(5, hash_slots=True)).tolist() == wanted
 
 
-def test_the_hash_of_many_is_the_hash_of_each_at_every_length() -> None:
-    rng = np.random.default_rng(5)
-    for length in range(20):
-        matrix = rng.integers(0, 256, (9, length), np.uint8)
-        assert sink_rows.murmur2s(matrix).tolist() == [murmur2(row.tobytes()) for row in matrix]
-
-
 def test_rows_of_a_partition_keep_their_order() -> None:
-    table = pa.table({"n": list(range(100))})
-    pieces = dict(sink_rows.split(table, np.arange(100) % 7))
+    batch = pa.record_batch({"n": list(range(100))})
+    pieces = {number: sink_rows.joined([part]) for number, part in sink_rows.split(batch, np.arange(100) % 7)}
     assert {number: piece.column("n").to_pylist() for number, piece in pieces.items()} == {p: list(range(p, 100, 7)) for p in range(7)}
+
+
+@given(st.lists(st.tuples(KEYS, st.integers(1, 4), st.integers(0, 60)), min_size=1, max_size=4))
+def test_a_piece_has_the_rows_of_its_parts_wherever_they_are_cut(given_parts: list[tuple[list[bytes | None], int, int]]) -> None:
+    parts: list[sink_rows.Part] = []
+    wanted: list[Any] = []
+    for keys, partitions, at in given_parts:
+        batch = pa.record_batch({"key": pa.array(keys, pa.binary()), "n": range(len(keys))})
+        numbers = np.arange(len(keys)) * 7 % partitions
+        wanted += [row for row, number in zip(batch.to_pylist(), numbers, strict=True) if number == 0]
+        part = dict(sink_rows.split(batch, numbers))[0]
+        parts += [piece for piece in part.cut(min(at, part.row_count)) if piece.row_count]
+    assert sink_rows.joined(parts).to_pylist() == wanted
+
+
+def test_a_batch_of_one_partition_is_not_copied() -> None:
+    batch = pa.record_batch({"value": [b"a", b"b"]})
+    assert sink_rows.joined([part for _, part in sink_rows.split(batch, np.array([3, 3]))]) is batch
 
 
 # ---- columns -----------------------------------------------------------------------------------------------------------------------------------
