@@ -1,15 +1,16 @@
 # Columns whose memory is used again: a batch fills them, its message is made of them, and the next batch does the same a moment later. To begin small each time
-# costs a batch of 100 records a fifth of its time.
+# costs a batch of 100 records a fifth of its time, and one of 400 among 200 that fill at once a quarter: so there are as many as partitions usually are.
 #
 # Owner: the process; what follows runs under the interpreter's lock.
 # Invariant: what is kept for later is never more than the bounds below, nor than batches had at one time.
 #
-# Messages have no such list: the C library gives their memory to the next one, measured (docs/adr/0021).
+# Messages from 128 KiB on have a list of their own (`_frames.pxi`); smaller ones have none: the C library gives their memory to the next one, measured
+# (docs/adr/0021).
 
 cdef enum:
-    SPARES_MAX = 16
+    SPARES_MAX = 512
     SPARE_MAX_BYTES = 2 << 20
-    SPARES_MAX_BYTES = 8 << 20
+    SPARES_MAX_BYTES = 16 << 20
 
 cdef Columns[SPARES_MAX] _spare_columns
 cdef Py_ssize_t _spare_count = 0
