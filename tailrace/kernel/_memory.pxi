@@ -1,5 +1,6 @@
 # Columns whose memory is used again: a batch fills them, its message is made of them, and the next batch does the same a moment later. To begin small each time
-# costs a batch of 100 records a fifth of its time, and one of 400 among 200 that fill at once a quarter: so there are as many as partitions usually are.
+# costs a batch of 100 records a fifth of its time. Of small ones there are as many as partitions usually are. More large ones would cost more than they save: the
+# memory that the C library then gives to messages lies behind them, and goes back to the system with each round of batches (64 of 50 KB: 10 page faults each).
 #
 # Owner: the process; what follows runs under the interpreter's lock.
 # Invariant: what is kept for later is never more than the bounds below, nor than batches had at one time.
@@ -9,8 +10,10 @@
 
 cdef enum:
     SPARES_MAX = 512
+    LARGE_SPARES_MAX = 16
+    SMALL_SPARE_BYTES = 48 << 10
     SPARE_MAX_BYTES = 2 << 20
-    SPARES_MAX_BYTES = 16 << 20
+    SPARES_MAX_BYTES = 8 << 20
 
 cdef Columns[SPARES_MAX] _spare_columns
 cdef Py_ssize_t _spare_count = 0
@@ -38,7 +41,10 @@ cdef void let_columns_go(Columns* columns) noexcept:
     cdef Py_ssize_t size = columns_bytes(columns)
     if not size:
         return
-    if size <= SPARE_MAX_BYTES and _spare_bytes + size <= SPARES_MAX_BYTES and _spare_count < SPARES_MAX:
+    if (
+        size <= SPARE_MAX_BYTES and _spare_bytes + size <= SPARES_MAX_BYTES
+        and _spare_count < (SPARES_MAX if size <= SMALL_SPARE_BYTES else LARGE_SPARES_MAX)
+    ):
         columns.stamps.end = 0
         empty_column(&columns.keys)
         empty_column(&columns.values)
