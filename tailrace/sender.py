@@ -141,6 +141,7 @@ class Sender:
             if self.delivery.may_send_unfilled:
                 self.pump(sends_first=True)
         elif (ends_ns := self.accumulator.first_linger_ns()) is not None and ends_ns < self._helper_wakes_ns:
+            self._helper_wakes_ns = ends_ns  # one ring is enough, however long it waits for the interpreter's lock
             self._wake_helper()
 
     def begin_piece(self) -> None:

@@ -1,13 +1,17 @@
 # Columns whose memory is used again: a batch fills them, its message is made of them, and the next batch does the same a moment later. To begin small each time
-# costs a batch of 100 records a fifth of its time.
+# costs a batch of 100 records a fifth of its time. Of small ones there are as many as partitions usually are. More large ones would cost more than they save: the
+# memory that the C library then gives to messages lies behind them, and goes back to the system with each round of batches (64 of 50 KB: 10 page faults each).
 #
 # Owner: the process; what follows runs under the interpreter's lock.
 # Invariant: what is kept for later is never more than the bounds below, nor than batches had at one time.
 #
-# Messages have no such list: the C library gives their memory to the next one, measured (docs/adr/0021).
+# Messages from 128 KiB on have a list of their own (`_frames.pxi`); smaller ones have none: the C library gives their memory to the next one, measured
+# (docs/adr/0021).
 
 cdef enum:
-    SPARES_MAX = 16
+    SPARES_MAX = 512
+    LARGE_SPARES_MAX = 16
+    SMALL_SPARE_BYTES = 48 << 10
     SPARE_MAX_BYTES = 2 << 20
     SPARES_MAX_BYTES = 8 << 20
 
@@ -37,7 +41,10 @@ cdef void let_columns_go(Columns* columns) noexcept:
     cdef Py_ssize_t size = columns_bytes(columns)
     if not size:
         return
-    if size <= SPARE_MAX_BYTES and _spare_bytes + size <= SPARES_MAX_BYTES and _spare_count < SPARES_MAX:
+    if (
+        size <= SPARE_MAX_BYTES and _spare_bytes + size <= SPARES_MAX_BYTES
+        and _spare_count < (SPARES_MAX if size <= SMALL_SPARE_BYTES else LARGE_SPARES_MAX)
+    ):
         columns.stamps.end = 0
         empty_column(&columns.keys)
         empty_column(&columns.values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -270,6 +271,22 @@ def test_large_batches_are_frames_of_their_own_and_never_too_many(made: Made) ->
     driven.front.answer()
     driven.turn()
     assert [place[0] for place in driven.front.asked[0].places] == [8, 9, 10, 11]
+
+
+def test_the_helper_is_rung_once_for_all_batches_that_begin_before_it_looks(made: Made) -> None:
+    driven = made(partitions=20, linger_ms=5)
+    sender = driven.producer._sender
+    send(driven, 0)
+    driven.turn(6)
+    driven.front.answer()
+    driven.turn()
+    for _ in range(2):
+        sender.look_after()
+        for partition in range(20):
+            send(driven, partition)
+        assert os.eventfd_read(sender.wake_fd) == 1
+        driven.turn(6)
+        driven.front.answer()
 
 
 def test_a_worker_that_stands_still_holds_back_its_own_partitions_only(made: Made) -> None:

@@ -362,3 +362,42 @@ def test_a_kernel_that_is_refused_ends_a_program_with_its_sentence_and_is_not_tr
     assert (ended.returncode, ended.stdout) == (ExitCode.CONFIG, "")
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"tailrace: the compiled kernel {file} cannot be loaded (the file is cut short): run `make kernel`")
+
+
+def test_columns_of_as_many_partitions_as_fill_at_once_are_used_again_and_no_more_than_8_mib() -> None:
+    """What the C library has given out, in a process of its own: 64 small batches that were filled and cleared keep theirs, 600 not all."""
+    program = """if True:
+        import ctypes, sys
+        from tailrace import kernel
+        library = ctypes.CDLL(None)
+        if not kernel.IS_COMPILED or not hasattr(library, "mallinfo2"):
+            sys.exit(print("none"))
+        class Given(ctypes.Structure):
+            _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "a", "b", "c", "mapped", "d", "e", "used", "f", "g")]
+        library.mallinfo2.restype = Given
+        def given():
+            found = library.mallinfo2()
+            return found.used + found.mapped
+        def filled_and_cleared(count, rows):
+            buffers = [kernel.RecordBuffer() for _ in range(count)]
+            for buffer in buffers:
+                for _ in range(rows):
+                    buffer.add(b"key", bytes(100), 1)
+            full = given()
+            for buffer in buffers:
+                buffer.clear()
+            return full, given()
+        filled_and_cleared(1, 1)
+        before = given()
+        full, after = filled_and_cleared(64, 200)
+        again, _ = filled_and_cleared(64, 200)
+        _, many = filled_and_cleared(600, 200)
+        print(full - before, after - before, again - before, many - before)
+    """
+    answer = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    if answer == ["none"]:
+        pytest.skip("the kernel in Python, or a C library that does not count")
+    full, after, again, many = map(int, answer)
+    assert after > 0.8 * full
+    assert again < 1.1 * full
+    assert many < 9 << 20
