@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from tailrace import AcknowledgeType, Admin, ClientClosedError, InvalidRequestError, InvalidSettingError, LockLostError, UnknownTopicError
+from tailrace import (
+    AcknowledgeType,
+    Admin,
+    ClientClosedError,
+    InvalidRequestError,
+    InvalidSettingError,
+    LockLostError,
+    RequestTimeoutError,
+    UnknownTopicError,
+)
 from tailrace.aio import AsyncShareConsumer
 from tailrace.private_appliance import EmbeddedAppliance
 from tailrace.share.records import ShareRecord
@@ -135,8 +144,15 @@ def test_poison_and_kills_of_the_process_of_groups_and_of_a_front(appliance: Emb
             records = await consumer.poll(100, 5)
             for record in records:
                 await consumer.acknowledge(record, "release" if record.value == b"7" else "accept")
-            await consumer.commit()
+            await committed(consumer)
             accepted.update(record.offset for record in records if record.value != b"7")
+
+    async def committed(consumer: AsyncShareConsumer) -> None:
+        try:
+            await consumer.commit()
+        except RequestTimeoutError as error:  # the process was killed with the request: what was said of records is kept, and sent again
+            assert "acknowledge them again" in str(error)
+            await committed(consumer)
 
     consumers: list[AsyncShareConsumer] = []
 
