@@ -151,7 +151,8 @@ def test_poison_and_kills_of_the_process_of_groups_and_of_a_front(appliance: Emb
         try:
             await consumer.commit()
         except RequestTimeoutError as error:  # the process was killed with the request: what was said of records is kept, and sent again
-            assert "acknowledge them again" in str(error)
+            if "acknowledge them again" not in str(error):
+                raise
             await committed(consumer)
 
     consumers: list[AsyncShareConsumer] = []
